@@ -1,0 +1,43 @@
+# `make help` lists the targets. Each works as the first command on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PRESET ?= demo
+JOBS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-slow check table1 bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  variables: PRESET=demo|paper  DATA_DIR=folder of the data sets  JOBS=runs at a time"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,wandb,tensorboard]'
+	@touch $@
+
+install: $(STAMP) ## make .venv with everything in it
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP) ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## lint, types and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+table1: $(STAMP) ## pFedPG's Table 1: make table1 (demo) or make table1 PRESET=paper DATA_DIR=...
+	$(BIN)/benchmark table table1 --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+
+bench: $(STAMP) ## engine against a plain PyTorch loop, width 1 against 10
+	$(BIN)/python -m benchmark.speed
+
+clean: ## remove the environment; runs and data stay
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

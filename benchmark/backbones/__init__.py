@@ -1,0 +1,1 @@
+"""Backbones: prompted timm ViTs, the small networks that are trained from scratch, and prompt tokens."""

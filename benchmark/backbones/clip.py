@@ -1,0 +1,149 @@
+"""CLIP models through open_clip: ViT-B-16, RN50, or the embedded ``micro_clip``."""
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import derived_seed
+
+if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
+    from open_clip import CLIP, SimpleTokenizer
+
+MICRO = "micro_clip"
+MICRO_PREPROCESSING: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+
+
+def load_clip(
+    name: str = MICRO,
+    weights: Literal["hub", "file", "random", "embedded"] = "embedded",
+    pretrained_tag: str = "openai",
+    checkpoint_path: str | None = None,
+) -> tuple["CLIP", "SimpleTokenizer"]:
+    """A frozen CLIP model in eval mode, and its tokenizer.
+
+    ``model.visual.image_mean`` and ``image_std`` are those that the weights were trained with, for pixels in
+    [0, 1].
+
+    Args:
+        name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
+        weights: ``hub`` (downloaded by open_clip), ``file``, ``random`` (initial values, always the same ones),
+            or ``embedded`` (the demo weights of ``micro_clip`` that come with this package).
+        pretrained_tag: open_clip's name of the weights. It also says which pixels and which activation they
+            expect (OpenAI's need QuickGELU), so it is read for ``file`` too. ``micro_clip`` has no tags.
+        checkpoint_path: for ``file``: .safetensors, or a torch file with nothing but tensors.
+
+    Raises:
+        ConfigurationError: no such model, tag or file; weights that cannot be downloaded or read; a file that
+            does not fit the model.
+    """
+    if weights not in ("hub", "file", "random", "embedded"):
+        raise ConfigurationError(f"weights is hub, file, random or embedded, got {weights!r}")
+    if (weights == "file") != (checkpoint_path is not None):
+        raise ConfigurationError(
+            f"weights={weights!r} with checkpoint_path={checkpoint_path!r}: a path is given with weights='file', "
+            "and only then"
+        )
+    if weights == "embedded" and name != MICRO:
+        raise ConfigurationError(
+            f"embedded weights exist for {MICRO} only, got name={name!r}; use weights='hub' or weights='file'"
+        )
+    if weights == "hub" and name == MICRO:
+        raise ConfigurationError(f"{MICRO} has no weights on a hub; use weights='embedded'")
+
+    import open_clip
+
+    from benchmark.backbones.micro import micro_clip_path
+
+    preprocessing = _preprocessing(name, pretrained_tag)
+    model = _build(name, preprocessing)
+    tokenizer = open_clip.get_tokenizer(name)
+    if weights == "embedded":
+        _load_file(model, name, micro_clip_path())
+    elif weights == "hub":
+        _load_file(model, name, _download(name, pretrained_tag))
+    elif checkpoint_path is not None:
+        _load_file(model, name, Path(checkpoint_path).expanduser())
+    return model.requires_grad_(False).eval(), tokenizer
+
+
+def _preprocessing(name: str, tag: str) -> dict[str, Any]:
+    """open_clip's entry for these weights: ``mean`` and ``std`` of the pixels, ``quick_gelu`` where it is needed."""
+    import open_clip
+
+    from benchmark.backbones.micro import micro_clip_config_path
+
+    if name == MICRO:
+        if MICRO not in open_clip.list_models():
+            open_clip.add_model_config(micro_clip_config_path())
+        return MICRO_PREPROCESSING
+    if name not in open_clip.list_models():
+        raise ConfigurationError(
+            f"open_clip {open_clip.__version__} has no model {name!r}; names are such as ViT-B-16, RN50, {MICRO}"
+        )
+    entry = open_clip.get_pretrained_cfg(name, tag)
+    if not entry:
+        known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
+        raise ConfigurationError(f"open_clip knows no weights {tag!r} of {name!r}; pretrained_tag is one of: {known}")
+    return entry
+
+
+def _build(name: str, preprocessing: dict[str, Any]) -> "CLIP":
+    """The model with initial weights."""
+    import open_clip
+    from open_clip.model import set_model_preprocess_cfg
+
+    config = open_clip.get_model_config(name)
+    text = config["text_cfg"]
+    if config.pop("custom_text", False) or "hf_model_name" in text or "multimodal_cfg" in config:
+        raise ConfigurationError(f"{name!r} has a text tower of another kind than CLIP's; use one such as ViT-B-16")
+    config["quick_gelu"] = config.get("quick_gelu", False) or preprocessing.get("quick_gelu", False)
+    # Building draws initial values from torch's global generator: key it, and leave it as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derived_seed("initial weights", name))
+        model = open_clip.CLIP(**config)
+    set_model_preprocess_cfg(model, preprocessing)
+    return model
+
+
+def _download(name: str, tag: str) -> Path:
+    """Where open_clip has put the weights of this tag."""
+    import open_clip
+
+    entry = open_clip.get_pretrained_cfg(name, tag)
+    try:
+        return Path(open_clip.download_pretrained(entry))
+    except Exception as error:  # the hub's client and the downloader fail in many ways
+        place = entry.get("hf_hub", "").rstrip("/") or entry.get("url")
+        raise ConfigurationError(
+            f"the weights {tag!r} of {name!r} could not be downloaded: {type(error).__name__}: {error}. Get "
+            f"open_clip_model.safetensors of {place} on a machine that can, and pass weights='file' with its "
+            "checkpoint_path"
+        ) from error
+
+
+def _load_file(model: "CLIP", name: str, path: Path) -> None:
+    """Load a file of weights into the model; every tensor must fit."""
+    from open_clip.factory import load_state_dict
+
+    from benchmark.backbones.micro import expand_token_rows
+
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: no such file; the weights of {name!r} are expected there")
+    try:
+        state = load_state_dict(str(path), device="cpu", weights_only=True)
+        if not all(isinstance(value, Tensor) for value in state.values()):
+            raise ValueError("it holds more than tensors")
+        state = expand_token_rows(state)
+    except Exception as error:  # readers of damaged or foreign files fail in many ways
+        raise ConfigurationError(
+            f"{path}: cannot be read as weights of {name!r} ({type(error).__name__}: {error}); a .safetensors file or "
+            "a torch file with nothing but tensors is expected (OpenAI's own .pt is a program: take the .safetensors)"
+        ) from error
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ConfigurationError(f"{path}: not weights of {name!r}: {textwrap.shorten(str(error), 400)}") from error

@@ -1,0 +1,67 @@
+"""The small convolutional networks of the pFedPT paper, trained from scratch."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from benchmark.backbones.conv import ClientConv2d
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import keyed_initialization
+
+
+class PaperCNN(nn.Module):
+    """Two 5x5 convolutions, each with ReLU and 2x2 max-pooling, then linear layers with ReLU; no classifier.
+
+    Source: Li et al., "Visual Prompt Based Personalized Federated Learning". ``paper`` is the network of its
+    text: 64 and 64 filters, linear layers of 394 and 192 (kernel, padding and pooling are not stated there).
+    ``pflib`` is the network of its code: 32 and 64 filters, one linear layer of 512. With a classifier of 10
+    classes they have 815,892 and 878,538 parameters at 32 pixels.
+
+    Args:
+        variant: ``paper`` or ``pflib``.
+        image_size: side of the square input in pixels, at least 16.
+
+    Attributes:
+        num_features: width of the features, 192 or 512.
+
+    Raises:
+        ConfigurationError: an unknown variant, or an image too small for the two convolutions.
+    """
+
+    def __init__(self, variant: Literal["paper", "pflib"] = "paper", image_size: int = 32) -> None:
+        super().__init__()
+        if variant not in ("paper", "pflib"):
+            raise ConfigurationError(f"variant is paper or pflib, got {variant!r}")
+        side = ((image_size - 4) // 2 - 4) // 2
+        if side < 1:
+            raise ConfigurationError(f"image_size={image_size} is too small for {variant!r}; at least 16 is needed")
+        filters = 64 if variant == "paper" else 32
+        widths = (394, 192) if variant == "paper" else (512,)
+        self.image_size = image_size
+        self.num_features = widths[-1]
+        with keyed_initialization("backbone"):
+            self.convolutions = nn.Sequential(
+                ClientConv2d(3, filters, kernel_size=5),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                ClientConv2d(filters, 64, kernel_size=5),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            )
+            linear: list[nn.Module] = []
+            for inputs, outputs in zip((64 * side * side, *widths), widths, strict=False):
+                linear += [nn.Linear(inputs, outputs), nn.ReLU()]
+            self.linear = nn.Sequential(*linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [B, num_features] of images [B, 3, image_size, image_size].
+
+        Raises:
+            ConfigurationError: the images are not of the size that the network was built for.
+        """
+        if x.ndim != 4 or x.shape[-2] != self.image_size or x.shape[-1] != self.image_size:
+            raise ConfigurationError(
+                f"the backbone takes images [B, 3, {self.image_size}, {self.image_size}], got {list(x.shape)}; "
+                "set the data's image size or the backbone's image_size"
+            )
+        return self.linear(self.convolutions(x).flatten(1))

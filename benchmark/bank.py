@@ -1,0 +1,49 @@
+"""The state that belongs to each client and outlives a round: its personal parameters and what it keeps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+
+class ClientBank(nn.Module):
+    """One row per client and tensor, held in host memory; only the rows of a cohort travel to the device.
+
+    The rows are buffers, so that a checkpoint of the method holds the state of all clients.
+
+    Args:
+        initial: per name, the value every client starts from, any shape.
+        num_clients: N, number of rows.
+    """
+
+    def __init__(self, initial: Mapping[str, Tensor], num_clients: int) -> None:
+        super().__init__()
+        self.names = tuple(initial)
+        for name, value in initial.items():
+            rows = value.detach().cpu().unsqueeze(0).repeat(num_clients, *(1,) * value.ndim)
+            self.register_buffer(self._key(name), rows)
+
+    @staticmethod
+    def _key(name: str) -> str:
+        return name.replace(".", "/")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Stay in host memory and in float32 whatever the module around it does."""
+        return self
+
+    def all_rows(self, name: str) -> Tensor:
+        """The whole [N, ...] tensor of a name."""
+        rows = getattr(self, self._key(name))
+        assert isinstance(rows, Tensor)
+        return rows
+
+    def rows(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
+        """The rows of these clients, [K, ...], copied to ``device``."""
+        return self.all_rows(name)[list(clients)].to(device)
+
+    def write(self, name: str, clients: Sequence[int], values: Tensor) -> None:
+        """Replace the rows of these clients by ``values`` [K, ...]."""
+        self.all_rows(name)[list(clients)] = values.detach().to("cpu", torch.get_default_dtype(), copy=False).to(
+            self.all_rows(name).dtype
+        )

@@ -1,0 +1,150 @@
+"""``lightning-cli``: Lightning's command line with the links, defaults and files of a federated run."""
+
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+import methods  # noqa: F401  (makes the methods known by their short names)
+from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
+from benchmark.progress import RoundProgress
+from benchmark.recorder import Recorder
+from benchmark.results import is_finished, write_text
+from datamodules.base import FederatedDataModule
+
+TRAINER_DEFAULTS = {
+    "max_epochs": 10,
+    "devices": 1,
+    "enable_model_summary": False,
+    "inference_mode": False,  # fine-tuning before an evaluation needs gradients
+    "log_every_n_steps": 1,
+    "num_sanity_val_steps": -1,  # round 0: everybody is evaluated before any training
+    "reload_dataloaders_every_n_epochs": 1,
+    "use_distributed_sampler": False,
+}
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the resolved configuration into the run's directory."""
+
+    def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Write ``config.yaml`` when training starts."""
+        if stage == "fit":
+            directory = Path(self.config.run_dir)
+            directory.mkdir(parents=True, exist_ok=True)
+            write_text(directory / "config.yaml", self.parser.dump(self.config, skip_none=False))
+
+
+class FederatedCLI(LightningCLI):
+    """``fit``, ``validate`` and ``test`` of a method on a federation."""
+
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        """Add ``--run_dir``, and take what the method must know of the data from the data."""
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="directory of this run; by default a new one under runs/, named after method, data and time",
+        )
+        parser.link_arguments("seed_everything", "data.seed")
+        for name in ("num_classes", "num_clients", "class_names"):
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """A checkpoint never changes the configuration: it is checked against it instead."""
+
+    def before_instantiate_classes(self) -> None:
+        """Give the run its directory, and everything that writes files a place in it.
+
+        Raises:
+            ConfigurationError: the directory holds another run, or one that is finished or can be continued.
+        """
+        config = self.config.get(str(self.subcommand), self.config)
+        if config.run_dir is None:
+            method = config.model.class_path.rsplit(".", 1)[-1].lower()
+            source = config.data.source.class_path.rsplit(".", 1)[-1].lower()
+            stamp = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**6:06d}"
+            config.run_dir = str(Path("runs") / f"{method}-{source}-s{config.seed_everything}-{stamp}")
+        self.run_dir = Path(config.run_dir)
+        config.trainer.default_root_dir = str(self.run_dir)
+        loggers = config.trainer.logger
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            if hasattr(logger, "init_args") and "save_dir" in logger.init_args:
+                logger.init_args.save_dir = str(self.run_dir)
+        self.plain_config = _plain(config)
+        if self.subcommand in ("fit", None):
+            _check_directory(self.run_dir, config.get("ckpt_path"))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """A Trainer with the recorder, the checkpoint of the last round and the progress display."""
+        trainer = self._get(self.config_init, "trainer")
+        fitting = self.subcommand in ("fit", None)
+        callbacks: list[Any] = [Recorder(str(self.run_dir) if fitting else None, self.plain_config)]
+        if fitting and trainer.enable_checkpointing is not False:
+            callbacks.append(round_checkpoint(self.run_dir))
+        if trainer.enable_progress_bar is not False:
+            callbacks.append(RoundProgress())
+        self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
+        if trainer.logger in (None, True):
+            kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
+        return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
+
+    def after_fit(self) -> None:
+        """Say where the record is."""
+        if is_finished(self.run_dir):
+            print(f"record: {self.run_dir / 'record.json'}")
+
+    def _print_scores(self) -> None:
+        recorder = next(cb for cb in self.trainer.callbacks if isinstance(cb, Recorder))
+        recorder.print_scores(self.datamodule.client_names)
+
+    after_validate = after_test = _print_scores
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """The configuration as dictionaries and plain values."""
+    plain = config.clone().as_dict()
+    return {name: value for name, value in plain.items() if name not in ("config", "ckpt_path")}
+
+
+def _check_directory(run_dir: Path, ckpt_path: str | None) -> None:
+    """Refuse to write over what has been computed."""
+    if is_finished(run_dir):
+        raise ConfigurationError(f"{run_dir} holds a finished run; give another --run_dir, or remove it first")
+    last = run_dir / "checkpoints" / "last.ckpt"
+    if last.exists() and ckpt_path is None:
+        raise ConfigurationError(
+            f"{run_dir} holds an unfinished run; continue it with --ckpt_path={last}, or give another --run_dir"
+        )
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point: one line and exit status 2 for bad input."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    try:
+        FederatedCLI(
+            FederatedMethod,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            seed_everything_default=0,
+            trainer_defaults=TRAINER_DEFAULTS,
+            parser_kwargs={"parser_mode": "yaml"},
+            args=args,
+        )
+    except (ConfigurationError, MisconfigurationException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The command ``benchmark``: tables, and what has been recorded. Training itself is ``lightning-cli``."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.errors import ConfigurationError
+
+KEPT_RUNS = Path("results/runs")
+
+
+def table(arguments: argparse.Namespace) -> int:
+    """Run a table's missing runs and write it."""
+    from benchmark.tables import run_table
+
+    data_dir = arguments.data_dir or os.environ.get("DATA_DIR") or None
+    result = run_table(arguments.name, arguments.preset, data_dir, arguments.jobs, seeds=arguments.seeds)
+    print(f"written: {result.markdown}, {result.csv}, {result.latex}")
+    for name, outcome in result.failed.items():
+        log = f" (log: {outcome.log})" if outcome.log else ""
+        print(f"failed: {name}: {outcome.error}{log}", file=sys.stderr)
+    return 1 if result.failed else 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print a record's summary."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from benchmark.results import read_record
+
+    record = read_record(arguments.run_dir)
+    console = Console(highlight=False, markup=False)
+    clients = f"{len(record.client_names)} clients"
+    console.print(f"{record.method} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}")
+    console.print(
+        f"rounds {record.rounds_trained} of {record.rounds}, {record.seconds['total']:.1f} s on {record.device}, "
+        f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
+        "per participating client and round"
+    )
+    statistics = ("average", "worst", "worst_decile", "std", "pooled")
+    shown = Table("", *(name.replace("_", " ") for name in statistics))
+    for point, split, metric, entry in _entries(record.summary):
+        shown.add_row(Text(f"{point} {split} {metric}", style="bold"))
+        for which in ("round0", "last", "last10", "best_on_test"):
+            if which not in entry:
+                continue
+            values = entry[which]
+            label = f"  {which}, round {values['round']}" if which in ("last", "best_on_test") else f"  {which}"
+            numbers = ["" if values.get(name) is None else f"{values[name]:.4f}" for name in statistics]
+            shown.add_row(*map(Text, (label, *numbers)))
+        shown.add_section()
+    console.print(shown)
+    return 0
+
+
+def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:
+    return [
+        (point, split, metric, entry)
+        for point, splits in summary.items()
+        for split, metrics in splits.items()
+        for metric, entry in metrics.items()
+    ]
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Check records against the files beside them."""
+    from benchmark.results import verify_record
+
+    bad = 0
+    for run_dir in arguments.run_dirs:
+        problems = verify_record(run_dir)
+        bad += bool(problems)
+        print("\n".join(problems) if problems else f"{run_dir}: ok")
+    return 1 if bad else 0
+
+
+def keep(arguments: argparse.Namespace) -> int:
+    """Copy finished runs' small files to results/runs, to be committed."""
+    from benchmark.results import keep_record
+
+    for run_dir in arguments.run_dirs:
+        print(f"{run_dir} -> {keep_record(run_dir, KEPT_RUNS)}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="benchmark", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    entry = commands.add_parser("table", help=table.__doc__, description=table.__doc__)
+    entry.add_argument("name", help="a table of configs/tables, or a YAML file")
+    entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
+    entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
+    entry.add_argument("--jobs", type=int, default=1, help="runs at a time; default %(default)s")
+    entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
+    entry.set_defaults(run=table)
+    entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
+    entry.add_argument("run_dir", type=Path)
+    entry.set_defaults(run=show)
+    for function in (verify, keep):
+        entry = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+        entry.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+        entry.set_defaults(run=function)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point: 0 well, 1 something failed or does not verify, 2 bad input, 130 interrupted."""
+    parsed = parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except ConfigurationError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmark: interrupted; finished runs are kept, the same command continues", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

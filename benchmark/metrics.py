@@ -1,0 +1,72 @@
+"""Per-client scores, kept as counts so that they do not depend on how clients and images were batched."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
+from torchmetrics.functional.classification import multiclass_stat_scores
+
+IGNORE = -100
+
+
+class ClientScores(Metric):
+    """Accuracy, balanced accuracy, macro F1 and mean cross-entropy of every client on its own held-out images.
+
+    Args:
+        num_clients: N.
+        num_classes: C.
+    """
+
+    full_state_update = False
+    counts: Tensor
+    loss_sum: Tensor
+
+    def __init__(self, num_clients: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.add_state("counts", torch.zeros(num_clients, num_classes, 3, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("loss_sum", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, y: Tensor, clients: Sequence[int]) -> None:
+        """Count one stacked batch.
+
+        Args:
+            logits: [K, B, C].
+            y: [K, B], -100 where there is no image.
+            clients: client ids, K of them.
+        """
+        rows = torch.tensor(clients, device=logits.device)
+        scores = multiclass_stat_scores(
+            logits.argmax(-1),
+            y,
+            num_classes=self.num_classes,
+            average=None,
+            multidim_average="samplewise",
+            ignore_index=IGNORE,
+            validate_args=False,
+        )
+        # torchmetrics gives (tp, fp, tn, fn, support); true positives, false positives and support say it all.
+        self.counts.index_add_(0, rows, scores[..., [0, 1, 4]].long())
+        losses = cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORE)
+        self.loss_sum.index_add_(0, rows, losses.double().view(y.shape).sum(1))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Per metric name [N], float64; NaN for a client that was not evaluated.
+
+        ``balanced_accuracy`` is the mean recall over the classes in the client's held-out images; ``macro_f1`` is the mean
+        F1 over the classes that occur there or were predicted (scikit-learn's convention).
+        """
+        hits, false, support = self.counts.double().unbind(-1)
+        present = support > 0
+        named = present | (hits + false > 0)
+        recall = torch.where(present, hits / support, 0.0)
+        f1 = torch.where(named, 2 * hits / (hits + false + support), 0.0)
+        total = support.sum(1)
+        return {
+            "accuracy": hits.sum(1) / total,
+            "balanced_accuracy": recall.sum(1) / present.sum(1),
+            "macro_f1": f1.nan_to_num().sum(1) / named.sum(1),
+            "loss": self.loss_sum / total,
+        }

@@ -1,0 +1,204 @@
+"""Writes the record of a run: metrics of every round as they come, everything else when the run ends."""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from benchmark.errors import ConfigurationError
+from benchmark.results import (
+    METRICS,
+    POINTS,
+    RESULT_FREE_KEYS,
+    SPLITS,
+    RunRecord,
+    environment,
+    write_parquet,
+    write_record,
+)
+from datamodules.manifest import manifest_hash, write_manifest
+
+
+def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """Where two configurations differ in what can change a result: dotted key, value before, value now.
+
+    The number of rounds may grow: training on from a checkpoint is no other run.
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = sorted((set(before) | set(now)) - RESULT_FREE_KEYS)
+        found = [differences(before.get(n), now.get(n), f"{key}.{n}".lstrip(".")) for n in names]
+        return [difference for part in found for difference in part]
+    return [] if before == now or key == "trainer.max_epochs" else [(key, before, now)]
+
+
+class Recorder(Callback):
+    """Collects client x round x metric, logs the averages, and writes the run's record.
+
+    The collected numbers are part of the checkpoint, so that a resumed run ends with the same table as an uninterrupted one.
+
+    Args:
+        run_dir: the run's directory; None keeps everything in memory.
+        config: the resolved configuration as plain values; a checkpoint of another one is refused.
+    """
+
+    def __init__(self, run_dir: str | None = None, config: dict[str, Any] | None = None) -> None:
+        self.run_dir = Path(run_dir) if run_dir else None
+        self.config = config
+        #: per round, point, split and metric: one value per client
+        self.values: dict[tuple[int, str, str, str], torch.Tensor] = {}
+        self.seconds = {"total": 0.0, "training": 0.0, "evaluation": 0.0}
+        self._began = 0.0
+        self._evaluation_began = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the partition's manifest, so that the split is on disk before training."""
+        if self.run_dir and stage == "fit":
+            write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._began = time.perf_counter()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock of the evaluation."""
+        self._evaluation_began = time.perf_counter()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the scores of all clients after this round; the sanity check before training is round 0."""
+        if not trainer.fast_dev_run:
+            self._collect(trainer, pl_module)
+        self.seconds["evaluation"] += time.perf_counter() - self._evaluation_began
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _collect(self, trainer: Trainer, method: Any) -> None:
+        round = method.server.finished_rounds
+        averages = {}
+        for (point, split), scores in method.scores.items():
+            for metric, values in scores.compute().items():
+                values = values.cpu()
+                self.values[round, point, split, metric] = values
+                averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
+                if metric == "accuracy":
+                    averages[f"{split}/{point}/worst_accuracy"] = values[~values.isnan()].min().item()
+        loss, steps = method.running_loss.tolist()
+        if steps:
+            averages["train/loss"] = loss / steps
+        method.running_loss.zero_()
+        # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
+        for logger in trainer.loggers:
+            logger.log_metrics(averages, step=round)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
+
+    def metrics(self) -> Any:
+        """The long table: round, client, point, split, metric, value (a pandas DataFrame)."""
+        import pandas as pd
+
+        parts = [
+            pd.DataFrame(
+                {
+                    "round": round,
+                    "client": range(len(values)),
+                    "point": point,
+                    "split": split,
+                    "metric": metric,
+                    "value": values.numpy(),
+                }
+            )
+            for (round, point, split, metric), values in sorted(self.values.items())
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    def print_scores(self, client_names: list[str]) -> None:
+        """Print a table of clients x metrics for everything that was evaluated last."""
+        from rich.console import Console
+        from rich.table import Table
+
+        for point, split in sorted({(p, s) for _, p, s, _ in self.values}):
+            table = Table(title=f"split {split}, point {point}")
+            table.add_column("client")
+            columns = {m: v for (_, p, s, m), v in sorted(self.values.items()) if (p, s) == (point, split)}
+            for metric in columns:
+                table.add_column(metric, justify="right")
+            for client, name in enumerate(client_names):
+                table.add_row(name, *(f"{values[client]:.4f}" for values in columns.values()))
+            table.add_row("average", *(f"{values.nanmean():.4f}" for values in columns.values()))
+            Console().print(table)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the table on disk up to date, round by round."""
+        if self.run_dir and self.values:
+            write_parquet(self.run_dir / "metrics.parquet", self.metrics())
+        now = time.perf_counter()
+        self.seconds["total"] += now - self._began
+        self._began = now
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the record, if the run is complete: its presence says so."""
+        method: Any = pl_module
+        rounds = method.server.finished_rounds
+        if self.run_dir is None or rounds < (trainer.max_epochs or 0) or not self.values or trainer.interrupted:
+            return
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
+        device = torch.cuda.get_device_name() if method.device.type == "cuda" else "cpu"
+        if method.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated()
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        write_record(
+            self.run_dir,
+            RunRecord(
+                method=type(method).__name__,
+                dataset=type(data.source).__name__,
+                setting=repr(data.partition),
+                seed=data.seed,
+                client_names=tuple(data.client_names),
+                test_sizes=tuple(len(rows) for rows in data.held_out["test"].values()),
+                manifest_hash=manifest_hash(data.manifest),
+                device=device,
+                environment=environment(),
+                rounds=int(trainer.max_epochs or 0),
+                rounds_trained=rounds,
+                communication=method.server.traffic.per_client(),
+                seconds=dict(self.seconds),
+                peak_memory_bytes=peak,
+            ),
+            self.metrics(),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The table as tensors: one row of values per (round, point, split, metric)."""
+        keys = sorted(self.values)
+        named = [(r, POINTS.index(p), SPLITS.index(s), METRICS.index(m)) for r, p, s, m in keys]
+        values = torch.stack([self.values[key] for key in keys]) if keys else torch.zeros(0, 0)
+        config = json.dumps(self.config, default=str)
+        return {"keys": torch.tensor(named), "values": values, "seconds": dict(self.seconds), "config": config}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the table of the rounds before.
+
+        Raises:
+            ConfigurationError: the checkpoint was made with another configuration.
+        """
+        made_with = json.loads(state_dict["config"])
+        if made_with is not None and self.config is not None:
+            differing = differences(made_with, json.loads(json.dumps(self.config, default=str)))
+            if differing:
+                raise ConfigurationError(
+                    "the checkpoint is of another configuration: "
+                    + "; ".join(f"{key} was {before!r}, is {now!r}" for key, before, now in differing[:4])
+                    + "; give the configuration it was made with, or start without --ckpt_path"
+                )
+        self.values = {
+            (r, POINTS[p], SPLITS[s], METRICS[m]): values
+            for (r, p, s, m), values in zip(state_dict["keys"].tolist(), state_dict["values"], strict=True)
+        }
+        self.seconds = dict(state_dict["seconds"])

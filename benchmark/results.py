@@ -1,0 +1,651 @@
+"""Run records: what one finished run leaves behind, and what is read from it.
+
+A run directory holds
+
+* ``config.yaml``: the resolved configuration,
+* ``manifest.json``: the partition of the data over the clients,
+* ``metrics.parquet``: the long table client x round x metric (see :data:`COLUMNS`),
+* ``checkpoints/last.ckpt``: for resuming only,
+* ``record.json``: everything else. It is written last and atomically, so that a run is finished exactly when this
+  file is there.
+
+The summaries live in ``record.json``, so that many runs can be compared without opening their tables.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmark.errors import ConfigurationError
+
+if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not wait for them
+    import numpy as np
+    import pandas as pd
+
+SCHEMA = 1
+POINTS = ("server", "local")
+SPLITS = ("test", "val")
+METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "loss")
+LOWER_IS_BETTER = ("loss",)
+COLUMNS = ("round", "client", "point", "split", "metric", "value")
+"""Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
+the server holds after the round plus the client's own state; "local": the client's state at the end of its local
+training, before aggregation), split ("test" or "val"), metric, value float64 (accuracies are fractions, 0 to 1). A
+client that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
+COMMUNICATION = ("up_bytes", "down_bytes", "up_floats", "down_floats")
+SECONDS = ("total", "training", "evaluation")
+FILES = ("config.yaml", "manifest.json", "metrics.parquet")
+KEPT_MANIFEST_BYTES = 150_000
+
+# A key of one of these names, at any depth of the configuration, cannot change a result.
+RESULT_FREE_KEYS = frozenset(
+    {
+        "run_dir",
+        "config",
+        "ckpt_path",
+        "logger",
+        "default_root_dir",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "log_every_n_steps",
+        "num_workers",
+        "cohort_width",
+        "data_dir",
+        "root",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """One finished run. The last three fields are filled by :func:`write_record`.
+
+    Attributes:
+        method: name of the method's class.
+        dataset: name of the data set.
+        setting: what the clients are, such as ``"one domain per client"``.
+        seed: the run's seed.
+        client_names: one per client, in the order of the client index of ``metrics.parquet``.
+        test_sizes: test images per client, same order.
+        manifest_hash: hash of the partition, as the partition's manifest defines it.
+        device: ``"cpu"`` or the name of the accelerator that trained.
+        environment: from :func:`environment`.
+        rounds: rounds asked for.
+        rounds_trained: rounds done.
+        communication: ``up_bytes``, ``down_bytes``, ``up_floats``, ``down_floats``: mean over rounds and
+            participating clients.
+        seconds: ``total``, ``training``, ``evaluation``: wall-clock.
+        peak_memory_bytes: of the accelerator, or of the process on a CPU; None where unknown.
+        config_hash: from :func:`config_hash`, of ``config.yaml``.
+        summary: from :func:`summarize`.
+        files: per file of :data:`FILES` its ``sha256`` and ``bytes``.
+    """
+
+    method: str
+    dataset: str
+    setting: str
+    seed: int
+    client_names: tuple[str, ...]
+    test_sizes: tuple[int, ...]
+    manifest_hash: str
+    device: str
+    environment: dict[str, Any]
+    rounds: int
+    rounds_trained: int
+    communication: dict[str, float]
+    seconds: dict[str, float]
+    peak_memory_bytes: int | None
+    config_hash: str = ""
+    summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+    files: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# --- atomic writers -------------------------------------------------------------------------------------------------
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically (temporary file in the same folder, fsync, ``os.replace``)."""
+    _replace(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, keys sorted. NaN and infinity are refused: they are not JSON.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    _replace(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def write_parquet(path: Path, metrics: "pd.DataFrame") -> None:
+    """Write a metrics table atomically. The same rows give the same bytes, in whatever order they come.
+
+    Raises:
+        ValueError: not the columns, points, splits or metrics of :data:`COLUMNS`, or a row stands there twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = _checked(metrics).sort_values(list(COLUMNS[:-1]), ignore_index=True)
+    category = pa.dictionary(pa.int8(), pa.string())
+    arrays = [
+        pa.array(table["round"].to_numpy(), pa.int32()),
+        pa.array(table["client"].to_numpy(), pa.int32()),
+        *(
+            pa.DictionaryArray.from_arrays(
+                pa.array(table[column].map(names.index).to_numpy(dtype="int8")), pa.array(names, pa.string())
+            )
+            for column, names in (("point", POINTS), ("split", SPLITS), ("metric", METRICS))
+        ),
+        pa.array(table["value"].to_numpy(), pa.float64(), from_pandas=False),
+    ]
+    # No pandas metadata: it holds the pandas version.
+    schema = pa.schema(list(zip(COLUMNS, (pa.int32(), pa.int32(), *[category] * 3, pa.float64()), strict=True)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+    _replace(path, sink.getvalue().to_pybytes())
+
+
+def _checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
+    """The table with plain columns; see :func:`write_parquet` for what is refused."""
+    if sorted(metrics.columns) != sorted(COLUMNS):
+        raise ValueError(f"a metrics table has the columns {', '.join(COLUMNS)}, got {', '.join(metrics.columns)}")
+    table = metrics[list(COLUMNS)].astype({"round": "int32", "client": "int32", "value": "float64"})
+    for column, names in (("point", POINTS), ("split", SPLITS), ("metric", METRICS)):
+        table[column] = table[column].astype("str")
+        unknown = sorted(set(table[column]) - set(names))
+        if unknown:
+            raise ValueError(f"{column} is one of {', '.join(names)}, got {', '.join(unknown)}")
+    if len(table) and (table[["round", "client"]] < 0).any(axis=None):
+        raise ValueError("rounds and clients are counted from 0, got a negative one")
+    unknown_accuracy = table[(table["metric"] == "accuracy") & table["value"].isna()]
+    if len(unknown_accuracy):
+        # An accuracy of 0 / 0: this client was not evaluated there, so it has no other score either.
+        place = ["round", "client", "point", "split"]
+        absent = table.set_index(place).index.isin(unknown_accuracy.set_index(place).index)
+        table = table[~absent].reset_index(drop=True)
+    twice = table.duplicated(list(COLUMNS[:-1]))
+    if twice.any():
+        row = table[twice].iloc[0]
+        raise ValueError(f"there twice: {', '.join(f'{name} {row[name]}' for name in COLUMNS[:-1])}")
+    return table
+
+
+# --- summaries ------------------------------------------------------------------------------------------------------
+
+
+def _by_round(part: "pd.DataFrame", sizes: Sequence[int]) -> "tuple[np.ndarray, np.ma.MaskedArray]":
+    """Rounds [R] and masked values [R, clients] of one point, split and metric.
+
+    At the point "local" a client's value stands until it trains again; before its first time it is masked (and not
+    NaN, which a measured loss can be). A client without images of the split is masked throughout.
+    """
+    import numpy as np
+
+    rows = part.reset_index(drop=True)
+    point, split = rows["point"].iloc[0], rows["split"].iloc[0]
+    place = rows.assign(row=rows.index).pivot(index="round", columns="client", values="row").sort_index()
+    if point == "local":
+        place = place.ffill()
+    else:
+        expected = {client for client, size in enumerate(sizes) if size} if split == "test" else set()
+        if place.isna().any(axis=None) or expected - set(place.columns):
+            raise ValueError(f"at the point 'server' every client's {split} images are evaluated, some are missing")
+    where = place.reindex(columns=range(len(sizes))).to_numpy(dtype="float64")
+    known = ~np.isnan(where)
+    values = np.ma.masked_all(where.shape, dtype="float64")
+    values[known] = rows["value"].to_numpy()[where[known].astype("int64")]
+    return place.index.to_numpy(), values
+
+
+def _statistics(values: "np.ma.MaskedArray", metric: str, sizes: "np.ndarray | None") -> "dict[str, np.ndarray]":
+    """Per round [R] the statistics over clients of values [R, clients]; the largest is worst where less is better."""
+    import numpy as np
+
+    series: dict[str, list[float]] = {name: [] for name in ("average", "worst", "worst_decile", "std")}
+    if sizes is not None:
+        series["pooled"] = []
+    for row in values:
+        known = ~np.ma.getmaskarray(row)
+        present = row.data[known]
+        ordered = np.sort(present)[::-1] if metric in LOWER_IS_BETTER else np.sort(present)
+        if np.isnan(present).any():  # a NaN says something: it is passed on, never sorted away
+            ordered = np.full_like(ordered, math.nan)
+        with np.errstate(invalid="ignore"):  # a loss can be infinite
+            series["average"].append(float(present.mean()))
+            series["worst"].append(float(ordered[0]))
+            series["worst_decile"].append(float(ordered[: max(1, len(ordered) // 10)].mean()))
+            series["std"].append(float(present.std(ddof=1)) if len(present) > 1 else math.nan)
+        if sizes is not None:
+            series["pooled"].append(float(np.average(present, weights=sizes[known])))
+    return {name: np.asarray(column) for name, column in series.items()}
+
+
+def _json_number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _at(series: "dict[str, np.ndarray]", index: int) -> dict[str, float | None]:
+    return {name: _json_number(column[index]) for name, column in series.items()}
+
+
+def _best(column: "np.ndarray", eligible: "np.ndarray", metric: str) -> int:
+    """Index of the best round among the eligible ones, the first of equals; NaN is worst."""
+    import numpy as np
+
+    values = -column[eligible] if metric in LOWER_IS_BETTER else column[eligible]
+    return int(eligible[np.argmax(np.where(np.isnan(values), -np.inf, values))])
+
+
+def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, Any]:
+    """Summaries of a metrics table: ``summary[point][split][metric][which][statistic]``.
+
+    Which:
+
+    * ``last``: the last evaluated round (its number is ``round``);
+    * ``last10``: the mean over the last ten evaluated rounds after training began (``rounds`` says how many there
+      were); every statistic is taken per round and then averaged;
+    * ``best_on_test``: the round with the best average over clients, after training began, chosen on the very test
+      data it is reported on, hence optimistic; only for the split "test";
+    * ``round0``: before any training, where it was evaluated.
+
+    Statistics over clients: ``average`` (unweighted), ``worst`` client, ``worst_decile`` (mean of the worst tenth of
+    the clients, rounded down, at least one), ``std`` (n - 1 in the denominator; None for one client) and, for test
+    accuracy, ``pooled`` (total correct by total test images). In ``best_on_test``, ``pooled`` is its own best, of the
+    round ``pooled_round``. A value that is not finite is None.
+
+    Beside them stands ``clients``, how many clients the last round speaks of: at the point "local" a client's value
+    stands until it trains again, and a client that never trained is left out.
+
+    Source: protocols of pFedPT (pooled, best), pFedPG (average, last) and pFedBayesPT (average, worst, last ten).
+
+    Raises:
+        ValueError: a malformed table (see :func:`write_parquet`), or clients are missing at the point "server".
+    """
+    import numpy as np
+
+    table = _checked(metrics)
+    if len(table) and table["client"].max() >= len(test_sizes):
+        raise ValueError(f"client {table['client'].max()} has values, but there are {len(test_sizes)} test sizes")
+    summary: dict[str, Any] = {}
+    for (point, split, metric), part in table.groupby(["point", "split", "metric"], sort=True):
+        pool = split == "test" and metric == "accuracy"
+        rounds, values = _by_round(part, test_sizes)
+        series = _statistics(values, str(metric), np.asarray(test_sizes) if pool else None)
+        known = (~np.ma.getmaskarray(values)).sum(axis=1)
+        trained = np.flatnonzero(rounds > 0)
+        trained = trained if len(trained) else np.arange(len(rounds))
+        tail = trained[-10:]
+        entry: dict[str, Any] = {
+            "clients": int(known[-1]),
+            "last": {"round": int(rounds[-1]), **_at(series, -1)},
+            "last10": {
+                "rounds": len(tail),
+                **{name: _json_number(column[tail].mean()) for name, column in series.items()},
+            },
+        }
+        if split == "test":
+            # An early round that speaks of fewer clients is not compared with later ones.
+            eligible = trained[known[trained] == known[-1]]
+            index = _best(series["average"], eligible, str(metric))
+            entry["best_on_test"] = {"round": int(rounds[index]), **_at(series, index)}
+            if pool:
+                index = _best(series["pooled"], eligible, str(metric))
+                entry["best_on_test"] |= {
+                    "pooled": _json_number(series["pooled"][index]),
+                    "pooled_round": int(rounds[index]),
+                }
+        if rounds[0] == 0:
+            entry["round0"] = _at(series, 0)
+        summary.setdefault(str(point), {}).setdefault(str(split), {})[str(metric)] = entry
+    return summary
+
+
+def client_values(
+    metrics: "pd.DataFrame", record: RunRecord, point: str, split: str, metric: str, which: str
+) -> list[float]:
+    """One value per client, [clients], that belongs to ``record.summary[point][split][metric][which]``.
+
+    ``which`` is ``"last"``, ``"last10"`` or ``"best_on_test"`` (the round that is best for the average). NaN where a
+    client has no value.
+
+    Raises:
+        ConfigurationError: the run was not evaluated at this point, on this split, or with this metric.
+    """
+    import numpy as np
+
+    table = _checked(metrics)
+    part = table[(table["point"] == point) & (table["split"] == split) & (table["metric"] == metric)]
+    if not len(part):
+        raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
+    rounds, values = _by_round(part, record.test_sizes)
+    filled = np.ma.filled(values, np.nan)
+    if which == "last":
+        return [float(value) for value in filled[-1]]
+    if which == "best_on_test":
+        chosen = record.summary[point][split][metric][which]["round"]
+        return [float(value) for value in filled[list(rounds).index(chosen)]]
+    count = record.summary[point][split][metric]["last10"]["rounds"]
+    return [float(value) for value in filled[-count:].mean(axis=0)]
+
+
+# --- hashes and environment -----------------------------------------------------------------------------------------
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a JSON value that hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """sha256 of a resolved configuration, without the keys that cannot change a result (:data:`RESULT_FREE_KEYS`).
+
+    The rounds, the seed, the device and the precision stay in.
+    """
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): kept(entry) for key, entry in value.items() if key not in RESULT_FREE_KEYS}
+        if isinstance(value, list | tuple):
+            return [kept(entry) for entry in value]
+        return value
+
+    return hashlib.sha256(canonical(kept(config))).hexdigest()
+
+
+def _git() -> dict[str, Any]:
+    """Revision of the checkout this package runs from; both values None where it is not a checkout."""
+    here = Path(__file__).resolve()
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here.parent), *arguments], capture_output=True, text=True, check=True, timeout=30
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # an installed copy inside someone else's checkout is not one
+        revision = git("rev-parse", "HEAD")
+        # Records and tables are written while runs go on; they do not make the code another one.
+        dirty = bool(git("status", "--porcelain", "--", ":(top)", ":(top,exclude)results"))
+    except (OSError, subprocess.SubprocessError):
+        return {"revision": None, "dirty": None}
+    return {"revision": revision, "dirty": dirty}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
+        platform.processor() or platform.machine()
+    )
+
+
+def environment() -> dict[str, Any]:
+    """Where a run took place: ``git``, ``python``, ``versions``, ``platform`` and ``hardware``.
+
+    ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
+    holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
+    """
+    versions: dict[str, str] = {}
+    for package in (
+        "federated-prompt-benchmark",
+        "torch",
+        "torchvision",
+        "lightning",
+        "timm",
+        "open_clip_torch",
+        "torchmetrics",
+        "jsonargparse",
+        "numpy",
+        "pandas",
+        "scikit-learn",
+    ):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    torch = sys.modules.get("torch")
+    gpus = (
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        if torch is not None and torch.cuda.is_available()
+        else []
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "git": _git(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "hardware": {"cpu": _cpu_model(), "cores": cores, "gpus": gpus},
+    }
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{path} is not a mapping of configuration keys")
+    return config
+
+
+def is_finished(run_dir: str | Path) -> bool:
+    """Whether the run wrote its record; a run that was killed, failed or still goes on has none."""
+    return (Path(run_dir) / "record.json").is_file()
+
+
+def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame") -> RunRecord:
+    """Finish a run: write ``metrics.parquet``, then ``record.json`` with summary and hashes; return what was written.
+
+    ``config.yaml`` and ``manifest.json`` must be in the directory already; ``config_hash``, ``summary`` and ``files``
+    of the given record are computed here.
+
+    Raises:
+        ConfigurationError: one of the two files is missing or unreadable.
+        ValueError: a malformed metrics table, or names, sizes and clients that do not fit each other.
+    """
+    folder = Path(run_dir)
+    if len(record.client_names) != len(record.test_sizes):
+        raise ValueError(f"{len(record.client_names)} client names, {len(record.test_sizes)} test sizes")
+    for name in ("config.yaml", "manifest.json"):
+        if not (folder / name).is_file():
+            raise ConfigurationError(
+                f"{folder / name} is missing: a run directory holds it before its record is written"
+            )
+    configuration = config_hash(_read_config(folder / "config.yaml"))
+    summary = summarize(metrics, record.test_sizes)
+    write_parquet(folder / "metrics.parquet", metrics)
+    full = dataclasses.replace(
+        record,
+        config_hash=configuration,
+        summary=summary,
+        files={name: _file_entry(folder / name) for name in FILES},
+    )
+    # Through JSON, so that the hash is of what a reader will see (tuples become lists).
+    payload = json.loads(json.dumps({"schema": SCHEMA, **dataclasses.asdict(full)}, allow_nan=False))
+    payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
+    write_json(folder / "record.json", payload)
+    return read_record(folder)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a field of ``record.json`` has its type."""
+    if name in ("method", "dataset", "setting", "manifest_hash", "device", "config_hash"):
+        return isinstance(value, str)
+    if name == "client_names":
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if name == "test_sizes":
+        return isinstance(value, list) and all(_is_count(entry) for entry in value)
+    if name in ("seed", "rounds", "rounds_trained"):
+        return _is_count(value)
+    if name == "peak_memory_bytes":
+        return value is None or _is_count(value)
+    if not isinstance(value, dict):
+        return False
+    if name in ("communication", "seconds"):
+        return set(value) == set(COMMUNICATION if name == "communication" else SECONDS) and all(
+            _is_number(entry) for entry in value.values()
+        )
+    if name == "files":
+        return set(value) == set(FILES) and all(
+            isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and _is_count(entry.get("bytes"))
+            for entry in value.values()
+        )
+    return True  # environment and summary: their content is bound by record_sha256
+
+
+def read_record(run_dir: str | Path) -> RunRecord:
+    """Read and check ``record.json`` (its schema and its own hash, not the files beside it: :func:`verify_record`).
+
+    Raises:
+        ConfigurationError: no record (the run is not finished), half-written, changed by hand, or of another schema.
+    """
+    path = Path(run_dir) / "record.json"
+    try:
+        payload = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{run_dir} has no record.json: not a run directory, or the run is not finished"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} is not a readable record ({error}); remove it and run again") from error
+    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
+        found = payload.get("schema") if isinstance(payload, dict) else None
+        raise ConfigurationError(f"{path} has schema {found!r}, expected {SCHEMA}; run again with this version")
+    expected = payload.pop("record_sha256", None)
+    if expected != hashlib.sha256(canonical(payload)).hexdigest():
+        raise ConfigurationError(f"{path} was changed after it was written (its hash does not fit); run again")
+    del payload["schema"]
+    names = {entry.name for entry in dataclasses.fields(RunRecord)}
+    wrong = sorted(names ^ set(payload)) or sorted(name for name in names if not _fits(name, payload[name]))
+    if wrong:
+        raise ConfigurationError(f"{path}: missing, unknown or of the wrong type: {', '.join(wrong)}; run again")
+    payload["client_names"] = tuple(payload["client_names"])
+    payload["test_sizes"] = tuple(payload["test_sizes"])
+    return RunRecord(**payload)
+
+
+def read_metrics(run_dir: str | Path) -> "pd.DataFrame":
+    """The long table of a run, columns as in :data:`COLUMNS`.
+
+    Raises:
+        ConfigurationError: the file is missing or is no metrics table.
+    """
+    import pandas as pd
+
+    path = Path(run_dir) / "metrics.parquet"
+    try:
+        return _checked(pd.read_parquet(path))
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ConfigurationError(f"{path} is not a readable metrics table: {' '.join(str(error).split())}") from error
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal up to the last digits, which may differ between NumPy versions."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if _is_number(left) and _is_number(right):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(left == right)
+
+
+def verify_record(run_dir: str | Path) -> list[str]:
+    """Problems of a finished run, one sentence each; none when record, files, hashes and summary agree.
+
+    A manifest above :data:`KEPT_MANIFEST_BYTES` may be missing: its hash stays in the record.
+    """
+    folder = Path(run_dir)
+    try:
+        record = read_record(folder)
+    except ConfigurationError as error:
+        return [str(error)]
+    problems: list[str] = []
+    for name, entry in record.files.items():
+        if (folder / name).is_file():
+            if _file_entry(folder / name) != {"sha256": entry["sha256"], "bytes": entry["bytes"]}:
+                problems.append(f"{folder / name} was changed after the run (its hash does not fit the record)")
+        elif name != "manifest.json" or entry["bytes"] <= KEPT_MANIFEST_BYTES:
+            problems.append(f"{folder / name} is missing")
+    if problems:
+        return problems
+    try:
+        if config_hash(_read_config(folder / "config.yaml")) != record.config_hash:
+            problems.append(f"{folder / 'config.yaml'} does not give the record's config_hash")
+        if not _same(summarize(read_metrics(folder), record.test_sizes), record.summary):
+            problems.append(f"{folder / 'metrics.parquet'} does not give the record's summary")
+    except ValueError as error:  # ConfigurationError is one
+        problems.append(str(error))
+    return problems
+
+
+def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
+    """Copy a finished run's small files to ``destination/<name of run_dir>``, to be committed; return that folder.
+
+    Copied: ``config.yaml``, ``metrics.parquet``, ``manifest.json`` up to :data:`KEPT_MANIFEST_BYTES` (above, the
+    record keeps its hash), and ``record.json`` last. Checkpoints and logs stay behind.
+
+    Raises:
+        ConfigurationError: the run is not finished or does not verify, or another record is kept under this name.
+    """
+    source = Path(run_dir).resolve()
+    problems = verify_record(source)
+    if problems:
+        raise ConfigurationError(f"{run_dir} is not kept: {problems[0]}")
+    target = Path(destination) / source.name
+    content = {name: (source / name).read_bytes() for name in (*FILES, "record.json") if (source / name).is_file()}
+    if len(content.get("manifest.json", b"")) > KEPT_MANIFEST_BYTES:
+        del content["manifest.json"]
+    if is_finished(target) and (target / "record.json").read_bytes() != content["record.json"]:
+        raise ConfigurationError(f"{target} holds another record of the same name; remove it first to replace it")
+    target.mkdir(parents=True, exist_ok=True)
+    for name, data in content.items():
+        _replace(target / name, data)
+    return target

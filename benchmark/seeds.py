@@ -1,0 +1,52 @@
+"""Keyed randomness: every draw depends on what it is for, never on what was drawn before.
+
+A key is a tuple such as ``(seed, "order", round, client, phase, epoch)``. Two draws with the same key
+are equal in every process, on every machine, whatever the cohort width, the number of workers or the
+order of clients, and after a resume.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**63) from the parts of a key.
+
+    Integers and strings of the same spelling are different parts: ``derived_seed(1) != derived_seed("1")``.
+
+    Raises:
+        TypeError: a part is neither an integer nor a string (floats have no one spelling).
+    """
+    for part in parts:
+        if not isinstance(part, int | str | np.integer):
+            raise TypeError(f"a part of a key is an integer or a string, got {part!r}")
+    spelled = "\x1f".join(f"s{part}" if isinstance(part, str) else f"i{int(part)}" for part in parts)
+    digest = hashlib.blake2b(spelled.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def numpy_generator(*parts: int | str) -> np.random.Generator:
+    """A NumPy generator for this key."""
+    return np.random.default_rng(derived_seed(*parts))
+
+
+def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A torch generator for this key. CPU and CUDA generators give different numbers for the same key."""
+    return torch.Generator(device).manual_seed(derived_seed(*parts))
+
+
+@contextmanager
+def keyed_initialization(*parts: int | str) -> Iterator[None]:
+    """Inside, modules draw their initial values from (seed of the run, parts); the global generator is left as it was.
+
+    The seed of the run is the one last given to ``torch.manual_seed`` (``seed_everything`` does). So what a module starts
+    from does not depend on which modules were made before it.
+    """
+    seed = derived_seed(torch.initial_seed(), *parts)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,230 @@
+"""Images in plain folders, one folder a class: listed in a fixed order, decoded once, memory-mapped after that."""
+
+import hashlib
+import io
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from benchmark.errors import ConfigurationError
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+DIGEST_BYTES = 16
+CACHE_FORMAT = 1  # raise it when the same files would decode to other values
+
+Fit = Literal["squash", "crop"]
+
+
+@dataclass(frozen=True)
+class DecodedImages:
+    """Decoded images, in the order in which they were asked for.
+
+    Attributes:
+        images: uint8, [n, 3, H, W]; memory-mapped where a cache could be written.
+        group: int64, [n]; byte-identical files have the value of the first of them.
+    """
+
+    images: NDArray[np.uint8]
+    group: NDArray[np.int64]
+
+
+def list_class_folders(root: Path, below: str, folders: Sequence[Sequence[str]]) -> tuple[list[str], NDArray[np.int64]]:
+    """Image files of ``root/below/<class>/``, class by class, sorted by name within a class.
+
+    Args:
+        root: folder of the data set.
+        below: folder in it that holds the class folders, e.g. ``train``; ``.`` for the root itself.
+        folders: for each class the names its folder may have, the usual one first.
+
+    Returns:
+        Paths relative to ``root`` with forward slashes, and the labels, [n].
+
+    Raises:
+        ConfigurationError: a class folder is missing, empty, there twice or unknown.
+    """
+    at = root / below
+    try:
+        found = {entry.name for entry in os.scandir(at) if entry.is_dir() and not entry.name.startswith(".")}
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
+    known = {name for names in folders for name in names}
+    missing = [names[0] for names in folders if not found & set(names)]
+    unknown = sorted(found - known)
+    if missing or unknown:
+        raise ConfigurationError(
+            f"{at} must hold one folder for each of {len(folders)} classes; missing: {', '.join(missing) or 'none'}; "
+            f"unknown: {', '.join(unknown) or 'none'}"
+        )
+    files: list[str] = []
+    labels: list[int] = []
+    for label, names in enumerate(folders):
+        present = [name for name in names if name in found]
+        if len(present) > 1:
+            raise ConfigurationError(
+                f"{at} holds class {names[0]} twice: {', '.join(present)}; keep one of the folders"
+            )
+        names_inside = sorted(os.listdir(at / present[0]))
+        inside = [name for name in names_inside if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+        if not inside:
+            raise ConfigurationError(f"{at / present[0]} holds no image ({', '.join(SUFFIXES)})")
+        files += [(PurePosixPath(below) / present[0] / name).as_posix() for name in inside]
+        labels += [label] * len(inside)
+    return files, np.array(labels, dtype=np.int64)
+
+
+def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> DecodedImages:
+    """Decode files to one array, or map the array that an earlier call left in ``root/.cache``.
+
+    The cache is keyed by names, sizes and times of change of the files, by ``size`` and by ``fit``. Where it
+    cannot be written the images stay in memory, with a warning.
+
+    Args:
+        root: folder of the data set.
+        files: paths relative to it.
+        size: S, height and width of the result in pixels.
+        fit: ``squash`` resizes to S x S, ``crop`` resizes the short side to S and cuts out the centre; bicubic.
+
+    Raises:
+        ConfigurationError: a file leads outside of ``root``, is missing, or cannot be decoded.
+    """
+    if size < 1:
+        raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
+    key = _key(root, files, size, fit)
+    images_at, digests_at = (root / ".cache" / f"{key}{suffix}" for suffix in (".npy", ".digests.npy"))
+    shape = (len(files), 3, size, size)
+    images = _mapped(images_at, shape)
+    digests = _mapped(digests_at, (len(files), DIGEST_BYTES))
+    if images is None or digests is None:
+        digests = np.empty((len(files), DIGEST_BYTES), dtype=np.uint8)
+        try:
+            with _replacing(images_at, shape) as target:
+                _decode_all(root, files, size, fit, target, digests)
+            with _replacing(digests_at, digests.shape) as target:
+                target[:] = digests
+            images = _mapped(images_at, shape)
+        except OSError as error:
+            warnings.warn(
+                f"cannot cache decoded images in {root / '.cache'} ({error.strerror}): kept in memory", stacklevel=2
+            )
+            images = None
+        if images is None:
+            images = np.empty(shape, dtype=np.uint8)
+            _decode_all(root, files, size, fit, images, digests)
+    _, first, inverse = np.unique(digests, axis=0, return_index=True, return_inverse=True)
+    return DecodedImages(images, first[inverse.reshape(-1)].astype(np.int64))
+
+
+def _key(root: Path, files: Sequence[str], size: int, fit: Fit) -> str:
+    """Name of the cache of these files; refuses files outside of ``root`` on the way."""
+    inside = os.path.realpath(root)
+    checked: set[str] = set()
+    key = hashlib.blake2b(f"{CACHE_FORMAT} {size} {fit}".encode(), digest_size=16)
+    for file in files:
+        path = os.path.join(inside, file)
+        try:
+            status = os.lstat(path)
+            link = stat.S_ISLNK(status.st_mode)
+            if link:
+                status = os.stat(path)
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the image {root / file}: {error.strerror}") from error
+        # Resolving is slow, and a folder needs it once.
+        where = path if link else os.path.dirname(path)
+        if where not in checked:
+            if os.path.commonpath([inside, os.path.realpath(where)]) != inside:
+                raise ConfigurationError(
+                    f"{root / file} leads outside of the data set's folder {root}; copy the images there instead of "
+                    "linking to them"
+                )
+            checked.add(where)
+        key.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    return key.hexdigest()
+
+
+def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    """The cached array, or None where there is none of this form."""
+    try:
+        # Copy-on-write: torch wants a writable array, the file never changes.
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return array if array.dtype == np.uint8 and array.shape == shape else None
+
+
+@contextmanager
+def _replacing(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
+    """A mapped array to fill, which takes the place of ``path`` when it is full."""
+    path.parent.mkdir(exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+        # Claim the space now: writing to a map on a full disk kills the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
+        yield array
+        array.flush()
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _decode_all(
+    root: Path, files: Sequence[str], size: int, fit: Fit, images: NDArray[np.uint8], digests: NDArray[np.uint8]
+) -> None:
+    """Fill ``images`` and ``digests`` from the files, with threads: decoding lets go of the interpreter lock."""
+
+    def chunk(start: int) -> None:
+        for row in range(start, min(start + 256, len(files))):
+            content, images[row] = decode(root / files[row], size, fit)
+            digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+            digests[row] = np.frombuffer(digest, dtype=np.uint8)
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        futures = [threads.submit(chunk, start) for start in range(0, len(files), 256)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def decode(path: Path, size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
+    """A file's content and its image, [3, size, size].
+
+    Raises:
+        ConfigurationError: the file cannot be read or is no image.
+    """
+    try:
+        content = path.read_bytes()
+        with Image.open(io.BytesIO(content)) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigurationError(
+            f"cannot decode the image {path} ({error}); it is damaged or no image: download it again or remove it"
+        ) from error
+    if fit == "crop":
+        short = min(image.size)
+        width, height = (size * side // short for side in image.size)
+        if (width, height) != image.size:
+            image = image.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = round((width - size) / 2), round((height - size) / 2)
+        image = image.crop((left, top, left + size, top + size))
+    elif image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BICUBIC)
+    return content, np.asarray(image).transpose(2, 0, 1)

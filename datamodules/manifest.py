@@ -1,0 +1,222 @@
+"""The record of a partition: enough to check it, to compare it and to run on it again."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.errors import ConfigurationError
+from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.source import ImagePool, ImageSource
+
+FORMAT = 1
+
+Manifest = dict[str, Any]
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "format": int,
+    "algorithm": str,
+    "arguments": dict,
+    "seed": int,
+    "class_names": list,
+    "domain_names": list,
+    "images": int,
+    "labels_sha256": str,
+    "test_sha256": str,
+    "domains_sha256": str,
+    "clients": list,
+}
+CLIENT_FIELDS = ("name", "train_sha256", "test_sha256", "train", "test")
+
+
+def make_manifest(
+    partition: Partition, pool: ImagePool, splits: ClientSplits, source: ImageSource, seed: int
+) -> Manifest:
+    """The manifest of ``splits``, as plain JSON values.
+
+    A partition that was itself read from a manifest keeps that manifest, algorithm, seed and all, so that
+    both runs name the same split.
+
+    Args:
+        partition: what made the splits.
+        pool: the images that the indices count.
+        splits: the outcome.
+        source: gives the order of classes and domains; label c is ``class_names[c]``.
+        seed: data seed that the splits were drawn from.
+
+    Raises:
+        ConfigurationError: a loaded manifest has other class or domain names, or another order of them.
+    """
+    if isinstance(partition, FromManifest):
+        partition.check_names(source)
+        return partition.manifest
+    labels, num_classes = pool.labels.numpy(), len(source.class_names)
+    clients = []
+    for name, train, test in zip(partition.client_names(source), splits.train, splits.test, strict=True):
+        clients.append(
+            {
+                "name": name,
+                "train_size": len(train),
+                "test_size": len(test),
+                "train_classes": np.bincount(labels[train], minlength=num_classes).tolist(),
+                "test_classes": np.bincount(labels[test], minlength=num_classes).tolist(),
+                "train_sha256": indices_sha256(train),
+                "test_sha256": indices_sha256(test),
+                "train": train.tolist(),
+                "test": test.tolist(),
+            }
+        )
+    return {
+        "format": FORMAT,
+        "algorithm": type(partition).__name__,
+        "arguments": partition.arguments(),
+        "seed": seed,
+        "class_names": list(source.class_names),
+        "domain_names": list(source.domain_names),
+        "images": len(labels),
+        **pool_sha256(pool),
+        "clients": clients,
+    }
+
+
+def manifest_hash(manifest: Manifest) -> str:
+    """sha256 of the manifest in a canonical spelling (hexadecimal); equal for equal partitions of equal data."""
+    canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_manifest(path: str | Path, manifest: Manifest) -> None:
+    """Write JSON, one client a line, atomically. Missing folders are made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in manifest.items() if key != "clients"]
+    lines = ",\n".join("  " + json.dumps(client, separators=(",", ":")) for client in manifest["clients"])
+    text = "{\n" + ",\n".join(head) + ',\n "clients": [\n' + lines + "\n ]\n}\n"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp makes it private; a manifest is there to be passed on
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Read a manifest and check its form and the hashes of its indices.
+
+    Raises:
+        ConfigurationError: the file is missing, is no manifest, or was changed after it was written.
+    """
+    try:
+        manifest = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the partition manifest {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not a partition manifest: it is not JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise ConfigurationError(f"{path} is not a partition manifest: expected a JSON object")
+    for field, kind in FIELDS.items():
+        if not isinstance(manifest.get(field), kind):
+            raise ConfigurationError(
+                f"{path} is not a partition manifest: field {field!r} is missing or of a wrong type"
+            )
+    if manifest["format"] != FORMAT:
+        raise ConfigurationError(f"{path} has manifest format {manifest['format']}, this version reads format {FORMAT}")
+    for number, client in enumerate(manifest["clients"]):
+        if not isinstance(client, dict) or any(field not in client for field in CLIENT_FIELDS):
+            raise ConfigurationError(f"{path}: client {number} needs the fields {', '.join(CLIENT_FIELDS)}")
+        for side in ("train", "test"):
+            indices = client[side]
+            if not isinstance(indices, list) or any(type(index) is not int for index in indices):
+                raise ConfigurationError(f"{path}: the {side} indices of client {number} must be a list of integers")
+            if any(not 0 <= index < manifest["images"] for index in indices):
+                raise ConfigurationError(
+                    f"{path}: a {side} index of client {number} is outside of the {manifest['images']} images"
+                )
+            if indices_sha256(np.array(indices, dtype=np.int64)) != client[f"{side}_sha256"]:
+                raise ConfigurationError(
+                    f"{path}: the {side} indices of client {number} do not have the recorded sha256; the file was "
+                    "changed after it was written. Get it again from where it was made"
+                )
+    return manifest
+
+
+class FromManifest(Partition):
+    """The partition that a manifest records, so that two groups run on the same split.
+
+    Args:
+        path: a manifest written by ``write_manifest``.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.manifest = read_manifest(path)
+        self.num_clients: int = len(self.manifest["clients"])
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Take the recorded indices; nothing is drawn.
+
+        Raises:
+            ConfigurationError: the manifest was made from other data.
+        """
+        n = len(pool.labels)
+        if n != self.manifest["images"]:
+            raise ConfigurationError(
+                f"{self.path} was made from {self.manifest['images']} images, the data set has {n}; "
+                "use the data set it was made from"
+            )
+        for field, value in pool_sha256(pool).items():
+            if value != self.manifest[field]:
+                what = {"labels_sha256": "labels", "test_sha256": "train/test flags", "domains_sha256": "domains"}[
+                    field
+                ]
+                raise ConfigurationError(
+                    f"{self.path} was made from other data: the {what} of the images differ (sha256 {value[:12]}..., "
+                    f"recorded {self.manifest[field][:12]}...); use the data set it was made from"
+                )
+        clients = self.manifest["clients"]
+        return ClientSplits(
+            [np.array(client["train"], dtype=np.int64) for client in clients],
+            [np.array(client["test"], dtype=np.int64) for client in clients],
+        )
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """The recorded names."""
+        return [str(client["name"]) for client in self.manifest["clients"]]
+
+    def check_names(self, source: ImageSource) -> None:
+        """Refuse a data set that names its classes or domains otherwise, or in another order.
+
+        Raises:
+            ConfigurationError: at the first name that differs.
+        """
+        for what, names in (("class", source.class_names), ("domain", source.domain_names)):
+            recorded = self.manifest[f"{what}_names"]
+            if list(names) == recorded:
+                continue
+            at = next((i for i, (a, b) in enumerate(zip(names, recorded, strict=False)) if a != b), None)
+            first = "" if at is None else f"; {what} {at} is {names[at]!r}, recorded is {recorded[at]!r}"
+            raise ConfigurationError(
+                f"{self.path} was made with another order of {what} names: the data set has {len(names)}, "
+                f"the manifest {len(recorded)}{first}"
+            )
+
+
+def indices_sha256(indices: Indices) -> str:
+    """sha256 of indices as little-endian 64-bit integers (hexadecimal)."""
+    return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()
+
+
+def pool_sha256(pool: ImagePool) -> dict[str, str]:
+    """sha256 of a pool's labels, test flags and domains, by manifest field."""
+    return {
+        "labels_sha256": indices_sha256(pool.labels.numpy()),
+        "test_sha256": indices_sha256(pool.test.numpy()),
+        "domains_sha256": indices_sha256(pool.domains.numpy()),
+    }

@@ -1,0 +1,54 @@
+"""What a data set hands to the federation: one pool of images in memory, and its fixed names."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImagePool:
+    """All images of a data set, train and test together; a partition is a set of indices into it.
+
+    Attributes:
+        images: uint8, [n, 3, H, W], at stored size; may be backed by a memory-mapped file.
+        labels: int64, [n], index into the source's ``class_names``.
+        test: bool, [n], True for images of the official (or fixed) test set.
+        domains: int64, [n], index into the source's ``domain_names``; all zero where there is one domain.
+        group: int64, [n]: images with an equal value show the same thing (byte-identical files, one digit
+            drawn in several styles) and must all be on one side of every train/test split.
+    """
+
+    images: Tensor
+    labels: Tensor
+    test: Tensor
+    domains: Tensor
+    group: Tensor
+
+    def __post_init__(self) -> None:
+        n = len(self.labels)
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
+            raise ValueError(f"images must be uint8 [n, 3, H, W], got {self.images.dtype} {tuple(self.images.shape)}")
+        for name in ("images", "test", "domains", "group"):
+            if len(getattr(self, name)) != n:
+                raise ValueError(f"{name} has {len(getattr(self, name))} rows, labels has {n}")
+
+
+class ImageSource:
+    """A data set. Subclasses set the names and read the images; nothing is read before ``load``.
+
+    Class and domain names are ordered tuples, fixed in code: a label is an index into them, in every process.
+    """
+
+    class_names: ClassVar[tuple[str, ...]]
+    domain_names: ClassVar[tuple[str, ...]] = ("",)
+
+    def load(self) -> ImagePool:
+        """Read (and where the official release allows it, download) the data set.
+
+        Raises:
+            ConfigurationError: the data are not there (the message says what to download and where to put
+                it), or an image cannot be decoded.
+        """
+        raise NotImplementedError

@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+
+from benchmark.batch import EvaluationPlan, PlannedPhase, RoundPlan, cohorts, steps_per_epoch
+
+INDICES = {0: np.arange(0, 5), 1: np.arange(10, 12), 2: np.arange(20, 27)}
+
+
+def plan(width: int, phases: tuple[int, ...] = (2,), drop_last: bool = False, round: int = 1, clients: tuple = (0, 1, 2)) -> RoundPlan:
+    return RoundPlan(clients, INDICES, [PlannedPhase(e) for e in phases], 3, drop_last, width, 0, round, 2)
+
+
+def rows_of(made: RoundPlan, client: int, phase: int = 0) -> list[list[int]]:
+    """The client's own mini-batches of a phase, in order."""
+    return [
+        batch.index[k][batch.mask[k]].tolist()
+        for batch in (made[i] for i in range(len(made)))
+        if batch.phase == phase
+        for k, c in enumerate(batch.clients)
+        if c == client and batch.mask[k].any()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "drop", "steps"),
+    [(7, 3, False, 3), (7, 3, True, 2), (6, 3, True, 2), (2, 3, True, 1), (1, 3, False, 1), (0, 3, False, 0)],
+)
+def test_steps_in_an_epoch(samples: int, batch: int, drop: bool, steps: int) -> None:
+    assert steps_per_epoch(samples, batch, drop) == steps
+
+
+def test_cohorts_put_similar_sizes_together() -> None:
+    assert cohorts([0, 1, 2, 3, 4], {0: 5, 1: 2, 2: 7, 3: 5, 4: 1}, 2) == [(2, 0), (3, 1), (4,)]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_every_epoch_holds_every_image_once(width: int) -> None:
+    for client, own in INDICES.items():
+        batches = rows_of(plan(width), client)
+        per_epoch = -(-len(own) // 3)
+        assert len(batches) == 2 * per_epoch
+        for epoch in range(2):
+            seen = [row for batch in batches[epoch * per_epoch : (epoch + 1) * per_epoch] for row in batch]
+            assert sorted(seen) == own.tolist()
+
+
+def test_a_client_sees_the_same_in_any_cohort_and_something_else_each_round() -> None:
+    for client in INDICES:
+        alone = rows_of(plan(1), client)
+        assert alone == rows_of(plan(3), client) == rows_of(plan(2, clients=(2, 1, 0)), client)
+    assert rows_of(plan(1, (3,)), 2) != rows_of(plan(1, (3,), round=2), 2)
+
+
+def test_augmentation_numbers_are_a_clients_own() -> None:
+    def noise(width: int) -> list:
+        made = plan(width)
+        return [b.noise[b.clients.index(0)].tolist() for b in map(made.__getitem__, range(len(made))) if 0 in b.clients][:4]
+
+    assert noise(1) == noise(3)
+    assert 0 <= np.min(noise(1)) <= np.max(noise(1)) < 1
+
+
+def test_flags_of_a_ragged_cohort_with_two_phases() -> None:
+    made = plan(3, (1, 2))
+    batches = [made[i] for i in range(len(made))]
+    # Sorted by size: clients 2 (3 steps an epoch), 0 (2), 1 (1); the stacked steps are the longest list's: 3, then 6.
+    # A client that has done its own steps is not in the batch any more.
+    three = [(2, 0, 1), (2, 0), (2,)]
+    assert [b.clients for b in batches] == three + [(2, 0, 1)] * 2 + [(2, 0)] * 2 + [(2,)] * 2
+    assert all(b.cohort == (2, 0, 1) and b.index.shape == b.mask.shape == (len(b.clients), 3) for b in batches)
+    assert [b.phase for b in batches] == [0] * 3 + [1] * 6
+    assert [b.first for b in batches] == [True] + [False] * 8
+    assert [b.end for b in batches] == [False] * 8 + [True]
+    assert [b.phase_start for b in batches] == [True, False, False, True] + [False] * 5
+    assert [b.phase_end for b in batches] == [False, False, True] + [False] * 5 + [True]
+    own_ends = [[i for i, b in enumerate(batches) if c in b.clients and b.own_end[b.clients.index(c)]] for c in (2, 0, 1)]
+    assert own_ends == [[2, 8], [1, 6], [0, 4]]
+
+
+def test_an_incomplete_batch_is_dropped_only_beside_a_full_one() -> None:
+    made = plan(1, (1,), drop_last=True)
+    assert [len(rows_of(made, client)) for client in (0, 1, 2)] == [1, 1, 2]
+
+
+def test_rows_are_as_long_as_the_rounds_largest_batch_whatever_the_width() -> None:
+    assert {plan(1, clients=(1,))[0].index.shape[1], plan(3, clients=(1,))[0].index.shape[1]} == {2}
+    assert plan(1)[len(plan(1)) - 1].index.shape[1] == 3
+
+
+def test_no_epochs_give_one_idle_step_a_cohort() -> None:
+    made = plan(2, (0,))
+    assert [made[i].kind for i in range(len(made))] == ["idle", "idle"]
+    assert all(made[i].first and made[i].end for i in range(2))
+
+
+def test_evaluation_covers_every_held_out_image_once_at_each_point() -> None:
+    held = {"test": {0: np.arange(5), 1: np.arange(5, 6), 2: np.arange(6, 13)}}
+    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), 4, 2, 0)
+    for point in ("server", "local"):
+        seen = [
+            row
+            for batch in (made[i] for i in range(len(made)))
+            if batch.point == point
+            for row in batch.index[batch.mask].tolist()
+        ]
+        assert sorted(seen) == list(range(13))
+    assert sum(made[i].first for i in range(len(made))) == 2 * 2
+
+
+def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
+    training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, 3, 0, 4)
+    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8, 3, 4)
+    kinds = [(made[i].kind, made[i].point, made[i].first) for i in range(len(made))]
+    assert kinds == [
+        ("finetune", "server", True),
+        ("finetune", "server", False),
+        ("finetune", "server", False),
+        ("evaluate", "server", False),
+        ("evaluate", "local", True),
+    ]
+    # Fine-tuning is another draw than the training of the same round.
+    train = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1)], 3, False, 3, 0, 4)
+    assert any(not np.array_equal(made[i].index, train[i].index) for i in range(3))

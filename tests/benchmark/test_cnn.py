@@ -1,0 +1,82 @@
+"""The networks of the pFedPT paper: parameter counts, features, one pass for many clients."""
+
+import warnings
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from benchmark.backbones.cnn import PaperCNN
+from benchmark.errors import ConfigurationError
+
+
+def count(module: nn.Module, classes: int) -> int:
+    """Parameters with a linear classifier."""
+    assert isinstance(module.num_features, int)
+    return sum(p.numel() for p in module.parameters()) + (module.num_features + 1) * classes
+
+
+def test_parameter_counts_of_the_paper_and_its_code() -> None:
+    assert count(PaperCNN("paper"), 10) == 815_892
+    assert count(PaperCNN("pflib"), 10) == 878_538
+    assert count(PaperCNN("pflib"), 100) == 924_708
+    # 64 pixels: 13 x 13 x 64 = 10,816 inputs of the first linear layer instead of 5 x 5 x 64 = 1,600
+    assert count(PaperCNN("pflib", image_size=64), 10) == 878_538 + (10_816 - 1_600) * 512
+
+
+@pytest.mark.parametrize(("variant", "width"), [("paper", 192), ("pflib", 512)])
+@pytest.mark.parametrize("size", [16, 32, 33])
+def test_features(variant: Literal["paper", "pflib"], width: int, size: int) -> None:
+    model = PaperCNN(variant, image_size=size)
+    features = model(torch.randn(2, 3, size, size))
+    assert model.num_features == width
+    assert features.shape == (2, width)
+    assert features.min() >= 0  # the last layer has a ReLU
+
+
+def test_initial_values_depend_on_the_seed_only() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = PaperCNN().state_dict()
+        torch.rand(3)
+        again = PaperCNN().state_dict()
+        torch.manual_seed(2)
+        other = PaperCNN().state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not any(torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("variant", ["paper", "pflib"])
+def test_stacked_clients_equal_a_loop_over_clients(variant: Literal["paper", "pflib"]) -> None:
+    models = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            models.append(PaperCNN(variant))
+        x = torch.randn(3, 4, 3, 32, 32)
+    stacked, _ = stack_module_state(models)
+
+    def one(weights: dict[str, Tensor], images: Tensor) -> Tensor:
+        return functional_call(models[0], weights, (images,))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        features = vmap(one)(stacked, x)
+        gradients = torch.autograd.grad(features.square().sum(), list(stacked.values()))
+    for k, model in enumerate(models):
+        expected = model(x[k])
+        torch.testing.assert_close(features[k], expected)
+        own = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+        for stack, gradient in zip(gradients, own, strict=True):
+            torch.testing.assert_close(stack[k], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="image_size=15 is too small for 'paper'; at least 16"):
+        PaperCNN(image_size=15)
+    with pytest.raises(ConfigurationError, match="paper or pflib, got 'big'"):
+        PaperCNN("big")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"takes images \[B, 3, 32, 32\], got \[2, 3, 28, 28\]"):
+        PaperCNN()(torch.zeros(2, 3, 28, 28))

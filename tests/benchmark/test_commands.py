@@ -1,0 +1,138 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmark import commands, tables
+from benchmark.commands import main
+from benchmark.results import COLUMNS, RunRecord, write_json, write_record, write_text
+from benchmark.tables import Outcome, TableResult
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "fedavg-digits-s0-00000000"
+    folder.mkdir(parents=True)
+    write_text(folder / "config.yaml", "seed_everything: 0\n")
+    write_json(folder / "manifest.json", {})
+    rows = [(number, client, "server", "test", "accuracy", 0.25 * number) for number in (0, 1, 2) for client in (0, 1)]
+    record = RunRecord(
+        method="FedAvg",
+        dataset="Digits",
+        setting="one [domain] per client",
+        seed=0,
+        client_names=("a", "b"),
+        test_sizes=(10, 10),
+        manifest_hash="abc",
+        device="cpu",
+        environment={},
+        rounds=2,
+        rounds_trained=2,
+        communication={"up_bytes": 40.0, "down_bytes": 80.0, "up_floats": 10.0, "down_floats": 20.0},
+        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=None,
+    )
+    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    return folder
+
+
+def test_help_answers_without_loading_torch_or_pandas() -> None:
+    code = (
+        "import sys, benchmark.commands as c\n"
+        "try: c.main(['--help'])\n"
+        "except SystemExit: print({'torch', 'pandas', 'rich', 'lightning'} & set(sys.modules))"
+    )
+    root = Path(commands.__file__).parents[1]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert run.stdout.splitlines()[-1] == "set()"
+    for name in ("table", "show", "verify", "keep"):
+        assert name in run.stdout
+
+
+def test_show_prints_the_summary(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["show", str(run_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "FedAvg on Digits (one [domain] per client), seed 0, 2 clients" in shown
+    assert "rounds 2 of 2, 3.0 s on cpu, 40 bytes up and 80 down" in shown
+    lines = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if "│" in line}
+    assert lines == {
+        "server test accuracy": "",
+        "round0": "0.0000",
+        "last, round 2": "0.5000",
+        "last10": "0.3750",
+        "best_on_test, round 2": "0.5000",
+    }
+
+
+def test_verify_says_what_is_wrong(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run_dir)]) == 0
+    assert capsys.readouterr().out == f"{run_dir}: ok\n"
+    (run_dir / "config.yaml").write_text("seed_everything: 1\n")
+    assert main(["verify", str(run_dir)]) == 1
+    assert "config.yaml was changed after the run" in capsys.readouterr().out
+
+
+def test_keep_copies_to_the_committed_place(run_dir: Path, tmp_path: Path) -> None:
+    assert main(["keep", str(run_dir)]) == 0
+    kept = tmp_path / "results" / "runs" / run_dir.name
+    assert (kept / "record.json").read_bytes() == (run_dir / "record.json").read_bytes()
+    assert main(["verify", str(kept)]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show", "nowhere"], ["keep", "nowhere"], ["table", "nothing"], ["table", "nothing", "--jobs", "0"]]
+)
+def test_bad_input_is_one_line_and_status_2(
+    run_dir: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("benchmark: ")
+    assert error.count("\n") == 1
+
+
+def test_table_hands_its_options_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    failed: dict[str, Outcome] = {}
+
+    def run_table(*arguments: object, seeds: list[int] | None) -> TableResult:
+        asked.append((*arguments, seeds))
+        return TableResult(Path("t.md"), Path("t.csv"), Path("t.tex"), failed)
+
+    monkeypatch.setattr(tables, "run_table", run_table)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    assert main(["table", "table1"]) == 0
+    monkeypatch.setenv("DATA_DIR", "/from/environment")
+    assert main(["table", "table1", "--preset", "paper", "--jobs", "3", "--seeds", "4", "5"]) == 0
+    failed["alpha-digits-s0-0"] = Outcome(None, "no memory", Path("runs/alpha/log.txt"))
+    assert main(["table", "table1", "--data_dir", "/given"]) == 1
+    assert asked == [
+        ("table1", "demo", None, 1, None),
+        ("table1", "paper", "/from/environment", 3, [4, 5]),
+        ("table1", "demo", "/given", 1, None),
+    ]
+    assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run_table(*arguments: object, seeds: list[int] | None) -> TableResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "run_table", run_table)
+    assert main(["table", "table1"]) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+def test_show_refuses_a_changed_record(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(run_dir / "manifest.json", run_dir / "record.json")
+    assert main(["show", str(run_dir)]) == 2
+    assert "schema None, expected 1" in capsys.readouterr().err

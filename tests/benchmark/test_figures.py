@@ -1,0 +1,64 @@
+import os
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmark.figures import _ticks, partition_heatmap
+
+
+def draw(path, clients, classes, largest=500):
+    counts = np.random.default_rng(0).integers(0, largest, (clients, classes)) * (np.arange(classes) % 3 > 0)
+    partition_heatmap(counts, [f"class_{c}" for c in range(classes)], path, "a partition")
+    return counts
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (5, 10), (100, 100)])
+def test_a_readable_png(tmp_path, clients, classes):
+    path = tmp_path / "figures" / "map.png"
+    draw(path, clients, classes)
+    assert os.listdir(path.parent) == ["map.png"]
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert 500 < image.width <= 2200
+        assert 400 < image.height <= 1400
+        assert len(image.convert("RGB").getcolors(1 << 20)) > 20  # drawn, not blank
+
+
+def test_an_old_figure_is_kept_when_drawing_fails(tmp_path, monkeypatch):
+    path = tmp_path / "map.png"
+    draw(path, 3, 4)
+    before = path.read_bytes()
+
+    def fail(*paths):
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk gone"):
+        draw(path, 4, 4)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["map.png"]
+
+
+def test_nothing_held_and_one_class(tmp_path):
+    partition_heatmap(np.zeros((2, 1), dtype=int), ["only"], tmp_path / "map.png", "empty")
+    assert (tmp_path / "map.png").stat().st_size > 0
+
+
+def test_shapes_must_agree(tmp_path):
+    with pytest.raises(ValueError, match=r"counts must be \[clients, 3\], got \(5, 2\)"):
+        partition_heatmap(np.ones((5, 2), dtype=int), ["a", "b", "c"], tmp_path / "map.png", "t")
+
+
+def test_ticks_are_round_and_few():
+    assert _ticks(5, 25) == [0, 1, 2, 3, 4]
+    assert _ticks(50, 25) == list(range(0, 50, 2))
+    assert _ticks(100, 25) == list(range(0, 100, 5))
+    assert _ticks(100_000, 25)[:2] == [0, 1000]
+
+
+def test_pyplot_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    draw(tmp_path / "map.png", 2, 2)
+    assert "matplotlib.pyplot" not in sys.modules

@@ -1,0 +1,403 @@
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmark import results
+from benchmark.errors import ConfigurationError
+from benchmark.results import (
+    COLUMNS,
+    RunRecord,
+    client_values,
+    config_hash,
+    environment,
+    is_finished,
+    keep_record,
+    read_metrics,
+    read_record,
+    summarize,
+    verify_record,
+    write_json,
+    write_parquet,
+    write_record,
+    write_text,
+)
+
+
+def table(values: dict[int, list[float | None]], point: str = "server", metric: str = "accuracy", split: str = "test"):
+    """A metrics table from {round: one value per client, None where there is no row}."""
+    rows = [
+        (number, client, point, split, metric, value)
+        for number, row in values.items()
+        for client, value in enumerate(row)
+        if value is not None
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def record_of(clients: int = 2, seed: int = 3) -> RunRecord:
+    return RunRecord(
+        method="FedAvg",
+        dataset="Digits",
+        setting="one domain per client",
+        seed=seed,
+        client_names=tuple(f"domain {client}" for client in range(clients)),
+        test_sizes=tuple([10] * clients),
+        manifest_hash="abc",
+        device="cpu",
+        environment={"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
+        rounds=2,
+        rounds_trained=2,
+        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
+        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=None,
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_text(folder / "config.yaml", "seed_everything: 3\ntrainer: {max_epochs: 2}\nrun_dir: here\n")
+    write_json(folder / "manifest.json", {"clients": 2})
+    write_record(folder, record_of(), table({0: [0.1, 0.2], 1: [0.5, 0.7], 2: [0.4, 0.9]}))
+    return folder
+
+
+# --- summaries ---
+
+
+def test_summary_of_two_clients_by_hand() -> None:
+    entry = summarize(table({0: [0.1, 0.3], 1: [0.5, 0.9], 2: [0.4, 0.8]}), [30, 10])["server"]["test"]["accuracy"]
+    assert entry["clients"] == 2
+    assert entry["last"]["round"] == 2
+    assert entry["last"]["average"] == pytest.approx(0.6)
+    assert entry["last"]["worst"] == entry["last"]["worst_decile"] == pytest.approx(0.4)
+    assert entry["last"]["std"] == pytest.approx(0.4 / math.sqrt(2))
+    assert entry["last"]["pooled"] == pytest.approx((30 * 0.4 + 10 * 0.8) / 40)
+    assert entry["last10"]["rounds"] == 2  # round 0 is before any training
+    assert entry["last10"]["average"] == pytest.approx((0.7 + 0.6) / 2)
+    assert entry["last10"]["worst"] == pytest.approx(0.45)
+    assert entry["best_on_test"]["round"] == 1
+    assert entry["best_on_test"]["average"] == pytest.approx(0.7)
+    assert entry["round0"]["average"] == pytest.approx(0.2)
+
+
+def test_worst_client_is_taken_per_round_and_then_averaged() -> None:
+    entry = summarize(table({1: [0.0, 1.0], 2: [1.0, 0.0]}), [1, 1])["server"]["test"]["accuracy"]
+    assert entry["last10"]["worst"] == 0.0  # each client's own mean would be 0.5
+
+
+def test_last10_takes_ten_evaluated_rounds_however_far_apart() -> None:
+    values = {number: [number / 1000] for number in range(0, 75, 5)}  # 0, 5, ..., 70
+    entry = summarize(table(values), [4])["server"]["test"]["accuracy"]
+    assert entry["last10"]["rounds"] == 10
+    assert entry["last10"]["average"] == pytest.approx(np.mean(range(25, 75, 5)) / 1000)
+    assert entry["last"]["std"] is None
+
+
+@pytest.mark.parametrize(("clients", "expected"), [(9, 0.0), (20, 0.5), (29, 0.5), (30, 1.0)])
+def test_worst_decile_is_a_tenth_rounded_down_and_at_least_one(clients: int, expected: float) -> None:
+    values = table({1: [float(client) for client in range(clients)]}, metric="balanced_accuracy")
+    entry = summarize(values, [1] * clients)["server"]["test"]["balanced_accuracy"]
+    assert entry["last"]["worst_decile"] == expected
+
+
+def test_pooled_best_is_its_own_round() -> None:
+    # Averages 0.5 and 0.45: round 1 is best. Pooled over 1 and 9 images: 0.18 and 0.81: round 2 is.
+    entry = summarize(table({1: [0.9, 0.1], 2: [0.0, 0.9]}), [1, 9])["server"]["test"]["accuracy"]
+    assert (entry["best_on_test"]["round"], entry["best_on_test"]["pooled_round"]) == (1, 2)
+    assert entry["best_on_test"]["pooled"] == pytest.approx(0.81)
+
+
+def test_of_a_loss_the_largest_is_worst_and_the_smallest_best() -> None:
+    entry = summarize(table({1: [3.0, 1.0], 2: [1.0, 2.0]}, metric="loss"), [1, 1])["server"]["test"]["loss"]
+    assert entry["best_on_test"]["round"] == 2
+    assert (entry["last"]["worst"], entry["last10"]["worst"]) == (2.0, 2.5)
+    assert "pooled" not in entry["last"]
+
+
+def test_a_diverged_loss_is_none_and_never_best() -> None:
+    entry = summarize(table({1: [3.0, 1.0], 2: [1.0, math.nan]}, metric="loss"), [1, 1])["server"]["test"]["loss"]
+    assert [entry["last"][name] for name in ("average", "worst", "worst_decile")] == [None] * 3
+    assert entry["best_on_test"]["round"] == 1
+
+
+def test_validation_has_no_best_round_and_is_never_pooled() -> None:
+    entry = summarize(table({1: [0.5, 0.5]}, split="val"), [1, 1])["server"]["val"]["accuracy"]
+    assert "best_on_test" not in entry
+    assert "pooled" not in entry["last"]
+
+
+def test_locally_a_clients_value_stands_until_it_trains_again() -> None:
+    local = table({1: [0.2, None, None], 2: [None, 0.6, None], 3: [0.4, None, None]}, point="local")
+    entry = summarize(local, [1, 1, 1])["local"]["test"]["accuracy"]
+    assert entry["clients"] == 2  # the third never trained
+    assert entry["last"]["average"] == pytest.approx((0.4 + 0.6) / 2)
+    assert entry["last10"]["average"] == pytest.approx((0.2 + 0.4 + 0.5) / 3)
+    high = table({1: [0.9, None], 2: [0.1, 0.2]}, point="local")
+    assert summarize(high, [1, 1])["local"]["test"]["accuracy"]["best_on_test"]["round"] == 2
+
+
+def test_a_nan_accuracy_means_not_evaluated() -> None:
+    metrics = pd.concat(
+        [
+            table({1: [0.5, math.nan], 2: [math.nan, 0.7]}, point="local"),
+            table({1: [1.0, math.nan], 2: [math.nan, 3.0]}, point="local", metric="loss"),
+        ]
+    )
+    local = summarize(metrics, [1, 1])["local"]["test"]
+    assert local["accuracy"]["last"]["average"] == pytest.approx(0.6)
+    assert local["loss"]["last"]["average"] == 2.0
+
+
+def test_at_the_server_all_clients_are_needed() -> None:
+    with pytest.raises(ValueError, match="every client's test images"):
+        summarize(table({1: [0.5, 0.5], 2: [0.5, None]}), [1, 1])
+    with pytest.raises(ValueError, match="every client's test images"):
+        summarize(table({1: [0.5, None]}), [1, 1])
+    summarize(table({1: [0.5, None]}), [1, 0])  # a client without test images has no accuracy
+    with pytest.raises(ValueError, match="client 1 has values, but there are 1 test sizes"):
+        summarize(table({1: [0.5, 0.5]}), [1])
+
+
+@pytest.mark.parametrize("which", ["last", "last10", "best_on_test"])
+def test_values_per_client_agree_with_the_summary(tmp_path: Path, which: str) -> None:
+    metrics = table({number: [0.1 * number % 0.7, 0.3 + 0.05 * (number % 4)] for number in range(14)})
+    write_text(tmp_path / "config.yaml", "a: 1\n")
+    write_json(tmp_path / "manifest.json", {})
+    record = write_record(tmp_path, record_of(), metrics)
+    values = client_values(metrics, record, "server", "test", "accuracy", which)
+    assert np.mean(values) == pytest.approx(record.summary["server"]["test"]["accuracy"][which]["average"])
+    with pytest.raises(ConfigurationError, match="no macro_f1 on test at the point 'server'"):
+        client_values(metrics, record, "server", "test", "macro_f1", which)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"point": "middle"}, "point is one of server, local, got middle"),
+        ({"metric": "speed"}, "got speed"),
+        ({"round": -1}, "counted from 0"),
+        ({"round": 1, "client": 1}, "there twice: round 1, client 1, point server"),
+    ],
+)
+def test_malformed_tables_are_refused(change: dict[str, object], message: str) -> None:
+    metrics = table({1: [0.5, 0.5]}).astype({"value": float})
+    metrics.loc[0, list(change)] = list(change.values())
+    with pytest.raises(ValueError, match=message):
+        summarize(metrics, [1, 1])
+    with pytest.raises(ValueError, match="has the columns"):
+        summarize(metrics.drop(columns="value"), [1, 1])
+
+
+# --- files ---
+
+
+def test_the_same_table_gives_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+    metrics = pd.concat([table({1: [0.5, 0.25], 2: [1.0, 0.0]}), table({1: [2.0, 3.0]}, metric="loss")])
+    write_parquet(tmp_path / "a", metrics)
+    shuffled = metrics.sample(frac=1.0, random_state=1)[list(reversed(COLUMNS))]
+    write_parquet(tmp_path / "b", shuffled.astype({"point": "category", "round": "int64"}))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    kinds = pd.read_parquet(tmp_path / "a").dtypes.astype(str)
+    assert list(kinds) == ["int32", "int32", "category", "category", "category", "float64"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "a.txt", "old")
+
+    def no_replace(source: object, target: object) -> None:
+        raise OSError("disk is gone")
+
+    monkeypatch.setattr(results.os, "replace", no_replace)
+    with pytest.raises(OSError, match="disk is gone"):
+        write_text(tmp_path / "a.txt", "new")
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_record_survives_the_round_trip(run_dir: Path) -> None:
+    record = read_record(run_dir)
+    assert record.client_names == ("domain 0", "domain 1")
+    assert record.summary["server"]["test"]["accuracy"]["last"]["average"] == pytest.approx(0.65)
+    assert record.files["manifest.json"]["bytes"] == (run_dir / "manifest.json").stat().st_size
+    assert record.config_hash == config_hash({"seed_everything": 3, "trainer": {"max_epochs": 2}})
+    assert len(read_metrics(run_dir)) == 6
+    assert verify_record(run_dir) == []
+
+
+def test_without_a_record_a_run_is_not_finished(tmp_path: Path, run_dir: Path) -> None:
+    assert is_finished(run_dir)
+    (run_dir / "record.json").unlink()
+    assert not is_finished(run_dir)
+    with pytest.raises(ConfigurationError, match=r"no record\.json"):
+        read_record(run_dir)
+
+
+def test_the_record_is_written_last(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"config\.yaml is missing"):
+        write_record(tmp_path, record_of(), table({1: [0.5, 0.5]}))
+    write_text(tmp_path / "config.yaml", "a: 1\n")
+    write_json(tmp_path / "manifest.json", {})
+    with pytest.raises(ValueError, match="some are missing"):
+        write_record(tmp_path, record_of(), table({1: [0.5, None]}))
+    assert not is_finished(tmp_path)
+
+
+def test_a_half_written_record_is_refused(run_dir: Path) -> None:
+    path = run_dir / "record.json"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ConfigurationError, match="not a readable record"):
+        read_record(run_dir)
+    assert len(verify_record(run_dir)) == 1
+
+
+def test_a_changed_number_is_noticed(run_dir: Path) -> None:
+    path = run_dir / "record.json"
+    payload = json.loads(path.read_text())
+    payload["summary"]["server"]["test"]["accuracy"]["last"]["average"] = 0.99
+    path.write_text(json.dumps(payload))
+    with pytest.raises(ConfigurationError, match="changed after it was written"):
+        read_record(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 99}, "schema 99, expected 1"),
+        ({"seed": "3"}, "of the wrong type: seed"),
+        ({"extra": 1}, "unknown or of the wrong type: extra"),
+        ({"seconds": {"total": 1}}, "of the wrong type: seconds"),
+        ({"files": {"../../etc/passwd": {"sha256": "0", "bytes": 1}}}, "of the wrong type: files"),
+    ],
+)
+def test_records_of_another_form_are_refused(run_dir: Path, change: dict[str, object], message: str) -> None:
+    path = run_dir / "record.json"
+    payload = json.loads(path.read_text()) | change
+    del payload["record_sha256"]
+    payload["record_sha256"] = results.hashlib.sha256(results.canonical(payload)).hexdigest()
+    path.write_text(json.dumps(payload))
+    with pytest.raises(ConfigurationError, match=message):
+        read_record(run_dir)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "manifest.json", "metrics.parquet"])
+def test_verify_notices_changed_and_missing_files(run_dir: Path, name: str) -> None:
+    content = (run_dir / name).read_bytes()
+    (run_dir / name).write_bytes(content + b" ")
+    assert [f"{name} was changed" in problem for problem in verify_record(run_dir)] == [True]
+    (run_dir / name).unlink()
+    assert [f"{name} is missing" in problem for problem in verify_record(run_dir)] == [True]
+
+
+def test_keep_copies_the_small_files_only(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / "last.ckpt").write_text("big")
+    target = keep_record(run_dir, tmp_path / "kept")
+    assert sorted(entry.name for entry in target.iterdir()) == [
+        "config.yaml",
+        "manifest.json",
+        "metrics.parquet",
+        "record.json",
+    ]
+    assert verify_record(target) == []
+    assert keep_record(run_dir, tmp_path / "kept") == target
+    (run_dir / "record.json").unlink()
+    write_record(run_dir, record_of(seed=4), table({1: [0.5, 0.5]}))
+    with pytest.raises(ConfigurationError, match="holds another record"):
+        keep_record(run_dir, tmp_path / "kept")
+
+
+def test_keep_leaves_a_large_manifest_behind(run_dir: Path, tmp_path: Path) -> None:
+    write_json(run_dir / "manifest.json", {"indices": list(range(40_000))})
+    write_record(run_dir, record_of(), table({1: [0.5, 0.5]}))
+    target = keep_record(run_dir, tmp_path / "kept")
+    assert not (target / "manifest.json").exists()
+    assert verify_record(target) == []
+
+
+def test_keep_refuses_unfinished_and_changed_runs(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "config.yaml").write_text("seed_everything: 4\n")
+    with pytest.raises(ConfigurationError, match=r"is not kept: .*config\.yaml was changed"):
+        keep_record(run_dir, tmp_path / "kept")
+    with pytest.raises(ConfigurationError, match=r"is not kept: .*no record\.json"):
+        keep_record(tmp_path, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+# --- hashes and environment ---
+
+
+def test_config_hash_ignores_what_cannot_change_a_result() -> None:
+    config = {"model": {"lr": 0.1}, "data": {"cohort_width": 1, "num_workers": 0}, "trainer": {"max_epochs": 5}}
+    same = {
+        "trainer": {"max_epochs": 5, "logger": [{"class_path": "WandbLogger"}], "default_root_dir": "there"},
+        "run_dir": "elsewhere",
+        "data": {"num_workers": 4, "cohort_width": "auto"},
+        "model": {"lr": 0.1},
+    }
+    assert config_hash(config) == config_hash(same)
+    assert config_hash(config) != config_hash({**config, "trainer": {"max_epochs": 6}})
+    assert config_hash(config) != config_hash({**config, "model": {"lr": 0.2}})
+    assert len(config_hash({})) == 64
+
+
+def test_environment_names_versions_and_hardware() -> None:
+    found = environment()
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["hardware"]["cores"] >= 1
+    assert found["hardware"]["cpu"]
+    assert set(found["git"]) == {"revision", "dirty"}
+    json.dumps(found, allow_nan=False)
+
+
+def test_environment_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert environment()["git"] == {"revision": None, "dirty": None}
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_environment_says_whether_the_code_has_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benchmark").mkdir()
+    (tmp_path / "results").mkdir()
+    code = tmp_path / "benchmark" / "results.py"
+    code.write_text("1\n")
+    git(tmp_path, "init", "-q")
+    monkeypatch.setattr(results, "__file__", str(code))
+    assert environment()["git"]["revision"] is None  # not tracked there
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "results" / "table.md").write_text("a table\n")
+    found = environment()["git"]
+    assert (len(found["revision"]), found["dirty"]) == (40, False)
+    (tmp_path / "benchmark" / "new.py").write_text("2\n")
+    assert environment()["git"]["dirty"] is True
+
+
+def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
+    metrics = pd.concat(
+        [
+            table({1: [0.5] * 100, 2: [0.6] * 100}, point, metric, split)
+            for point in results.POINTS
+            for metric in results.METRICS
+            for split in results.SPLITS
+        ]
+    )
+    write_record(run_dir, record_of(100), metrics)
+    began = time.perf_counter()
+    for _ in range(200):
+        read_record(run_dir)
+    assert (time.perf_counter() - began) / 200 < 0.005  # about 0.4 ms on an idle core
+    code = "import sys, benchmark.results as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code, str(run_dir)], check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == "False"

@@ -1,0 +1,51 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmark.seeds import derived_seed, keyed_initialization, numpy_generator, torch_generator
+
+
+def test_a_key_has_one_seed_in_every_process() -> None:
+    code = "from benchmark.seeds import derived_seed; print(derived_seed(0, 'order', 3))"
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": h}, capture_output=True, text=True, check=True
+        ).stdout
+        for h in ("0", "1")
+    }
+    assert seen == {f"{derived_seed(0, 'order', 3)}\n"}
+
+
+def test_parts_are_told_apart() -> None:
+    keys = [(0, 1), (1, 0), (0, "1"), ("0", "1"), (0, "a", "b"), (0, "ab"), (10,), (1, 0, 0)]
+    assert len({derived_seed(*key) for key in keys}) == len(keys)
+
+
+def test_floats_are_refused() -> None:
+    with pytest.raises(TypeError, match="integer or a string, got 0.5"):
+        derived_seed(0.5)  # type: ignore[arg-type]
+
+
+def test_generators_depend_on_their_key_alone() -> None:
+    torch.manual_seed(1)
+    first = torch.rand(3, generator=torch_generator(0, "x")), numpy_generator(0, "x").random(3)
+    torch.rand(10)
+    again = torch.rand(3, generator=torch_generator(0, "x")), numpy_generator(0, "x").random(3)
+    assert torch.equal(first[0], again[0])
+    assert (first[1] == again[1]).all()
+
+
+def test_initial_values_depend_on_seed_and_key_and_leave_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    with keyed_initialization("head"):
+        first = torch.nn.Linear(2, 2).weight.detach()
+    assert torch.equal(torch.rand(2), expected)
+    with keyed_initialization("head"):
+        assert torch.equal(torch.nn.Linear(2, 2).weight.detach(), first)
+    torch.manual_seed(6)
+    with keyed_initialization("head"):
+        assert not torch.equal(torch.nn.Linear(2, 2).weight.detach(), first)

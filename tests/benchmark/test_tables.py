@@ -1,0 +1,572 @@
+import contextlib
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from benchmark.errors import ConfigurationError
+from benchmark.results import COLUMNS, RunRecord, keep_record, write_json, write_record, write_text
+from benchmark.tables import (
+    Cell,
+    Outcome,
+    PaperNumber,
+    cell_command,
+    load_table,
+    make_cells,
+    paper_value,
+    render,
+    run_cells,
+    run_table,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A run that copies a finished one. Overrides steer it: `--wait=FILE` waits for the file, `--fail=TEXT` fails.
+FAKE_RUN = """
+import os, pathlib, shutil, sys, time
+options = dict(entry.split("=", 1) for entry in sys.argv if entry.startswith("--") and "=" in entry)
+run_dir = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
+seed = sys.argv[sys.argv.index("--seed_everything") + 1]
+with open("calls.txt", "a") as stream:
+    stream.write(f"{os.getpid()} {run_dir.name} {'resumed' if '--ckpt_path' in sys.argv else 'fresh'}\\n")
+(run_dir / "checkpoints").mkdir(exist_ok=True)
+(run_dir / "checkpoints" / "last.ckpt").write_text("round 1")
+print("training", flush=True)
+if "--fail" in options:
+    print("Traceback (most recent call last):\\n  ...")
+    print("\\x1b[31mValueError: " + options["--fail"] + "\\x1b[0m", file=sys.stderr)
+    sys.exit(1)
+while "--wait" in options and not os.path.exists(options["--wait"]):
+    time.sleep(0.02)
+for name in ("config.yaml", "manifest.json", "metrics.parquet", "record.json"):
+    shutil.copy(pathlib.Path("finished") / seed / name, run_dir / name)
+"""
+
+PAPER = """paper,table,dataset,setting,backbone,method,metric,value,std
+P,1,Rooms,domain=A,ViT,Alpha,accuracy,50.5,
+P,1,Rooms,avg over domains,ViT,Alpha,accuracy,60.25,
+P,1,both,communication cost,ViT,Alpha,params per round,85800000,
+P,1,Rooms,domain=A,ViT,Other,accuracy,1.0,
+"""
+
+TABLE = {
+    "title": "Two methods",
+    "paper": ["results/paper/p.csv"],
+    "presets": {
+        "demo": {"seeds": [0], "data": [{"name": "digits", "label": "Digits", "configs": ["configs/data.yaml"]}]},
+        "paper": {
+            "seeds": [0, 1],
+            "data": [
+                {
+                    "name": "rooms",
+                    "label": "Rooms",
+                    "configs": ["configs/data.yaml"],
+                    "overrides": ["--data.root={data_dir}"],
+                    "columns": [
+                        {"client": "a", "label": "A", "paper": {"dataset": "Rooms", "setting": "domain=A"}},
+                        {
+                            "statistic": "average",
+                            "label": "Avg",
+                            "paper": {"dataset": "Rooms", "setting": "avg over domains"},
+                        },
+                        {"statistic": "worst"},
+                    ],
+                    "cost": {"dataset": "both", "setting": "communication cost", "metric": "params per round"},
+                }
+            ],
+        },
+    },
+    "rows": [
+        {
+            "label": "Alpha",
+            "name": "alpha",
+            "point": "local",
+            "also": {"global": "server"},
+            "configs": ["configs/alpha.yaml"],
+        },
+        {"label": "Beta", "name": "beta", "point": "server", "configs": ["configs/beta.yaml"]},
+    ],
+}
+
+
+def finished_run(folder: Path, seed: int, accuracies: dict[str, list[float]]) -> None:
+    """A run directory with a record: {point: accuracy of clients a and b} after rounds 1 and 2."""
+    folder.mkdir(parents=True)
+    write_text(folder / "config.yaml", f"seed_everything: {seed}\n")
+    write_json(folder / "manifest.json", {})
+    rows = [
+        (number, client, point, "test", "accuracy", value if number == 2 else 0.0)
+        for number in (1, 2)
+        for point, values in accuracies.items()
+        for client, value in enumerate(values)
+    ]
+    record = RunRecord(
+        method="Alpha",
+        dataset="Rooms",
+        setting="one domain per client",
+        seed=seed,
+        client_names=("a", "b"),
+        test_sizes=(10, 10),
+        manifest_hash="abc",
+        device="cpu",
+        environment={
+            "git": {"revision": "0123456789abcdef", "dirty": False},
+            "hardware": {"cpu": "Test CPU", "cores": 2, "gpus": []},
+        },
+        rounds=2,
+        rounds_trained=2,
+        communication={"up_bytes": 30720.0, "down_bytes": 30720.0, "up_floats": 7680.0, "down_floats": 7680.0},
+        seconds={"total": 10.0 + seed, "training": 8.0, "evaluation": 2.0},
+        peak_memory_bytes=1,
+    )
+    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    finished_run(folder / "finished" / "0", 0, {"local": [0.5, 0.7], "server": [0.1, 0.2]})
+    finished_run(folder / "finished" / "1", 1, {"local": [0.6, 0.9], "server": [0.3, 0.4]})
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two methods and one table, entered."""
+    shutil.copytree(prepared / "finished", tmp_path / "finished")
+    for name in ("data", "alpha", "beta"):
+        (tmp_path / "configs" / "tables").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "configs" / f"{name}.yaml").write_text(f"name: {name}  # a comment\n")
+    (tmp_path / "results" / "paper").mkdir(parents=True)
+    (tmp_path / "results" / "paper" / "p.csv").write_text(PAPER)
+    (tmp_path / "fake_run.py").write_text(FAKE_RUN)
+    (tmp_path / "calls.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    save(TABLE)
+    return tmp_path
+
+
+def save(content: object) -> None:
+    Path("configs/tables/two.yaml").write_text(yaml.safe_dump(content))
+
+
+def changed(path: tuple[str | int, ...], value: object) -> dict[str, object]:
+    """TABLE with one value replaced."""
+    content = yaml.safe_load(yaml.safe_dump(TABLE))
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return content
+
+
+PROGRAM = (sys.executable, "fake_run.py")
+
+
+def calls() -> list[list[str]]:
+    """Per started run [process id, directory, fresh or resumed]."""
+    return [line.split() for line in Path("calls.txt").read_text().splitlines()]
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def runner(seeds: str = "[0]", jobs: int = 1) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that makes the demo table."""
+    code = (
+        "import sys; from benchmark.tables import run_table\n"
+        f"result = run_table('two', jobs={jobs}, seeds={seeds}, program=[sys.executable, 'fake_run.py'])\n"
+        "sys.exit(len(result.failed))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A child whose parent was killed is taken over and may stay a zombie for a moment.
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+# --- the table's YAML ---
+
+
+def test_a_table_is_read_with_its_defaults(root: Path) -> None:
+    table = load_table("two")
+    assert [column.client for column in table.presets["demo"].data[0].columns] == ["*", None]
+    assert table.presets["paper"].data[0].columns[0].paper == PaperNumber("Rooms", "domain=A", "accuracy")
+    assert (table.metric, table.split, table.summary) == ("accuracy", "test", "last")
+    assert load_table("configs/tables/two.yaml") == table
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("summary",), "first", "summary"),
+        (("colour",), "red", "colour"),
+        (("rows", 0, "point"), "middle", "middle"),
+        (("rows", 0, "name"), "../up", "part of a directory's"),
+        (("rows", 1, "label"), "Alpha", "same label"),
+        (("presets", "demo", "seeds"), [], "at least one seed"),
+        (("rows", 0, "overrides"), {"demo": ["--run_dir=x"]}, "sets what the runner sets itself"),
+        (("rows", 0, "overrides"), {"demo": ["model.lr=1"]}, "not of the form --key=value"),
+        (("rows", 0, "overrides"), {"huge": ["--model.lr=1"]}, "huge, which is no preset"),
+    ],
+)
+def test_bad_tables_are_refused_in_one_line(
+    root: Path, path: tuple[str | int, ...], value: object, message: str
+) -> None:
+    save(changed(path, value))
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load_table("two")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_input_is_refused_before_anything_runs(root: Path) -> None:
+    for arguments, message in [
+        ({"name": "three"}, "there is no table configs/tables/three.yaml; tables here: two"),
+        ({"name": "two", "preset": "huge"}, "no preset 'huge'; it has demo, paper"),
+        ({"name": "two", "preset": "paper"}, "give their folder with --data_dir or DATA_DIR"),
+        ({"name": "two", "preset": "paper", "data_dir": "nowhere"}, "is not a folder"),
+        ({"name": "two", "jobs": 0}, "jobs is 0"),
+        ({"name": "two", "seeds": [1, 1]}, "different integers"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            run_table(**arguments, program=PROGRAM)
+    Path("configs/alpha.yaml").unlink()
+    with pytest.raises(ConfigurationError, match=r"configs/alpha\.yaml cannot be read"):
+        run_table("two", program=PROGRAM)
+    assert calls() == []
+
+
+# --- cells ---
+
+
+def test_a_cells_directory_follows_from_contents_alone(root: Path) -> None:
+    def name(content: object = TABLE) -> str:
+        save(content)
+        table = load_table("two")
+        return make_cells(table, "demo", table.presets["demo"])["digits", "Alpha", 0].name
+
+    first = name()
+    assert first.startswith("alpha-digits-s0-")
+    assert name(changed(("title",), "Another title")) == first
+    assert name(changed(("rows", 0, "overrides"), {"demo": ["--model.lr=1"]})) != first
+    Path("configs/alpha.yaml").write_text("# another comment\nname:   alpha\n")
+    assert name() == first
+    Path("configs/inner.yaml").write_text("lr: 1\n")
+    Path("configs/alpha.yaml").write_text("name: alpha\nmodel: inner.yaml\n")
+    second = name()
+    assert second != first
+    Path("configs/inner.yaml").write_text("lr: 2\n")
+    assert name() != second
+
+
+def test_the_command_of_a_cell(root: Path) -> None:
+    cell = Cell("c", ("a.yaml", "b.yaml"), ("--data.root={data_dir}", "--x=1"), 7)
+    command = cell_command(cell, Path("runs/c"), Path("/data"), ("python", "-m", "benchmark.cli"))
+    assert " ".join(command) == (
+        "python -m benchmark.cli fit --config a.yaml --config b.yaml --run_dir runs/c --seed_everything 7 "
+        "--data.root=/data --x=1"
+    )
+    checkpoint = Path("runs/c/checkpoints/last.ckpt")
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    assert cell_command(cell, Path("runs/c"), None)[-2:] == ["--ckpt_path", str(checkpoint)]
+
+
+def test_finished_cells_are_not_run_again(root: Path) -> None:
+    result = run_table("two", program=PROGRAM)
+    assert result.failed == {}
+    assert [name.split("-")[0] for _, name, _ in calls()] == ["alpha", "beta"]
+    text = result.markdown.read_text()
+    run_table("two", program=PROGRAM)
+    assert len(calls()) == 2
+    # The committed place counts as well, and gives the same table.
+    for folder in list(Path("runs").iterdir()):
+        keep_record(folder, "results/runs")
+    shutil.rmtree("runs")
+    assert run_table("two", program=PROGRAM).markdown.read_text() == text
+    assert len(calls()) == 2
+    run_table("two", seeds=[1], program=PROGRAM)
+    assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]
+
+
+def test_a_failed_cell_is_shown_and_stops_no_other(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(changed(("rows", 0, "overrides"), {"demo": ["--fail=no | memory"]}))
+    result = run_table("two", program=PROGRAM)
+    ((name, outcome),) = result.failed.items()
+    assert name.startswith("alpha-digits-s0-")
+    assert outcome == Outcome(None, "ValueError: no | memory", Path("runs") / name / "log.txt")
+    text = result.markdown.read_text()
+    assert f"- {name}: ValueError: no \\| memory\n" in text
+    assert "| Alpha " in text
+    assert "failed" in text
+    rows = list(csv.DictReader(result.csv.open()))
+    assert {(row["method"], row["error"]) for row in rows} == {("Alpha", "ValueError: no | memory"), ("Beta", "")}
+    assert "FAILED: ValueError: no | memory" in capsys.readouterr().out
+    run_table("two", program=PROGRAM)  # tries the failed one again, from its checkpoint
+    assert [(called.split("-")[0], how) for _, called, how in calls()] == [
+        ("alpha", "fresh"),
+        ("beta", "fresh"),
+        ("alpha", "resumed"),
+    ]
+
+
+def test_a_changed_record_is_no_result(root: Path) -> None:
+    first = run_table("two", program=PROGRAM)
+    run_dir = next(Path("runs").glob("alpha-*"))
+    (run_dir / "metrics.parquet").write_bytes(b"PAR1")
+    result = run_table("two", program=PROGRAM)
+    assert list(result.failed) == [run_dir.name]
+    assert "metrics.parquet was changed after the run" in result.failed[run_dir.name].error
+    assert f"remove {run_dir} to run it again" in result.failed[run_dir.name].error
+    assert len(calls()) == 2
+    shutil.rmtree(run_dir)
+    shutil.copytree("finished/1", run_dir)
+    assert "was run with seed 1, expected 0" in run_table("two", program=PROGRAM).failed[run_dir.name].error
+    assert first.failed == {}
+
+
+def test_a_run_that_ends_without_a_record_failed(root: Path) -> None:
+    cell = Cell("quiet-digits-s0-" + "0" * 8, (), (), 0)
+    program = (sys.executable, "-c", "")
+    # The name's hash does not fit configs and overrides: they changed since it was planned.
+    (outcome,) = run_cells([cell], Path("runs"), Path("kept"), program=program).values()
+    assert outcome.error == "its configs changed while it waited; start the command again"
+    table = load_table("two")
+    cell = make_cells(table, "demo", table.presets["demo"])["digits", "Alpha", 0]
+    (outcome,) = run_cells([cell], Path("runs"), Path("kept"), program=program).values()
+    assert outcome.error == "ended without writing a record"
+    killed = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    (outcome,) = run_cells([cell], Path("runs"), Path("kept"), program=killed).values()
+    assert outcome.error == "killed by signal 9 (SIGKILL)"
+
+
+# --- several runners, killed runners ---
+
+
+def test_two_runners_do_each_cell_once(root: Path) -> None:
+    save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
+    with runner("[0, 1]", jobs=2) as first, runner("[0, 1]", jobs=2) as second:
+        until(lambda: len(calls()) == 4)  # every cell is in somebody's hands
+        Path("go").touch()
+        assert (first.wait(60), second.wait(60)) == (0, 0)
+        outputs = (first.stdout.read(), second.stdout.read())  # type: ignore[union-attr]
+    names = [name for _, name, _ in calls()]
+    assert len(names) == len(set(names)) == 4
+    assert sum(output.count(" started, log in ") for output in outputs) == 4
+    assert sum(output.count("] alpha-") + output.count("] beta-") for output in outputs) == 8  # both report all
+    assert len(Path("results/tables/two_demo.csv").read_text().splitlines()) == 1 + 3 * 3
+
+
+def test_a_failure_in_the_other_runner_is_not_tried_again(root: Path) -> None:
+    content = changed(("rows", 0, "overrides"), {"demo": ["--wait=go"]})
+    Path("fake_run.py").write_text(FAKE_RUN.replace("for name in (", "sys.exit('broken')\nfor name in ("))
+    content["rows"] = content["rows"][:1]  # type: ignore[index]
+    save(content)
+    with runner() as first:
+        until(calls)
+        with runner() as second:
+            assert "waiting for it" in second.stdout.readline()  # type: ignore[union-attr]
+            Path("go").touch()
+            assert (first.wait(60), second.wait(60)) == (1, 1)
+            assert "FAILED: broken" in second.stdout.read()  # type: ignore[union-attr]
+    assert len(calls()) == 1
+
+
+def test_after_kill_9_of_the_runner_its_run_is_waited_for(root: Path) -> None:
+    save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
+    with runner() as first:
+        until(calls)
+        first.kill()
+        first.wait()
+        with runner() as second:
+            until(lambda: len(calls()) == 2)  # it takes the other cell meanwhile
+            Path("go").touch()
+            assert second.wait(60) == 0
+    assert [how for _, _, how in calls()] == ["fresh", "fresh"]
+    assert len({name for _, name, _ in calls()}) == 2
+
+
+def test_after_kill_9_of_runner_and_run_the_run_continues(root: Path) -> None:
+    save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
+    with runner() as first:
+        until(calls)
+        run_dir = Path("runs") / calls()[0][1]
+        until((run_dir / "checkpoints" / "last.ckpt").exists)
+        first.kill()
+        first.wait()
+        os.kill(int(calls()[0][0]), signal.SIGKILL)
+    Path("go").touch()
+    assert run_table("two", program=PROGRAM).failed == {}
+    assert [(name.split("-")[0], how) for _, name, how in calls()] == [
+        ("alpha", "fresh"),
+        ("alpha", "resumed"),
+        ("beta", "fresh"),
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_runner_ends_its_runs(root: Path, number: signal.Signals) -> None:
+    save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
+    with runner(jobs=2) as process:
+        until(lambda: len(calls()) == 2)
+        process.send_signal(number)
+        assert process.wait(60) != 0
+    until(lambda: not any(alive(int(pid)) for pid, _, _ in calls()), 5.0)
+    assert not Path("results/tables/two_demo.md").exists()
+
+
+# --- rendering ---
+
+
+def outcomes_of(cells: dict[tuple[str, str, int], Cell]) -> dict[str, Outcome]:
+    return {cell.name: Outcome(Path("finished") / str(cell.seed)) for cell in cells.values()}
+
+
+def test_the_papers_numbers_stand_beside_ours(root: Path) -> None:
+    table = load_table("two")
+    preset = table.presets["paper"]
+    cells = make_cells(table, "paper", preset)
+    shown = render("two", table, "paper", preset, cells, outcomes_of(cells))
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in shown.markdown.splitlines() if "|" in line
+    ]
+    assert lines[0] == ["Method", "Source", "A", "Avg", "Worst", "Floats up", "MB up + down", "Rounds", "Seconds"]
+    # Client a: 50 and 60 per cent; averages 60 and 75; worst 50 and 60.
+    assert lines[2] == ["Alpha", "ours", "55.00 ± 7.07", "67.50 ± 10.61", "55.00 ± 7.07", "7.68e3", "0.061", "2", "10"]
+    assert lines[3] == ["", "paper", "50.50", "60.25", "", "8.58e7", "", "", ""]
+    assert lines[4] == ["", "difference", "+4.50", "+7.25", "", "", "", "", ""]
+    assert lines[5][:5] == ["Alpha, global", "ours", "20.00 ± 14.14", "25.00 ± 14.14", "20.00 ± 14.14"]
+    assert [line[0] for line in lines[6:]] == ["Beta"]  # not in the paper's table
+    assert shown.markdown.startswith("# Two methods\n")
+    assert "not comparable" not in shown.markdown
+    for note in (
+        "Accuracy on the test split, in per cent, of the last round; mean ± standard deviation over seeds 0, 1.",
+        "Read at the point 'local' (the client's state at the end of its local training, before aggregation): Alpha.",
+        "Alpha, global; Beta.",
+        "Hardware: cpu (Test CPU, 2 cores). 2 runs, 21 s in all.",
+        "Code: 0123456789ab.",
+    ):
+        assert note in shown.markdown
+    rows = list(csv.DictReader(shown.csv.splitlines()))
+    assert len(rows) == 9
+    assert float(rows[0]["difference"]) == pytest.approx(4.5)
+    assert (rows[0]["seeds"], rows[0]["rounds"], rows[5]["reading"], rows[5]["paper"]) == ("2", "2", "global", "")
+    assert r"55.00 $\pm$ 7.07" in shown.latex
+    assert "tabular" in shown.latex
+
+
+def test_a_negative_difference_is_typeset_as_a_minus(root: Path) -> None:
+    Path("results/paper/p.csv").write_text(PAPER.replace("50.5", "70"))
+    table = load_table("two")
+    cells = make_cells(table, "paper", table.presets["paper"])
+    shown = render("two", table, "paper", table.presets["paper"], cells, outcomes_of(cells))
+    assert "-15.00" in shown.markdown
+    assert "$-$15.00" in shown.latex
+
+
+def test_a_demo_shows_the_papers_numbers_apart_and_no_difference(root: Path) -> None:
+    table = load_table("two")
+    cells = make_cells(table, "demo", table.presets["demo"])
+    shown = render("two", table, "demo", table.presets["demo"], cells, outcomes_of(cells)).markdown
+    ours, apart = shown.split("# The paper's numbers, on other data with another backbone: not comparable")
+    assert ours.startswith("# Demo: Two methods\n")
+    assert "difference" not in shown
+    assert "± " not in ours.split("\n- ")[0]
+    assert "50.5" not in ours
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in ours.splitlines() if "|" in line]
+    assert lines[0][:4] == ["Method", "a", "b", "Avg"]
+    assert lines[2][:4] == ["Alpha", "50.00", "70.00", "60.00"]
+    assert "## Rooms (paper)" in apart
+    assert "8.58e7" in apart
+    assert "Other" not in apart
+
+
+def test_some_seeds_failed(root: Path) -> None:
+    table = load_table("two")
+    preset = table.presets["paper"]
+    cells = make_cells(table, "paper", preset)
+    outcomes = outcomes_of(cells)
+    name = cells["rooms", "Alpha", 1].name
+    outcomes[name] = Outcome(None, "out of memory", Path("log.txt"))
+    shown = render("two", table, "paper", preset, cells, outcomes).markdown
+    assert "Alpha (1 of 2 seeds)" in shown
+    assert f"- {name}: out of memory" in shown
+
+
+def test_a_column_that_no_run_has_is_said(root: Path) -> None:
+    save(changed(("presets", "demo", "data", 0, "columns"), [{"client": "c"}]))
+    table = load_table("two")
+    cells = make_cells(table, "demo", table.presets["demo"])
+    shown = render("two", table, "demo", table.presets["demo"], cells, outcomes_of(cells)).markdown
+    assert "finished/0: no client 'c'; the run has a, b" in shown
+
+
+def test_an_ambiguous_published_number_is_refused() -> None:
+    paper = pd.DataFrame(
+        [("D", "s", backbone, "M", "accuracy", value) for backbone, value in (("ViT", 1.0), ("CNN", 2.0))],
+        columns=["dataset", "setting", "backbone", "method", "metric", "value"],
+    )
+    assert paper_value(paper, "M", PaperNumber("D", "s", backbone="CNN")) == 2.0
+    assert paper_value(paper, "N", PaperNumber("D", "s")) is None
+    with pytest.raises(ConfigurationError, match="name the backbone"):
+        paper_value(paper, "M", PaperNumber("D", "s"))
+
+
+# --- the committed tables ---
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tables").glob("*.yaml")), ids=lambda path: path.stem)
+def test_committed_tables_fit_the_published_numbers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = load_table(path.stem)
+    paper = pd.concat([pd.read_csv(name) for name in table.paper])
+    assert {"demo", "paper"} <= set(table.presets)
+    for row in table.rows:
+        for group in table.presets["paper"].data:
+            numbers = [column.paper for column in group.columns if column.paper]
+            assert numbers
+            found = [paper_value(paper, row.label, number) is not None for number in numbers]
+            # A row of the paper has all its numbers; an extra row of ours has none.
+            assert all(found) or not any(found)
+
+
+def test_table_1_has_the_papers_averages() -> None:
+    table = load_table(str(ROOT / "configs/tables/table1.yaml"))
+    paper = pd.read_csv(ROOT / "results/paper/pfedpg_table1.csv")
+    columns = table.presets["paper"].data[0].columns
+    for row in table.rows:
+        values = [paper_value(paper, row.label, column.paper) for column in columns if column.paper]
+        assert None not in values
+        assert sum(values[:4]) / 4 == pytest.approx(values[4], abs=0.006)  # type: ignore[arg-type]

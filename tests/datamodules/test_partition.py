@@ -1,0 +1,447 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import numpy_generator
+from datamodules.partition import (
+    IID,
+    AtMostClasses,
+    ClientSplits,
+    DirichletMerged,
+    DirichletShared,
+    DisjointClasses,
+    DomainPerClient,
+    IIDPFLlib,
+    Partition,
+    PathologicalPFLlib,
+    PathologicalRandom,
+    check_splits,
+    deal_stratified,
+    dirichlet_cuts,
+    draw_shares,
+    hand_out_shares,
+    share_evenly,
+    split_units,
+    units_of,
+)
+from datamodules.source import ImagePool, ImageSource
+
+SEEDS = range(5)
+
+
+def make_pool(labels, test, group=None, domains=None):
+    n = len(labels)
+    return ImagePool(
+        images=torch.zeros(n, 3, 1, 1, dtype=torch.uint8),
+        labels=torch.tensor(labels),
+        test=torch.tensor(test, dtype=torch.bool),
+        domains=torch.zeros(n, dtype=torch.int64) if domains is None else torch.tensor(domains),
+        group=torch.arange(n) if group is None else torch.tensor(group),
+    )
+
+
+def balanced(classes, train, test):
+    """``classes`` classes with so many train and test images each."""
+    labels = np.repeat(np.arange(classes), train + test)
+    return make_pool(labels.tolist(), np.tile([False] * train + [True] * test, classes).tolist())
+
+
+CIFAR10_LIKE = balanced(10, 500, 100)
+CIFAR100_LIKE = balanced(100, 50, 10)
+
+
+def class_counts(held, pool):
+    labels = pool.labels.numpy()
+    return np.array([np.bincount(labels[mine], minlength=labels.max() + 1) for mine in held])
+
+
+def split(partition, pool, seed=0):
+    return partition.split(pool, numpy_generator(seed, "partition"))
+
+
+OFFICIAL = [
+    (IID(7), CIFAR10_LIKE),
+    (DirichletShared(0.1, 10, min_size=2), CIFAR10_LIKE),
+    (DirichletShared(0.3, 20), CIFAR10_LIKE),
+    (DisjointClasses(2), CIFAR10_LIKE),
+    (DisjointClasses(10, num_clients=10), CIFAR100_LIKE),
+    (PathologicalRandom(5, 50), CIFAR10_LIKE),
+    (PathologicalRandom(3, 10), CIFAR10_LIKE),
+    (AtMostClasses(5, 20), CIFAR100_LIKE),
+    (AtMostClasses(15, 20), CIFAR100_LIKE),
+]
+MERGED = [
+    (DirichletMerged(0.3, 50), CIFAR10_LIKE),
+    (DirichletMerged(0.3, 50), CIFAR100_LIKE),
+    (IIDPFLlib(20), CIFAR10_LIKE),
+    (PathologicalPFLlib(5, 50), CIFAR10_LIKE),
+    (PathologicalPFLlib(50, 50), balanced(100, 100, 20)),
+]
+
+
+def name(case):
+    return type(case).__name__ if isinstance(case, Partition) else ""
+
+
+@pytest.mark.parametrize(("partition", "pool"), OFFICIAL, ids=name)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_official_sides_stay_apart_and_every_image_is_used_once(partition, pool, seed):
+    splits = split(partition, pool, seed)
+    train, test = np.concatenate(splits.train), np.concatenate(splits.test)
+    assert not pool.test.numpy()[train].any()
+    assert pool.test.numpy()[test].all()
+    assert len(np.unique(train)) == len(train)
+    assert len(np.unique(test)) == len(test)
+    if not isinstance(partition, AtMostClasses):  # which leaves out what rounding leaves over
+        assert len(train) + len(test) == len(pool.labels)
+
+
+@pytest.mark.parametrize(("partition", "pool"), MERGED, ids=name)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_merged_forms_use_every_image_once_and_train_on_three_quarters(partition, pool, seed):
+    splits = split(partition, pool, seed)
+    everything = np.concatenate(splits.train + splits.test)
+    np.testing.assert_array_equal(np.sort(everything), np.arange(len(pool.labels)))
+    for train, test in zip(splits.train, splits.test, strict=True):
+        assert len(train) == (len(train) + len(test)) * 3 // 4
+
+
+@pytest.mark.parametrize(("partition", "pool"), OFFICIAL + MERGED, ids=name)
+def test_one_seed_one_partition(partition, pool):
+    first, again, other = split(partition, pool, 3), split(partition, pool, 3), split(partition, pool, 4)
+    for side in ("train", "test"):
+        for a, b in zip(getattr(first, side), getattr(again, side), strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == np.int64
+            assert (np.diff(a) > 0).all()
+    assert any(not np.array_equal(a, b) for a, b in zip(first.train, other.train, strict=True))
+
+
+@pytest.mark.parametrize("partition", [DirichletShared(0.1, 10, min_size=2), DirichletShared(0.5, 20)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dirichlet_shared_gives_train_and_test_the_same_proportions(partition, seed):
+    splits = split(partition, CIFAR10_LIKE, seed)
+    train, test = class_counts(splits.train, CIFAR10_LIKE), class_counts(splits.test, CIFAR10_LIKE)
+    # Both ends of a piece are rounded down: less than one image of either side off.
+    assert np.abs(train / 500 - test / 100).max() < 1 / 100 + 1 / 500
+    assert min(map(len, splits.train + splits.test)) >= partition.min_size
+
+
+@pytest.mark.parametrize("partition", [DisjointClasses(2), PathologicalRandom(5, 50), AtMostClasses(2, 20)])
+def test_same_proportions_in_train_and_test(partition):
+    splits = split(partition, CIFAR10_LIKE)
+    train, test = class_counts(splits.train, CIFAR10_LIKE), class_counts(splits.test, CIFAR10_LIKE)
+    assert np.abs(train / 500 - test / 100).max() <= 2 * (1 / 100 + 1 / 500)
+
+
+def test_dirichlet_cuts_by_hand():
+    class Fixed:
+        """Hands out proportions in place of draws."""
+
+        rows = iter([[0.5, 0.3, 0.2], [0.6, 0.2, 0.2]])
+
+        def dirichlet(self, alpha, size):
+            assert alpha.tolist() == [0.3, 0.3, 0.3]
+            return np.array([next(self.rows)])
+
+    cuts = next(dirichlet_cuts(np.array([[10, 11], [4, 5]]), 3, 0.3, 1, 1, Fixed()))
+    # Class 0: cumsum 0.5, 0.8, 1. The mean is 7 train images, nobody is there yet.
+    # Class 1: cumsum 0.6, 0.8, 1 of 11 and 5: 6.6, 8.8, 11 and 3, 4, 5.
+    np.testing.assert_array_equal(cuts[0], [[0, 5, 8, 10], [0, 6, 8, 11]])
+    np.testing.assert_array_equal(cuts[1], [[0, 2, 3, 4], [0, 3, 4, 5]])
+
+    Fixed.rows = iter([[0.8, 0.1, 0.1], [0.5, 0.25, 0.25]])
+    cuts = next(dirichlet_cuts(np.array([[10, 10]]), 3, 0.3, 1, 1, Fixed()))
+    # Client 0 has 8 of a mean of 6.67 after class 0, so class 1 goes half and half to the others.
+    np.testing.assert_array_equal(cuts[0], [[0, 8, 9, 10], [0, 0, 5, 10]])
+
+
+def test_dirichlet_cuts_agree_with_a_naive_loop():
+    sizes = np.array([[40, 31, 25, 60], [9, 7, 5, 12]])
+    drawn = []
+
+    class Recording:
+        rng = np.random.default_rng(0)
+
+        def dirichlet(self, alpha, size):
+            drawn.append(self.rng.dirichlet(alpha, size=size))
+            return drawn[-1]
+
+    found = list(zip(range(30), dirichlet_cuts(sizes, 4, 0.5, 2, 64, Recording()), strict=False))
+    expected = []
+    for draw in range(64):
+        held = [[0] * 4, [0] * 4]
+        cuts = [[], []]
+        for c in range(4):
+            p = [drawn[c][draw][k] if held[0][k] < 156 / 4 else 0.0 for k in range(4)]
+            ends = np.cumsum(np.array(p) / sum(p))
+            for side in range(2):
+                at = [0] + [int(ends[k] * sizes[side][c]) for k in range(3)] + [int(sizes[side][c])]
+                cuts[side].append(at)
+                held[side] = [held[side][k] + at[k + 1] - at[k] for k in range(4)]
+        if min(held[0] + held[1]) >= 2:
+            expected.append(cuts)
+    assert len(expected) > 3
+    for (_, cuts), wanted in zip(found, expected, strict=False):
+        np.testing.assert_array_equal(cuts, wanted)
+
+
+def test_smaller_alpha_is_more_skewed():
+    def largest_share(alpha):
+        counts = class_counts(split(DirichletShared(alpha, 10, min_size=1), CIFAR10_LIKE).train, CIFAR10_LIKE)
+        return (counts.max(axis=1) / counts.sum(axis=1)).mean()
+
+    assert largest_share(0.1) > largest_share(1.0) + 0.15 > largest_share(100.0) + 0.25
+
+
+def test_ten_thousand_failing_draws_are_quick_and_say_what_was_reached():
+    expected = (
+        "no Dirichlet draw with alpha=0.01 in 10000 gave all 100 clients min_size=10 images: "
+        r"the smallest client got at most \d+; raise alpha, use fewer clients or lower min_size, or raise max_retries"
+    )
+    with pytest.raises(ConfigurationError, match=expected):
+        split(DirichletShared(0.01, 100), balanced(10, 5000, 1000))
+
+
+def test_iid_deals_evenly():
+    labels = np.array([0] * 7 + [1] * 6)
+    members = [np.flatnonzero(labels == c) for c in (0, 1)]
+    dealt = deal_stratified(members, 3, np.random.default_rng(0))
+    # 7 cards to clients 0 1 2 0 1 2 0, then 6 to 1 2 0 1 2 0.
+    assert [np.bincount(labels[mine]).tolist() for mine in dealt] == [[3, 2], [2, 2], [2, 2]]
+
+
+def test_disjoint_classes_give_whole_classes():
+    counts = class_counts(split(DisjointClasses(2), CIFAR10_LIKE).train, CIFAR10_LIKE)
+    assert counts.shape == (5, 10)
+    assert (np.sort(counts, axis=1) == [0] * 8 + [500, 500]).all()
+    assert (counts.sum(axis=0) == 500).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pathological_pfllib_makes_two_groups_and_two_giants(seed):
+    pool = balanced(10, 5000, 1000)
+    splits = split(PathologicalPFLlib(5, 50), pool, seed)
+    held = [np.concatenate(sides) for sides in zip(splits.train, splits.test, strict=True)]
+    counts = class_counts(held, pool)
+    assert (counts[:25, :5] > 0).all()
+    assert (counts[:25, 5:] == 0).all()
+    assert (counts[25:, :5] == 0).all()
+    assert (counts[25:, 5:] > 0).all()
+    small = np.delete(counts, [24, 49], axis=0)
+    # 6000 / 25 = 240 images are an even share; integers(24, 240) is drawn.
+    assert small[small > 0].min() >= 24
+    assert small.max() < 240
+    # 24 draws with mean 131.5 and standard deviation 62.4 leave 2,844 of 6,000 to the last client of a class.
+    share = counts[[24, 49]].sum() / 60_000
+    assert 0.44 < share < 0.52
+    assert 600 < np.median(counts.sum(axis=1)) < 720
+
+
+def test_iid_pfllib_gives_all_classes_and_half_of_the_data_to_one():
+    pool = balanced(10, 5000, 1000)
+    splits = split(IIDPFLlib(50), pool)
+    sizes = np.array([len(a) + len(b) for a, b in zip(splits.train, splits.test, strict=True)])
+    assert (class_counts(splits.train, pool) > 0).all()
+    assert sizes.argmax() == 49
+    assert 0.44 < sizes[49] / 60_000 < 0.53
+
+
+def test_pathological_random_shares_a_class_evenly():
+    members = [np.arange(7), np.arange(7, 11)]
+    holds = np.array([[True, False], [True, True], [False, True]])
+    held = share_evenly(members, holds, np.random.default_rng(0))
+    labels = np.array([0] * 7 + [1] * 4)
+    assert [np.bincount(labels[mine], minlength=2).tolist() for mine in held] == [[4, 0], [3, 2], [0, 2]]
+    counts = class_counts(split(PathologicalRandom(5, 50), CIFAR10_LIKE).train, CIFAR10_LIKE)
+    assert ((counts > 0).sum(axis=1) == 5).all()
+    assert ((counts > 0).sum(axis=0) > 0).all()
+    assert not (counts[:25, :5] > 0).all()
+
+
+def test_at_most_classes_shares_add_up():
+    shares = draw_shares(100, 100, 15, np.random.default_rng(0))
+    by_class = {c: [share for mine in shares for k, share in mine if k == c] for c in range(100)}
+    assert all(len(mine) == 15 for mine in shares)
+    assert all(len(holdings) == 15 for holdings in by_class.values())
+    assert all(sum(holdings) == pytest.approx(1) for holdings in by_class.values())
+    assert all(0.4 / 9 < share < 0.6 / 6 for mine in shares for _, share in mine)
+    # Classes go down in step: at no time is one held twice more often than another.
+    taken = np.zeros(100, dtype=int)
+    for mine in shares:
+        for c, _ in mine:
+            taken[c] += 1
+            assert np.ptp(taken) <= 1
+
+
+def test_at_most_classes_hands_out_consecutive_chunks():
+    members = [np.arange(10), np.arange(10, 15)]
+    shares = [[(0, 0.45), (1, 0.5)], [(0, 0.55), (0, 0.0)]]
+    held = hand_out_shares(members, shares, np.random.default_rng(0))
+    # int(4.5) = 4 and int(2.5) = 2, then int(5.5) = 5; one image of class 0 and three of class 1 are left.
+    assert [len(mine) for mine in held] == [6, 5]
+    assert len(np.unique(np.concatenate(held))) == 11
+    counts = class_counts(split(AtMostClasses(5, 100), balanced(100, 500, 100)).train, balanced(100, 500, 100))
+    assert ((counts > 0).sum(axis=1) <= 5).all()
+    assert 480 < counts.sum(axis=1).mean() <= 500
+
+
+def test_domain_per_client():
+    pool = make_pool([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 0, 1], domains=[1, 0, 0, 1, 0, 1])
+    splits = split(DomainPerClient(), pool)
+    assert [mine.tolist() for mine in splits.train] == [[1, 4], [0]]
+    assert [mine.tolist() for mine in splits.test] == [[2], [3, 5]]
+
+
+class TenClasses(ImageSource):
+    class_names = tuple("abcdefghij")
+    domain_names = ("photo", "sketch")
+
+
+def test_clients_are_named_before_images_are_read():
+    assert IID(2).client_names(TenClasses()) == ["client 0", "client 1"]
+    assert DomainPerClient().client_names(TenClasses()) == ["photo", "sketch"]
+    assert DisjointClasses(5).client_names(TenClasses()) == ["client 0", "client 1"]
+    with pytest.raises(ConfigurationError, match="classes_per_client=3 does not divide the 10 classes"):
+        DisjointClasses(3).client_names(TenClasses())
+
+
+def test_arguments_are_those_of_the_constructor():
+    assert DirichletMerged(0.3, 50).arguments() == {
+        "alpha": 0.3,
+        "num_clients": 50,
+        "min_size": 8,
+        "test_fraction": 0.25,
+        "max_retries": 10_000,
+    }
+    assert DisjointClasses(2).arguments() == {"classes_per_client": 2, "num_clients": None}
+    assert DomainPerClient().arguments() == {}
+
+
+# Groups
+
+
+def grouped(copies):
+    """Four classes of 60 groups with ``copies`` images each; the official flags are of no account."""
+    labels = np.repeat(np.arange(4), 60 * copies)
+    return make_pool(labels.tolist(), [False] * len(labels), group=np.repeat(np.arange(240), copies).tolist())
+
+
+@pytest.mark.parametrize("partition", [DirichletMerged(0.5, 6), PathologicalPFLlib(2, 6), IIDPFLlib(6)], ids=name)
+@pytest.mark.parametrize("copies", [2, 6])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_merged_forms_keep_groups_whole(partition, copies, seed):
+    pool = grouped(copies)
+    splits = split(partition, pool, seed)
+    group = pool.group.numpy()
+    owners = [set(group[mine]) for mine in splits.train + splits.test]
+    assert sum(map(len, owners)) == 240  # 240 groups, each at one client and on one side
+    assert sum(map(len, splits.train + splits.test)) == len(group)
+    assert sum(map(len, splits.test)) / len(group) == pytest.approx(0.25, abs=0.06)
+
+
+def test_a_group_of_two_labels_trains():
+    labels, group = np.array([0, 0, 1, 1, 1]), np.array([7, 3, 3, 9, 9])
+    units = units_of(labels, group)
+    assert [mine.tolist() for mine in units.members] == [[1], [2], [0], [3, 4]]
+    assert units.labels.tolist() == [0, 1, 0, 1]
+    assert units.sizes.tolist() == [1, 1, 1, 2]
+    assert units.train_only.tolist() == [True, True, False, False]
+    for seed in range(10):
+        splits = split_units(units, [np.arange(4)], 0.6, np.random.default_rng(seed))
+        assert {1, 2} <= set(splits.train[0])
+        assert sorted([*splits.train[0], *splits.test[0]]) == [0, 1, 2, 3, 4]
+
+
+def test_units_are_cut_between_groups():
+    units = units_of(np.zeros(7, dtype=np.int64), np.array([0, 0, 0, 1, 2, 2, 3]))
+    pieces = units.cut(np.array([0, 1, 2, 3]), np.array([0, 2, 5, 7]))
+    # Running sizes 3, 4, 6, 7: nothing is complete at 2, two groups are at 5, all are at 7.
+    assert [piece.tolist() for piece in pieces] == [[], [0, 1], [2, 3]]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IID(0), "num_clients must be at least 1, got 0"),
+        (lambda: DirichletMerged(0.0, 5), "alpha must be a positive number, got 0.0"),
+        (lambda: DirichletShared(-1.0, 5), "alpha must be a positive number, got -1.0"),
+        (lambda: DirichletShared(float("nan"), 5), "alpha must be a positive number, got nan"),
+        (lambda: DirichletMerged(0.3, 5, test_fraction=1.0), "test_fraction must lie between 0 and 1, got 1.0"),
+        (lambda: DirichletMerged(0.3, 5, max_retries=0), "max_retries must be at least 1, got 0"),
+        (lambda: DirichletShared(0.3, 5, min_size=0), "min_size must be at least 1, got 0"),
+        (lambda: PathologicalRandom(0, 5), "classes_per_client must be at least 1, got 0"),
+        (lambda: AtMostClasses(0, 5), "classes must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        (IID(6001), "num_clients=6001 is more than the 6000 images"),
+        (IID(2000), "1000 of 2000 clients have no test images (first: client 1000)"),
+        (
+            DirichletShared(0.3, 200),
+            "200 clients with at least min_size=10 images each need 2000 images, the data set has 1000",
+        ),
+        (DisjointClasses(3), "classes_per_client=3 does not divide the 10 classes"),
+        (DisjointClasses(2, num_clients=4), "num_clients=4, but 10 classes in groups of 2 make 5 clients"),
+        (DisjointClasses(11), "classes_per_client=11 is more than the 10 classes"),
+        (PathologicalPFLlib(11, 5), "classes_per_client=11 is more than the 10 classes"),
+        (PathologicalPFLlib(1, 5), "5 clients with 1 classes each cannot hold all 10 classes"),
+        (IIDPFLlib(601), "class 0 has 600 images, too few for 601 clients"),
+        (PathologicalRandom(11, 5), "classes_per_client=11 is more than the 10 classes"),
+        (PathologicalRandom(1, 9), "9 clients with 1 classes each cannot hold all 10 classes"),
+        (AtMostClasses(11, 10), "classes=11 is more than the 10 classes"),
+        (AtMostClasses(3, 7), "num_clients=7 times classes=3 is not a multiple of the 10 classes"),
+    ],
+    ids=lambda case: name(case) if isinstance(case, Partition) else "",
+)
+def test_arguments_that_do_not_fit_the_data(partition, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        split(partition, CIFAR10_LIKE)
+
+
+def test_classes_without_a_holder():
+    pool = balanced(60, 2, 2)
+    with pytest.raises(ConfigurationError, match="no draw of 10000 gave each of 60 classes a holder among 61 clients"):
+        split(PathologicalRandom(1, 61), pool)
+
+
+def test_check_splits_refuses_what_is_broken():
+    pool = make_pool([0] * 6, [False] * 6, group=[0, 1, 2, 3, 4, 0])
+
+    def check(train, test):
+        check_splits(
+            ClientSplits([np.array(x, dtype=int) for x in train], [np.array(x, dtype=int) for x in test]), pool
+        )
+
+    check([[0, 1], [1, 2]], [[3], [4]])  # two clients may train on the same image
+    for train, test, message in [
+        ([[0, 1]], [[3], [4]], "got 1 train lists and 2 test lists"),
+        ([[0], []], [[3], [4]], "1 of 2 clients have no train images (first: client 1)"),
+        ([[0], [1]], [[], [4]], "1 of 2 clients have no test images (first: client 0)"),
+        ([[0], [6]], [[3], [4]], "client 1 has train index 6, the data set has images 0 to 5"),
+        ([[0], [1]], [[-1], [4]], "client 0 has test index -1"),
+        ([[1, 1], [0]], [[3], [4]], "client 0 holds a train image more than once"),
+        ([[0], [4]], [[4], [3]], "1 images are trained on and tested on (first: image 4)"),
+        ([[0], [1]], [[3], [5]], "1 groups of images that show the same thing are on both the train and the test side"),
+    ]:
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            check(train, test)
+
+
+def test_official_test_set_that_tears_a_group_is_refused():
+    pool = make_pool([0, 0, 0, 0], [0, 0, 1, 1], group=[0, 1, 1, 2])
+    with pytest.raises(ConfigurationError, match=r"first: images 1, 2"):
+        split(IID(1), pool)

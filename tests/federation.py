@@ -1,0 +1,118 @@
+"""A tiny federation for tests: eleven ragged clients with 8 classes of synthetic images, and how to run a method on it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+
+from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
+from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI
+from benchmark.method import FederatedMethod
+from benchmark.recorder import Recorder
+from datamodules.base import FederatedDataModule
+from datamodules.partition import ClientSplits, Partition
+from datamodules.source import ImagePool, ImageSource
+
+CONF = Path(__file__).parent / "conf"
+SIZES = (9, 4, 17, 3, 8, 12, 5, 20, 1, 6, 11)
+
+
+class TinyImages(ImageSource):
+    """Noise around one random picture a class, 32 x 32."""
+
+    class_names = tuple(f"class{c}" for c in range(8))
+
+    def __init__(self, size: int = 32) -> None:
+        self.size = size
+
+    def load(self) -> ImagePool:
+        """176 images, 22 of each class, half of them test images."""
+        rng = np.random.default_rng(7)
+        labels = np.tile(np.arange(8), 22)
+        means = rng.integers(60, 190, (8, 3, self.size, self.size))
+        noise = rng.integers(-50, 50, (len(labels), 3, self.size, self.size))
+        images = np.clip(means[labels] + noise, 0, 255).astype(np.uint8)
+        return ImagePool(
+            images=torch.from_numpy(images),
+            labels=torch.from_numpy(labels),
+            test=torch.arange(len(labels)) >= 110,
+            domains=torch.zeros(len(labels), dtype=torch.int64),
+            group=torch.arange(len(labels)),
+        )
+
+
+class Ragged(Partition):
+    """Clients of very different sizes; each is tested on six images."""
+
+    def __init__(self, num_clients: int = 11) -> None:
+        self.num_clients = num_clients
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Consecutive runs of the pool."""
+        ends = np.cumsum(SIZES[: self.num_clients])
+        train = [np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=False)]
+        test = [np.arange(110 + 6 * k, 116 + 6 * k) for k in range(self.num_clients)]
+        return ClientSplits([t.astype(np.int64) for t in train], [t.astype(np.int64) for t in test])
+
+
+def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
+    """Method and data of ``tests/conf/<conf>.yaml`` on the tiny federation."""
+    args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
+    with patch.object(sys, "argv", ["lightning-cli"]):
+        cli = FederatedCLI(
+            FederatedMethod,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults=TRAINER_DEFAULTS,
+            args=args,
+            run=False,
+        )
+    return cli.model, cli.datamodule
+
+
+def fit(
+    method: FederatedMethod,
+    data: FederatedDataModule,
+    rounds: int,
+    callbacks: list[Callback] | None = None,
+    ckpt_path: str | None = None,
+    save_to: Path | None = None,
+) -> Any:
+    """Run the federation; returns the Trainer."""
+    callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
+    trainer = Trainer(
+        **{**TRAINER_DEFAULTS, "max_epochs": rounds},
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=save_to is not None,
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
+    )
+    trainer.fit(method, datamodule=data, ckpt_path=ckpt_path)
+    return trainer
+
+
+def learned(method: FederatedMethod) -> dict[str, torch.Tensor]:
+    """Everything a run leaves behind: shared values, all clients' state, the server's state, all metrics."""
+    state = {n: method.template(n).detach().clone() for n in method.shared_names}
+    state |= {f"bank.{n}": method.bank.all_rows(n).clone() for n in method.bank.names}  # type: ignore[union-attr]
+    state |= {f"server.{n}": v for n, v in _tensors(method.server.state_dict()).items()}
+    recorder = next(cb for cb in method.trainer.callbacks if isinstance(cb, Recorder))
+    state |= {"metric." + "/".join(map(str, key)): v for key, v in recorder.values.items()}
+    return state
+
+
+def _tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return {name: value.detach().clone()}
+    if isinstance(value, dict):
+        return {k: t for key, v in value.items() for k, t in _tensors(v, f"{name}.{key}").items()}
+    return {}

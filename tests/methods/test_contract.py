@@ -1,0 +1,207 @@
+"""What every method must keep, checked for every class that ``methods`` exports: a new one needs a YAML in tests/conf."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation import CONF, SIZES, build, fit, learned
+from lightning.pytorch.callbacks import Callback
+
+import methods
+from benchmark.communication import message_bytes
+from benchmark.server import Server
+
+METHODS = sorted(methods.__all__)
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
+    """The same names, and values equal (bit for bit without a tolerance; NaN equals NaN)."""
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(
+            left[name], right[name], rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_every_method_has_a_tiny_configuration() -> None:
+    assert {path.stem for path in CONF.glob("[A-Z]*.yaml")} == set(METHODS)
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, dict[str, torch.Tensor]]:
+    """Three rounds of each method with width 1, made once."""
+    return {}
+
+
+def run(conf: str, *overrides: str, rounds: int = 3, callbacks: list[Callback] | None = None) -> Any:
+    method, data = build(conf, *overrides)
+    fit(method, data, rounds, callbacks)
+    return method
+
+
+def reference_of(conf: str, reference: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    if conf not in reference:
+        reference[conf] = learned(run(conf, "--data.cohort_width=1"))
+    return reference[conf]
+
+
+class Reversed(Callback):
+    """Hands the cohorts' clients to the round plan in another order."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        server = pl_module.server
+        select = server.select
+        server.select = lambda round: select(round)[::-1]
+
+
+@pytest.mark.parametrize("conf", METHODS)
+@pytest.mark.parametrize(("width", "workers"), [(3, 0), (8, 2)])
+def test_cohort_width_and_workers_change_nothing(conf: str, width: int, workers: int, reference: dict) -> None:
+    method = run(conf, f"--data.cohort_width={width}", f"--data.num_workers={workers}")
+    # Frozen-ViT methods agree bit for bit; stacked convolutions are summed in another order.
+    exact = not any("backbone" in name for name in method.trainable_names)
+    assert_equal(reference_of(conf, reference), learned(method), 0.0 if exact else 2e-5)
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_the_order_of_clients_changes_nothing(conf: str, reference: dict) -> None:
+    assert_equal(reference_of(conf, reference), learned(run(conf, "--data.cohort_width=1", callbacks=[Reversed()])))
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
+    method, data = build(conf)
+    method.configure_model()
+    before = {n: p.detach().clone() for n, p in method.named_parameters() if not n.startswith("slots.")}
+    start = learned_state(method)
+    fit(method, data, 2)
+    trained = set(method.trainable_names)
+    for name, value in before.items():
+        if name not in method.shared_names:
+            assert torch.equal(value, method.template(name)), f"{name} is not shared but moved on the server"
+    moved = {n for n, v in learned_state(method).items() if not torch.equal(v, start[n])}
+    assert trained, "a method that trains nothing has no place here"
+    for name in method.personal_names:
+        assert f"bank.{name}" in moved
+    if type(method.server) is Server:
+        assert set(method.shared_names) <= moved
+
+
+def learned_state(method: Any) -> dict[str, torch.Tensor]:
+    state = {n: method.template(n).detach().clone() for n in method.shared_names}
+    return state | {f"bank.{n}": method.bank.all_rows(n).clone() for n in method.bank.names}
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_clients_that_are_not_selected_keep_their_state(conf: str) -> None:
+    method, data = build(conf, "--data.clients_per_round=2")
+    method.configure_model()
+    start = learned_state(method)
+    fit(method, data, 1)
+    resting = [c for c in range(11) if c not in method.server.select(1)]
+    assert len(resting) == 9
+    for name, rows in learned_state(method).items():
+        if name.startswith("bank."):
+            assert torch.equal(rows[resting], start[name][resting])
+
+
+class Wire(Callback):
+    """Notes the names and the bytes of everything that is sent."""
+
+    def __init__(self) -> None:
+        self.down: list[dict[str, torch.Tensor]] = []
+        self.up: list[dict[str, torch.Tensor]] = []
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        begin, end = pl_module.begin_cohort, pl_module.end_cohort
+
+        def begin_cohort(clients: Any, received: Any) -> None:
+            if trainer.state.stage == "train":
+                for k in range(len(clients)):
+                    self.down.append(
+                        {n: v[k] if pl_module.server.is_per_client(pl_module, n, v) else v for n, v in received.items()}
+                    )
+            begin(clients, received)
+
+        def end_cohort(clients: Any) -> Any:
+            uploads = end(clients)
+            self.up += uploads.values()
+            return uploads
+
+        pl_module.begin_cohort, pl_module.end_cohort = begin_cohort, end_cohort
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_personal_tensors_never_leave_and_bytes_are_counted(conf: str) -> None:
+    wire = Wire()
+    method = run(conf, rounds=2, callbacks=[wire])
+    assert len(wire.down) == len(wire.up) == 2 * 7
+    for message in wire.down + wire.up:
+        assert not set(message) & set(method.personal_names)
+    rounds = method.server.traffic.rounds
+    assert [row[0] for row in rounds] == [7, 7]
+    assert sum(row[1] for row in rounds) == sum(message_bytes(list(m.values())) for m in wire.down)
+    assert sum(row[2] for row in rounds) == sum(message_bytes(list(m.values())) for m in wire.up)
+
+
+class NoEpochs(Callback):
+    """Sets every local phase to zero epochs."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        phases = [replace(phase, epochs=0) for phase in pl_module.local_phases()]
+        pl_module.local_phases = lambda: phases
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_zero_local_epochs_change_nothing(conf: str) -> None:
+    untouched, data = build(conf)
+    fit(untouched, data, 0)
+    method, data = build(conf)
+    fit(method, data, 2, [NoEpochs()])
+    before, after = (
+        {n: v for n, v in learned(m).items() if "metric" not in n and "bank.local." not in n} for m in (untouched, method)
+    )
+    assert_equal(before, after)
+
+
+class SeenImages(Callback):
+    """Rows of the pool that took part in a training step."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, set[int]] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for client, rows, mask in zip(batch.clients, batch.index, batch.mask, strict=True):
+            self.rows.setdefault(client, set()).update(rows[mask].tolist())
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_a_test_image_never_trains_and_every_training_image_does(conf: str) -> None:
+    seen = SeenImages()
+    method, data = build(conf, "--data.clients_per_round=11")
+    fit(method, data, 1, [seen])
+    for client in range(11):
+        assert seen.rows[client] == set(data.splits.train[client].tolist())
+        assert len(seen.rows[client]) == SIZES[client]
+    assert not set().union(*seen.rows.values()) & set().union(*(set(t.tolist()) for t in data.splits.test))
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(conf: str, tmp_path: Path, reference: dict) -> None:
+    method, data = build(conf, "--data.cohort_width=1")
+    fit(method, data, 1, save_to=tmp_path)
+    resumed, data = build(conf, "--data.cohort_width=1")
+    torch.rand(5)  # the global generator is somewhere else now
+    fit(resumed, data, 3, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    assert_equal(reference_of(conf, reference), learned(resumed))
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_a_checkpoint_holds_no_frozen_weight_and_no_slot(conf: str, tmp_path: Path) -> None:
+    method, data = build(conf)
+    fit(method, data, 1, save_to=tmp_path)
+    held = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert {n for n in held if not n.startswith("bank.")} == set(method.trainable_names)

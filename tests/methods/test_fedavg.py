@@ -1,0 +1,132 @@
+"""FedAvg, FedProx and Local against plain PyTorch loops that know nothing of the engine."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import build, fit
+from torch import nn
+
+from benchmark.batch import PlannedPhase, RoundPlan
+from methods.losses import cross_entropy, masked_mean, squared_distance
+
+
+def one_after_another(
+    conf: str, rounds: int, mu: float = 0.0, share: bool = True, epochs: int = 2
+) -> tuple[nn.Module, list[nn.Module], Any]:
+    """The federation simulated client by client with whole copies of the model."""
+    method, data = build(conf)
+    data.setup()
+    group = method.local_phases()[0].groups[0]
+    model = nn.Sequential(method.backbone, method.head)
+    clients = [copy.deepcopy(model) for _ in range(11)]
+    server = method.default_server()
+    server.seed, server.training_clients, server.participants = data.seed, list(range(11)), 7
+    for round in range(1, rounds + 1):
+        selected = server.select(round)
+        plan = RoundPlan(selected, data.train_indices, [PlannedPhase(epochs)], 4, False, 1, data.seed, round)
+        for client in selected:
+            local = copy.deepcopy(model) if share else clients[client]
+            received = [p.detach().clone() for p in local.parameters()]
+            optimizer = torch.optim.SGD(local.parameters(), group.lr, group.momentum, weight_decay=group.weight_decay)
+            for batch in (plan[i] for i in range(len(plan))):
+                if batch.clients == (client,) and batch.mask.any():
+                    rows = batch.index[0][batch.mask[0]]
+                    x = data.transform(data.pool.images[rows], None)
+                    loss = F.cross_entropy(local(x), data.pool.labels[rows])
+                    if mu:
+                        pairs = zip(local.parameters(), received, strict=True)
+                        loss = loss + mu / 2 * sum(((p - r) ** 2).sum() for p, r in pairs)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            clients[client] = local
+        if share:
+            total = sum(len(data.train_indices[c]) for c in selected)
+            for p, *own in zip(model.parameters(), *(clients[c].parameters() for c in selected), strict=True):
+                p.data = sum(len(data.train_indices[c]) / total * q.data for c, q in zip(selected, own, strict=True))
+    return model, clients, method
+
+
+@pytest.mark.parametrize(("conf", "mu"), [("FedAvg", 0.0), ("FedProx", 0.3)])
+def test_agrees_with_a_sequential_simulation(conf: str, mu: float) -> None:
+    model, _, _ = one_after_another(conf, 2, mu)
+    method, data = build(conf)
+    fit(method, data, 2)
+    expected = [p.detach() for p in model.parameters()]
+    names = [n for n in method.shared_names]
+    assert len(names) == len(expected)
+    for name, value in zip(names, expected, strict=True):
+        torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=1e-6)
+
+
+def test_local_continues_from_its_own_state_and_sends_nothing() -> None:
+    _, clients, _ = one_after_another("Local", 2, share=False)
+    method, data = build("Local")
+    fit(method, data, 2)
+    for k, client in enumerate(clients):
+        for name, value in zip(method.personal_names, client.parameters(), strict=True):
+            torch.testing.assert_close(method.bank.all_rows(name)[k], value.detach(), rtol=1e-4, atol=1e-6)
+    assert method.server.traffic.per_client() == dict.fromkeys(("down_bytes", "up_bytes", "down_floats", "up_floats"), 0)
+
+
+def test_one_full_batch_step_of_everybody_is_one_step_of_pooled_sgd() -> None:
+    settings = ["--data.clients_per_round=11", "--data.batch_size=64", "--model.init_args.training.epochs=1"]
+    method, data = build("FedAvg", *settings, "--model.init_args.training.momentum=0")
+    fit(method, data, 1)
+    fresh, data = build("FedAvg", *settings)
+    data.setup()
+    rows = torch.cat([torch.from_numpy(data.train_indices[c]) for c in range(11)])
+    loss = F.cross_entropy(fresh(data.transform(data.pool.images[rows], None)), data.pool.labels[rows])
+    fresh.requires_grad_(True)
+    for name, gradient in zip(
+        method.shared_names, torch.autograd.grad(loss, [*fresh.backbone.parameters(), *fresh.head.parameters()]), strict=True
+    ):
+        torch.testing.assert_close(method.template(name), fresh.template(name) - 0.02 * gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_fedprox_without_mu_is_fedavg_bit_for_bit() -> None:
+    prox, data = build("FedProx", "--model.init_args.mu=0", "--model.init_args.training.momentum=0.5")
+    fit(prox, data, 2)
+    avg, data = build("FedAvg")
+    fit(avg, data, 2)
+    for name in avg.shared_names:
+        assert torch.equal(prox.template(name), avg.template(name))
+
+
+def test_fedproxs_pull_is_zero_at_the_received_model_and_shrinks_the_distance() -> None:
+    anchor = {"w": torch.tensor([1.0, -2.0]), "b": torch.tensor([0.5])}
+    w = {"w": torch.tensor([2.0, 0.0], requires_grad=True), "b": torch.tensor([0.5], requires_grad=True)}
+    distance = squared_distance(w, anchor)
+    assert distance.item() == 1 + 4
+    eta, mu = 0.1, 2.0
+    (mu / 2 * distance).backward()
+    after = {n: (v - eta * v.grad).detach() for n, v in w.items() if v.grad is not None}
+    assert squared_distance(after, anchor).sqrt().item() == pytest.approx((1 - eta * mu) * 5**0.5)
+    still = {n: v.clone().requires_grad_() for n, v in anchor.items()}
+    squared_distance(still, anchor).backward()
+    assert all(v.grad is not None and not v.grad.any() for v in still.values())
+
+
+def test_cross_entropy_leaves_padded_rows_out() -> None:
+    logits = torch.tensor([[0.0, 0.0], [5.0, -5.0], [1.0, 3.0]])
+    mask = torch.tensor([True, False, True])
+    y = torch.tensor([0, -100, 0])
+    expected = (torch.log(torch.tensor(2.0)) + torch.log(1 + torch.exp(torch.tensor(2.0)))) / 2
+    torch.testing.assert_close(cross_entropy(logits, y, mask), expected)
+    assert masked_mean(torch.ones(2), torch.zeros(2, dtype=torch.bool)) == 0
+
+
+def test_counts_of_a_message() -> None:
+    method, data = build("FedAvg")
+    fit(method, data, 1)
+    floats = sum(p.numel() for p in (*method.backbone.parameters(), *method.head.parameters()))
+    assert method.server.traffic.per_client() == {
+        "down_bytes": 4 * floats,
+        "up_bytes": 4 * floats,
+        "down_floats": floats,
+        "up_floats": floats,
+    }
+

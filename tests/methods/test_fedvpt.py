@@ -1,0 +1,70 @@
+import ast
+import inspect
+
+import pytest
+import torch
+from federation import build, fit
+
+import methods.fedprox
+import methods.fedvpt
+
+ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
+
+
+def lines_of_code(source: str) -> int:
+    """Lines that hold code: no blank lines, comments or docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    kept = {n.lineno for n in ast.walk(tree) if hasattr(n, "lineno")} | {
+        n.end_lineno for n in ast.walk(tree) if hasattr(n, "end_lineno")
+    }
+    return len(kept)
+
+
+def test_simple_methods_stay_short() -> None:
+    assert lines_of_code(inspect.getsource(methods.fedvpt.FedVPT)) <= 40
+    assert lines_of_code(inspect.getsource(methods.fedprox.FedProx)) <= 15
+
+
+@pytest.mark.parametrize(("conf", "floats"), [("FedVPT", 3 * 64), ("FedVPTDeep", 12 * 3 * 64)])
+def test_a_message_holds_the_prompt_and_nothing_else(conf: str, floats: int) -> None:
+    method, data = build(conf)
+    floats = 3 * method.backbone.embed_dim * (method.backbone.depth if conf == "FedVPTDeep" else 1)
+    fit(method, data, 1)
+    made = method.server.traffic.per_client()
+    assert made["up_floats"] == made["down_floats"] == floats
+    assert made["up_bytes"] == made["down_bytes"] == 4 * floats
+
+
+def test_without_prompts_nothing_is_sent_and_it_is_a_linear_probe() -> None:
+    method, data = build("FedVPT", "--model.init_args.num_prompts=0", *ONE)
+    fit(method, data, 1)
+    assert method.server.traffic.per_client()["up_bytes"] == 0
+    x = data.transform(data.pool.images[:3], None)
+    torch.testing.assert_close(method(x), method.head(method.backbone(x)))
+
+
+def test_with_one_client_aggregation_changes_nothing() -> None:
+    method, data = build("FedVPT", *ONE)
+    fit(method, data, 3)
+    assert torch.equal(method.template("prompt.tokens"), method.bank.all_rows("local.prompt.tokens")[0])
+
+
+def test_deep_prompts_of_the_first_layer_alone_are_shallow_prompts() -> None:
+    shallow, data = build("FedVPT")
+    data.setup()
+    x = data.transform(data.pool.images[:4], None)
+    prompt = shallow.prompt()
+    torch.testing.assert_close(shallow.backbone(x, prompt.unsqueeze(0)), shallow.backbone(x, prompt))
+
+
+def test_the_local_point_is_the_clients_state_before_aggregation() -> None:
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    fit(method, data, 1)
+    prompts = method.bank.all_rows("local.prompt.tokens")
+    weights = torch.tensor([float(data.train_sizes[c]) for c in range(11)])
+    mean = (prompts * (weights / weights.sum()).view(-1, 1, 1)).sum(0)
+    torch.testing.assert_close(method.template("prompt.tokens"), mean)
+    assert (prompts - mean).abs().amax((1, 2)).min() > 0
