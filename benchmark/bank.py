@@ -44,6 +44,5 @@ class ClientBank(nn.Module):
 
     def write(self, name: str, clients: Sequence[int], values: Tensor) -> None:
         """Replace the rows of these clients by ``values`` [K, ...]."""
-        self.all_rows(name)[list(clients)] = values.detach().to("cpu", torch.get_default_dtype(), copy=False).to(
-            self.all_rows(name).dtype
-        )
+        rows = self.all_rows(name)
+        rows[list(clients)] = values.detach().to("cpu", rows.dtype)

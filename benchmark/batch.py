@@ -3,7 +3,8 @@
 A cohort is up to ``cohort_width`` clients that are stepped together; everything in a batch has a leading
 dimension K, one row a client. Within a local phase a client's epochs are laid end to end as its own list of
 mini-batches, and the stacked steps run to the longest list of the cohort. A cohort lists its clients by falling size,
-so those that still have steps to do are always its first ones, and a step holds only them. What a client sees depends on (seed, round, client, phase, epoch) alone, so the plan of one client
+so those that still have steps to do are always its first ones, and a step holds only them. What a client sees depends
+on (seed, round, client, phase, epoch) alone, so the plan of one client
 is the same in any cohort.
 """
 

@@ -51,7 +51,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigurationError(f"{path} can't be read as a checkpoint ({type(error).__name__}); is it whole?") from error
+        raise ConfigurationError(
+            f"{path} can't be read as a checkpoint ({type(error).__name__}); is it whole?"
+        ) from error
     if not isinstance(content, dict) or "state_dict" not in content:
         raise ConfigurationError(f"{path} is no Lightning checkpoint: it holds no state_dict")
     return content

@@ -1,23 +1,27 @@
 """``lightning-cli``: Lightning's command line with the links, defaults and files of a federated run."""
 
+import logging
+import re
 import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import methods  # noqa: F401  (makes the methods known by their short names)
-from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
+from benchmark.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.progress import RoundProgress
 from benchmark.recorder import Recorder
 from benchmark.results import is_finished, write_text
 from datamodules.base import FederatedDataModule
+from datamodules.partition import Partition
+from datamodules.source import ImageSource
 
 TRAINER_DEFAULTS = {
     "max_epochs": 10,
@@ -29,6 +33,36 @@ TRAINER_DEFAULTS = {
     "reload_dataloaders_every_n_epochs": 1,
     "use_distributed_sampler": False,
 }
+
+
+#: Where a class is chosen by name, and what it must derive from.
+CHOICES = {"model": FederatedMethod, "data.source": ImageSource, "data.partition": Partition}
+
+
+class FederatedParser(LightningArgumentParser):
+    """Reports what was wrong with an argument in one line, with the names that would be right."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what the command line prints.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        key = re.search(r'Parser key "([\w.]+)"', message)
+        name = re.search(r"Expected a dot import path string: (\S+)", message)
+        if key and name and key[1] in CHOICES:
+            names = ", ".join(sorted(_names_below(CHOICES[key[1]])))
+            raise ConfigurationError(
+                f"{key[1]}: there is no {name[1]!r}; expected one of {names}, or the dotted path of a class of your own"
+            ) from ex
+        lines = (line.strip(" -") for line in message.splitlines())
+        noise = ("Given value", "Expected a <class 'NoneType'>", "Does not validate", "Subtypes:", "Errors:")
+        raise ConfigurationError("; ".join(line for line in lines if line and not line.startswith(noise))) from ex
+
+
+def _names_below(base: type) -> set[str]:
+    """Names of all known classes that derive from ``base``."""
+    return {name for child in base.__subclasses__() for name in {child.__name__} | _names_below(child)}
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -44,6 +78,12 @@ class SaveRunConfig(SaveConfigCallback):
 
 class FederatedCLI(LightningCLI):
     """``fit``, ``validate`` and ``test`` of a method on a federation."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """What a federation can do, and the arguments that are not the user's to give."""
+        data = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", "weights_only"}
+        return {"fit": data, "validate": data, "test": data}
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add ``--run_dir``, and take what the method must know of the data from the data."""
@@ -78,7 +118,11 @@ class FederatedCLI(LightningCLI):
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             if hasattr(logger, "init_args") and "save_dir" in logger.init_args:
                 logger.init_args.save_dir = str(self.run_dir)
-        self.plain_config = _plain(config)
+        parts = ["seed_everything", "model", "data"]
+        # How a checkpoint is evaluated is not how it was trained: the Trainer's settings may differ then.
+        parts += ["trainer"] if self.subcommand in ("fit", None) else []
+        plain = config.clone().as_dict()
+        self.plain_config = {name: plain[name] for name in parts}
         if self.subcommand in ("fit", None):
             _check_directory(self.run_dir, config.get("ckpt_path"))
 
@@ -96,22 +140,27 @@ class FederatedCLI(LightningCLI):
             kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
         return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
 
+    def before_fit(self) -> None:
+        """Compare a checkpoint's configuration with this one before any data are read."""
+        path = self.config.fit.get("ckpt_path")
+        if path is not None:
+            states = read_checkpoint(path).get("callbacks", {})
+            for state in (state for name, state in states.items() if name.startswith(Recorder.__name__)):
+                self._recorder.refuse_other_configuration(state)
+
+    @property
+    def _recorder(self) -> Recorder:
+        return next(cb for cb in self.trainer.callbacks if isinstance(cb, Recorder))  # type: ignore[attr-defined]
+
     def after_fit(self) -> None:
         """Say where the record is."""
         if is_finished(self.run_dir):
             print(f"record: {self.run_dir / 'record.json'}")
 
     def _print_scores(self) -> None:
-        recorder = next(cb for cb in self.trainer.callbacks if isinstance(cb, Recorder))
-        recorder.print_scores(self.datamodule.client_names)
+        self._recorder.print_scores(self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """The configuration as dictionaries and plain values."""
-    plain = config.clone().as_dict()
-    return {name: value for name, value in plain.items() if name not in ("config", "ckpt_path")}
 
 
 def _check_directory(run_dir: Path, ckpt_path: str | None) -> None:
@@ -127,8 +176,10 @@ def _check_directory(run_dir: Path, ckpt_path: str | None) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point: one line and exit status 2 for bad input."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    for message in (".*does not have many workers.*", ".*LeafSpec.*", ".*in eval mode at the start of training.*"):
+        warnings.filterwarnings("ignore", message=message)
+    # Lightning's advertisements and device lists; warnings still come through.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     try:
         FederatedCLI(
             FederatedMethod,
@@ -138,12 +189,22 @@ def main(args: list[str] | None = None) -> None:
             save_config_kwargs={"save_to_log_dir": False},
             seed_everything_default=0,
             trainer_defaults=TRAINER_DEFAULTS,
-            parser_kwargs={"parser_mode": "yaml"},
+            parser_class=FederatedParser,
             args=args,
         )
-    except (ConfigurationError, MisconfigurationException) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        reported = _reported(error)
+        if reported is None:
+            raise
+        print(f"error: {reported}", file=sys.stderr)
         sys.exit(2)
+
+
+def _reported(error: BaseException | None) -> BaseException | None:
+    """The error meant for the user; the argument parser wraps those that come from a constructor."""
+    while error is not None and not isinstance(error, ConfigurationError | MisconfigurationException):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 if __name__ == "__main__":

@@ -152,6 +152,8 @@ class FederatedMethod(LightningModule):
     personal: tuple[str, ...] = ()
     evaluate_local: bool = False
 
+    running_loss: Tensor
+
     def __init__(self, num_clients: int) -> None:
         super().__init__()
         self.num_clients = num_clients
@@ -164,6 +166,7 @@ class FederatedMethod(LightningModule):
         self._kept: Message = {}
         self._finished: dict[tuple[int, str], Tensor] = {}
         self._finetuned = False
+        self._diverged = torch.zeros(0, dtype=torch.bool)
         self._finetune_optimizers: list[torch.optim.Optimizer] = []
         self.register_buffer("running_loss", torch.zeros(2), persistent=False)
 
@@ -329,7 +332,8 @@ class FederatedMethod(LightningModule):
         mine = {k: v for k, v in self.state_dict().items() if k in self.trainable_names or k.startswith("bank.")}
         if differing := sorted(set(held) ^ set(mine)):
             raise ConfigurationError(
-                f"the checkpoint is not one of {type(self).__name__} with this configuration: it and the method differ in "
+                f"the checkpoint is not one of {type(self).__name__} with this configuration: it and the method "
+                f"differ in "
                 f"{', '.join(differing[:3])}; give the configuration it was made with, or start without --ckpt_path"
             )
         for name, value in mine.items():
@@ -405,7 +409,9 @@ class FederatedMethod(LightningModule):
         common = {n: v for n, v in self._received.items() if n not in per_client}
         call = _Call(self)
 
-        def one(values: Message, sent: Message, kept: Message, x: Tensor, y: Tensor, mask: Tensor, noise: Message) -> Any:
+        def one(
+            values: Message, sent: Message, kept: Message, x: Tensor, y: Tensor, mask: Tensor, noise: Message
+        ) -> Any:
             client = Client(values, common | sent, kept)
             mini_batch = MiniBatch(x, y, mask, batch.phase, noise)
             own = {f"method.{name}": value for name, value in values.items()}
@@ -426,7 +432,9 @@ class FederatedMethod(LightningModule):
         ]
         return {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
 
-    def _train_on(self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer) -> Tensor:
+    def _train_on(
+        self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer
+    ) -> Tensor:
         """One optimizer step of the whole cohort; returns the clients' losses, [K], detached."""
         if batch.phase_start:
             self._start_phase(phase, optimizer)
@@ -479,10 +487,24 @@ class FederatedMethod(LightningModule):
         optimizers = cast(Any, self.optimizers())
         optimizer = optimizers[batch.phase] if isinstance(optimizers, list) else optimizers
         losses = self._train_on(batch, self.local_phases()[batch.phase], optimizer)
+        if batch.first:
+            self._diverged = torch.zeros(len(batch.cohort), dtype=torch.bool, device=self.device)
+        self._diverged[: len(losses)] |= ~losses.isfinite()
         self.running_loss += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
 
     def end_cohort(self, clients: Sequence[int]) -> dict[int, Message]:
-        """Store what stays with the clients and return what they upload: client id to its shared values."""
+        """Store what stays with the clients and return what they upload: client id to its shared values.
+
+        Raises:
+            ConfigurationError: a client's loss was not finite; the last round's checkpoint is as it was.
+        """
+        if diverged := [client for client, bad in zip(clients, self._diverged.tolist(), strict=False) if bad]:
+            raise ConfigurationError(
+                f"training diverged: the loss of {len(diverged)} of {len(clients)} clients of a cohort was not "
+                f"finite in "
+                f"round {self.server.finished_rounds + 1} (clients {diverged[:5]}); lower the learning rate or clip "
+                f"gradients"
+            )
         values = {name: slot.detach() for name, slot in self.slot_values().items()}
         for name in self.personal_names:
             self._bank.write(name, clients, values[name])
@@ -539,7 +561,9 @@ class FederatedMethod(LightningModule):
 
     def _finetune(self, batch: ClientBatch) -> None:
         if torch.is_inference_mode_enabled():
-            raise ConfigurationError("fine-tuning before evaluation needs gradients: set trainer.inference_mode to false")
+            raise ConfigurationError(
+                "fine-tuning before evaluation needs gradients: set trainer.inference_mode to false"
+            )
         if not self._finetuned:
             self.begin_cohort(batch.cohort, self._received)
             self._finetune_optimizers = [self._make_optimizer(phase) for phase in self.finetune_phases()]

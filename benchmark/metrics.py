@@ -55,7 +55,8 @@ class ClientScores(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Per metric name [N], float64; NaN for a client that was not evaluated.
 
-        ``balanced_accuracy`` is the mean recall over the classes in the client's held-out images; ``macro_f1`` is the mean
+        ``balanced_accuracy`` is the mean recall over the classes in the client's held-out images; ``macro_f1`` is the
+        mean
         F1 over the classes that occur there or were predicted (scikit-learn's convention).
         """
         hits, false, support = self.counts.double().unbind(-1)

@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import RichProgressBar
 class RoundProgress(RichProgressBar):
     """Lightning's rich progress bar in the words of federated learning.
 
-    The bar counts the local steps of a round. The last evaluation's average accuracy over clients stands beside the loss.
+    The bar counts the local steps of a round. The last evaluation's average accuracy over clients stands beside the
+    loss.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class RoundProgress(RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Clients of the cohort, mean local loss of the round so far, average accuracy after the last evaluation."""
         metrics: dict[str, Any] = {"clients": self._clients}
-        total, steps = pl_module.running_loss.tolist()  # type: ignore[union-attr, operator]
+        total, steps = pl_module.running_loss.tolist()  # type: ignore[operator]
         if steps:
             metrics["loss"] = f"{total / steps:.3f}"
         return metrics | {f"acc ({p})": f"{100 * v:.1f} %" for p, v in _accuracies(trainer)}

@@ -40,7 +40,8 @@ def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, An
 class Recorder(Callback):
     """Collects client x round x metric, logs the averages, and writes the run's record.
 
-    The collected numbers are part of the checkpoint, so that a resumed run ends with the same table as an uninterrupted one.
+    The collected numbers are part of the checkpoint, so that a resumed run ends with the same table as an
+    uninterrupted one.
 
     Args:
         run_dir: the run's directory; None keeps everything in memory.
@@ -71,7 +72,7 @@ class Recorder(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the scores of all clients after this round; the sanity check before training is round 0."""
-        if not trainer.fast_dev_run:
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._collect(trainer, pl_module)
         self.seconds["evaluation"] += time.perf_counter() - self._evaluation_began
 
@@ -182,21 +183,31 @@ class Recorder(Callback):
         config = json.dumps(self.config, default=str)
         return {"keys": torch.tensor(named), "values": values, "seconds": dict(self.seconds), "config": config}
 
+    def refuse_other_configuration(self, state_dict: dict[str, Any]) -> None:
+        """Compare the configuration with the one that the state of a checkpoint names.
+
+        Raises:
+            ConfigurationError: they differ in what can change a result.
+        """
+        made_with = json.loads(state_dict["config"])
+        if made_with is None or self.config is None:
+            return
+        now = json.loads(json.dumps(self.config, default=str))
+        differing = differences({name: made_with.get(name) for name in now}, now)
+        if differing:
+            raise ConfigurationError(
+                "the checkpoint is of another configuration: "
+                + "; ".join(f"{key} was {before!r}, is {now!r}" for key, before, now in differing[:4])
+                + "; give the configuration it was made with, or start without --ckpt_path"
+            )
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the table of the rounds before.
 
         Raises:
             ConfigurationError: the checkpoint was made with another configuration.
         """
-        made_with = json.loads(state_dict["config"])
-        if made_with is not None and self.config is not None:
-            differing = differences(made_with, json.loads(json.dumps(self.config, default=str)))
-            if differing:
-                raise ConfigurationError(
-                    "the checkpoint is of another configuration: "
-                    + "; ".join(f"{key} was {before!r}, is {now!r}" for key, before, now in differing[:4])
-                    + "; give the configuration it was made with, or start without --ckpt_path"
-                )
+        self.refuse_other_configuration(state_dict)
         self.values = {
             (r, POINTS[p], SPLITS[s], METRICS[m]): values
             for (r, p, s, m), values in zip(state_dict["keys"].tolist(), state_dict["values"], strict=True)

@@ -43,7 +43,8 @@ def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> to
 def keyed_initialization(*parts: int | str) -> Iterator[None]:
     """Inside, modules draw their initial values from (seed of the run, parts); the global generator is left as it was.
 
-    The seed of the run is the one last given to ``torch.manual_seed`` (``seed_everything`` does). So what a module starts
+    The seed of the run is the one last given to ``torch.manual_seed`` (``seed_everything`` does). So what a module
+    starts
     from does not depend on which modules were made before it.
     """
     seed = derived_seed(torch.initial_seed(), *parts)

@@ -103,15 +103,23 @@ class Server(Callback):
         """
         if trainer.world_size > 1:
             raise ConfigurationError(
-                f"trainer.devices asks for {trainer.world_size} devices; one run uses one device (data-parallel training "
+                f"trainer.devices asks for {trainer.world_size} devices; one run uses one device (data-parallel "
+                f"training "
                 "would average different clients): start several runs instead"
             )
-        if trainer.precision in ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16"):
+        if trainer.precision in (
+            "16-mixed",
+            "16-true",
+            "bf16-true",
+            "transformer-engine",
+            "transformer-engine-float16",
+        ):
             raise ConfigurationError(
-                f"trainer.precision {trainer.precision!r} is not supported: loss scaling couples clients, and shared values "
+                f"trainer.precision {trainer.precision!r} is not supported: loss scaling couples clients, and "
+                f"shared values "
                 "are kept in float32; use 32-true, 64-true or bf16-mixed"
             )
-        if stage == "fit" and trainer.reload_dataloaders_every_n_epochs != 1:
+        if stage == "fit" and trainer.reload_dataloaders_every_n_epochs != 1:  # type: ignore[attr-defined]
             raise ConfigurationError(
                 "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
             )
@@ -136,19 +144,17 @@ class Server(Callback):
         self.uploads = {}
         self.traffic.start_round()
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: "ClientBatch", batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: "ClientBatch", batch_idx: int) -> None:
         """Broadcast to a cohort at its first step."""
         if batch.first:
-            received = self.broadcast(pl_module, batch.cohort)  # type: ignore[arg-type]
-            per_client = [n for n, v in received.items() if self.is_per_client(pl_module, n, v)]  # type: ignore[arg-type]
+            received = self.broadcast(pl_module, batch.cohort)
+            per_client = [n for n, v in received.items() if self.is_per_client(pl_module, n, v)]
             for k in range(len(batch.cohort)):
                 self.traffic.down([v[k] if n in per_client else v for n, v in received.items()])
             pl_module.begin_cohort(batch.cohort, received)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: "ClientBatch", batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: "ClientBatch", batch_idx: int
     ) -> None:
         """Collect a cohort at its last step; aggregate after the last cohort of the round."""
         if batch.end:
@@ -158,7 +164,7 @@ class Server(Callback):
         if trainer.is_last_batch:
             clients = sorted(self.uploads)
             weights = torch.tensor([self.sizes[client] for client in clients], dtype=torch.float64)
-            self.finish_round(pl_module, clients, [self.uploads[client] for client in clients], weights)  # type: ignore[arg-type]
+            self.finish_round(pl_module, clients, [self.uploads[client] for client in clients], weights)
             self.uploads = {}
             self.finished_rounds = trainer.current_epoch + 1
             self.inside_round = False
@@ -179,7 +185,8 @@ class Server(Callback):
         """
         if state_dict["inside_round"]:
             raise ConfigurationError(
-                f"the checkpoint was saved inside round {state_dict['finished_rounds'] + 1}, which can't be resumed exactly; "
+                f"the checkpoint was saved inside round {state_dict['finished_rounds'] + 1}, which can't be resumed "
+                f"exactly; "
                 "use one saved at the end of a round (checkpoints/last.ckpt of the run's directory)"
             )
         self.finished_rounds = state_dict["finished_rounds"]

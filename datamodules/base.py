@@ -108,11 +108,6 @@ class FederatedDataModule(LightningDataModule):
         self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @property
-    def name(self) -> str:
-        """The data set and how it is divided, for records."""
-        return f"{type(self.source).__name__}, {type(self.partition).__name__}"
-
-    @property
     def pool(self) -> ImagePool:
         """All images; read when the data are set up."""
         assert self._pool is not None, "setup() comes first"
@@ -274,7 +269,9 @@ class FederatedDataModule(LightningDataModule):
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume must find again: the split, and the width that ``auto`` chose (for bit-identical arithmetic)."""
+        """What a resume must find again: the split, and the width that ``auto`` chose (for bit-identical
+        arithmetic).
+        """
         return {"manifest": manifest_hash(self.manifest), "width": self._width, "seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -290,7 +287,8 @@ class FederatedDataModule(LightningDataModule):
             )
         if state_dict["manifest"] != manifest_hash(self.manifest):
             raise ConfigurationError(
-                "the checkpoint is of another configuration: it was made with another data set or partition than this run's; "
+                "the checkpoint is of another configuration: it was made with another data set or partition than "
+                "this run's; "
                 "give the data it was made with, or start without --ckpt_path"
             )
         self._width = state_dict["width"]

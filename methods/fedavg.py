@@ -9,7 +9,8 @@ from benchmark.method import FederatedMethod, LocalTraining, Phase
 class FedAvg(FederatedMethod):
     """FedAvg (McMahan et al., AISTATS 2017); with a ViT it is ViT-FL (Qu et al., CVPR 2022).
 
-    Objective ``CE(w; D_k)``, E epochs from the received w; server ``w <- sum_k n_k w_k / sum_k n_k``. The one global model
+    Objective ``CE(w; D_k)``, E epochs from the received w; server ``w <- sum_k n_k w_k / sum_k n_k``. The one global
+    model
     is evaluated on every client's test images, without fine-tuning. Local momentum starts anew each round.
 
     Args:

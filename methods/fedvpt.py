@@ -11,7 +11,8 @@ from benchmark.method import FederatedMethod, LocalTraining, Phase
 class FedVPT(FederatedMethod):
     """FedVPT, baseline of pFedPG (Yang et al., ICCV 2023), after VPT-shallow (Jia et al., ECCV 2022).
 
-    Objective ``CE(H_k(F([c, P, z])), y)``; prompt P and head H_k are trained together for E epochs, the server averages P
+    Objective ``CE(H_k(F([c, P, z])), y)``; prompt P and head H_k are trained together for E epochs, the server
+    averages P
     weighted with n_k. Evaluated with the global P and the client's own head (point ``server``), and right after local
     training (point ``local``). Message: K x d numbers each way. Prompts have weight decay like the head.
 

@@ -19,7 +19,8 @@ PROMPT = "prompt.tokens"
 class CrossAttentionGenerator(nn.Module):
     """``P_n = P_base + softmax((d_n W_Q)(P_base W_K)^T / sqrt(l_k)) (P_base W_V) W_O`` (pFedPG, Eq. 3).
 
-    Read literally, a descriptor is one row, so all K rows of a client are shifted by one vector (``descriptor_tokens=1``);
+    Read literally, a descriptor is one row, so all K rows of a client are shifted by one vector
+    (``descriptor_tokens=1``);
     with ``descriptor_tokens=K`` every row has a shift of its own. One head, l_k = l_v = d, no biases; the paper gives
     neither these sizes nor the initial values: P_base and d_n start as VPT's prompts, the matrices Xavier-uniform.
 
@@ -69,7 +70,8 @@ class AdaINGenerator(nn.Module):
 class MLPGenerator(nn.Module):
     """``d_n -> MLP -> K linear layers, one a prompt token``, the MLP ablation of pFedPG's Table 4.
 
-    It has no P_base. As in pFedHN (Shamsian et al., ICML 2021) the MLP has one input and three hidden layers of 100 with ReLU.
+    It has no P_base. As in pFedHN (Shamsian et al., ICML 2021) the MLP has one input and three hidden layers of 100
+    with ReLU.
 
     Args:
         num_prompts: K.
@@ -154,7 +156,7 @@ class GeneratorServer(Server):
     def generate(self, clients: Sequence[int]) -> list[Tensor]:
         """P_n of these clients, [K, d] each; one at a time, so that they do not depend on who else asks."""
         if self.broadcast_base:
-            return [self.generator.base + 0.0 for _ in clients]  # type: ignore[operator]
+            return [self.generator.get_parameter("base").clone() for _ in clients]
         return [self.generator(client) for client in clients]
 
     @torch.no_grad()
@@ -188,12 +190,16 @@ class GeneratorServer(Server):
 
 
 class PFedPG(FedVPT):
-    """pFedPG (Yang, Wang, Wang, "Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation",
+    """pFedPG (Yang, Wang, Wang, "Efficient Model Personalization in Federated Learning via Client-Specific Prompt
+    Generation",
     ICCV 2023).
 
-    Down go the generated prompts P_n, up come the adapted ones P~_n (the same count as Delta_n = P~_n - P_n); the generator
-    and the descriptors stay on the server, the heads with the clients. The client's objective and training are FedVPT's.
-    The paper's result is the adapted prompt with the client's head (point ``local``); point ``server`` is the generated one.
+    Down go the generated prompts P_n, up come the adapted ones P~_n (the same count as Delta_n = P~_n - P_n); the
+    generator
+    and the descriptors stay on the server, the heads with the clients. The client's objective and training are
+    FedVPT's.
+    The paper's result is the adapted prompt with the client's head (point ``local``); point ``server`` is the
+    generated one.
 
     Deviations and readings:
     * Eq. 5 as printed moves P_n away from P~_n, since Delta_n is a descent direction and not a gradient; the default is

@@ -1,4 +1,4 @@
-"""A tiny federation for tests: eleven ragged clients with 8 classes of synthetic images, and how to run a method on it."""
+"""A tiny federation for tests: eleven ragged clients, 8 classes of synthetic images, and how to run a method on it."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
-from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI
+from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI, FederatedParser
 from benchmark.method import FederatedMethod
 from benchmark.recorder import Recorder
 from datamodules.base import FederatedDataModule
@@ -71,6 +71,7 @@ def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
             save_config_callback=None,
             seed_everything_default=0,
             trainer_defaults=TRAINER_DEFAULTS,
+            parser_class=FederatedParser,
             args=args,
             run=False,
         )

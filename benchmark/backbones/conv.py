@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 
 class _Conv2d(torch.autograd.Function):
@@ -23,10 +24,10 @@ class _Conv2d(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        by_x = torch.nn.grad.conv2d_input(x.shape, weight, gradient)
-        by_weight = torch.nn.grad.conv2d_weight(x, weight.shape, gradient)
+        by_x = conv2d_input(x.shape, weight, gradient)
+        by_weight = conv2d_weight(x, weight.shape, gradient)
         return by_x, by_weight, gradient.sum((0, 2, 3))
 
     @staticmethod

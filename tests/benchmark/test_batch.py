@@ -6,7 +6,9 @@ from benchmark.batch import EvaluationPlan, PlannedPhase, RoundPlan, cohorts, st
 INDICES = {0: np.arange(0, 5), 1: np.arange(10, 12), 2: np.arange(20, 27)}
 
 
-def plan(width: int, phases: tuple[int, ...] = (2,), drop_last: bool = False, round: int = 1, clients: tuple = (0, 1, 2)) -> RoundPlan:
+def plan(
+    width: int, phases: tuple[int, ...] = (2,), drop_last: bool = False, round: int = 1, clients: tuple = (0, 1, 2)
+) -> RoundPlan:
     return RoundPlan(clients, INDICES, [PlannedPhase(e) for e in phases], 3, drop_last, width, 0, round, 2)
 
 
@@ -54,7 +56,9 @@ def test_a_client_sees_the_same_in_any_cohort_and_something_else_each_round() ->
 def test_augmentation_numbers_are_a_clients_own() -> None:
     def noise(width: int) -> list:
         made = plan(width)
-        return [b.noise[b.clients.index(0)].tolist() for b in map(made.__getitem__, range(len(made))) if 0 in b.clients][:4]
+        return [
+            b.noise[b.clients.index(0)].tolist() for b in map(made.__getitem__, range(len(made))) if 0 in b.clients
+        ][:4]
 
     assert noise(1) == noise(3)
     assert 0 <= np.min(noise(1)) <= np.max(noise(1)) < 1
@@ -73,7 +77,9 @@ def test_flags_of_a_ragged_cohort_with_two_phases() -> None:
     assert [b.end for b in batches] == [False] * 8 + [True]
     assert [b.phase_start for b in batches] == [True, False, False, True] + [False] * 5
     assert [b.phase_end for b in batches] == [False, False, True] + [False] * 5 + [True]
-    own_ends = [[i for i, b in enumerate(batches) if c in b.clients and b.own_end[b.clients.index(c)]] for c in (2, 0, 1)]
+    own_ends = [
+        [i for i, b in enumerate(batches) if c in b.clients and b.own_end[b.clients.index(c)]] for c in (2, 0, 1)
+    ]
     assert own_ends == [[2, 8], [1, 6], [0, 4]]
 
 

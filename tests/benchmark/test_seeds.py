@@ -24,7 +24,7 @@ def test_parts_are_told_apart() -> None:
 
 
 def test_floats_are_refused() -> None:
-    with pytest.raises(TypeError, match="integer or a string, got 0.5"):
+    with pytest.raises(TypeError, match=r"integer or a string, got 0\.5"):
         derived_seed(0.5)  # type: ignore[arg-type]
 
 

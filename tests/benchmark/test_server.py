@@ -66,7 +66,9 @@ def test_selection_is_keyed_without_replacement_and_changes_with_the_round() -> 
 def test_trainer_settings_that_couple_clients_are_refused(setting: dict, message: str) -> None:
     method, data = build("FedAvg")
     arguments = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 1, **setting}
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, **arguments)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, **arguments
+    )
     with pytest.raises((ConfigurationError, MisconfigurationException), match=message):
         trainer.fit(method, datamodule=data)
 
@@ -93,3 +95,9 @@ def test_a_checkpoint_from_inside_a_round_is_refused(tmp_path: Any) -> None:
     resumed, data = build("FedVPT")
     with pytest.raises(ConfigurationError, match="inside round 2"):
         fit(resumed, data, 3, ckpt_path=str(tmp_path / "mid.ckpt"))
+
+
+def test_a_run_that_diverges_says_so_and_keeps_the_last_round(tmp_path: Any) -> None:
+    method, data = build("FedAvg", "--model.init_args.training.lr=1e18")
+    with pytest.raises(ConfigurationError, match="training diverged: .* in round 1 .*lower the learning rate"):
+        fit(method, data, 2)

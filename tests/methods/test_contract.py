@@ -1,4 +1,4 @@
-"""What every method must keep, checked for every class that ``methods`` exports: a new one needs a YAML in tests/conf."""
+"""What every method must keep, for every class that ``methods`` exports: a new one needs a YAML in tests/conf."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -162,7 +162,8 @@ def test_zero_local_epochs_change_nothing(conf: str) -> None:
     method, data = build(conf)
     fit(method, data, 2, [NoEpochs()])
     before, after = (
-        {n: v for n, v in learned(m).items() if "metric" not in n and "bank.local." not in n} for m in (untouched, method)
+        {n: v for n, v in learned(m).items() if "metric" not in n and "bank.local." not in n}
+        for m in (untouched, method)
     )
     assert_equal(before, after)
 

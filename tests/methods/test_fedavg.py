@@ -56,7 +56,7 @@ def test_agrees_with_a_sequential_simulation(conf: str, mu: float) -> None:
     method, data = build(conf)
     fit(method, data, 2)
     expected = [p.detach() for p in model.parameters()]
-    names = [n for n in method.shared_names]
+    names = list(method.shared_names)
     assert len(names) == len(expected)
     for name, value in zip(names, expected, strict=True):
         torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=1e-6)
@@ -69,7 +69,9 @@ def test_local_continues_from_its_own_state_and_sends_nothing() -> None:
     for k, client in enumerate(clients):
         for name, value in zip(method.personal_names, client.parameters(), strict=True):
             torch.testing.assert_close(method.bank.all_rows(name)[k], value.detach(), rtol=1e-4, atol=1e-6)
-    assert method.server.traffic.per_client() == dict.fromkeys(("down_bytes", "up_bytes", "down_floats", "up_floats"), 0)
+    assert method.server.traffic.per_client() == dict.fromkeys(
+        ("down_bytes", "up_bytes", "down_floats", "up_floats"), 0
+    )
 
 
 def test_one_full_batch_step_of_everybody_is_one_step_of_pooled_sgd() -> None:
@@ -82,7 +84,9 @@ def test_one_full_batch_step_of_everybody_is_one_step_of_pooled_sgd() -> None:
     loss = F.cross_entropy(fresh(data.transform(data.pool.images[rows], None)), data.pool.labels[rows])
     fresh.requires_grad_(True)
     for name, gradient in zip(
-        method.shared_names, torch.autograd.grad(loss, [*fresh.backbone.parameters(), *fresh.head.parameters()]), strict=True
+        method.shared_names,
+        torch.autograd.grad(loss, [*fresh.backbone.parameters(), *fresh.head.parameters()]),
+        strict=True,
     ):
         torch.testing.assert_close(method.template(name), fresh.template(name) - 0.02 * gradient, rtol=1e-4, atol=1e-7)
 
@@ -129,4 +133,3 @@ def test_counts_of_a_message() -> None:
         "down_floats": floats,
         "up_floats": floats,
     }
-

@@ -134,7 +134,11 @@ def test_objective_by_hand() -> None:
 
 
 def test_with_one_client_and_an_idle_server_it_is_vpt_restarted_from_the_base_every_round() -> None:
-    one = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1", "--model.init_args.training.epochs=1"]
+    one = [
+        "--data.partition.init_args.num_clients=1",
+        "--data.clients_per_round=1",
+        "--model.init_args.training.epochs=1",
+    ]
     method, data = build("PFedPG", *one, "--model.init_args.server_lr=0", "--model.init_args.broadcast_base=true")
     start = method.prompt.tokens.detach().clone()
     fit(method, data, 1)
