@@ -23,7 +23,7 @@ from datamodules.base import FederatedDataModule
 from datamodules.partition import Partition
 from datamodules.source import ImageSource
 
-TRAINER_DEFAULTS = {
+TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 10,
     "devices": 1,
     "enable_model_summary": False,
@@ -62,7 +62,8 @@ class FederatedParser(LightningArgumentParser):
 
 def _names_below(base: type) -> set[str]:
     """Names of all known classes that derive from ``base``."""
-    return {name for child in base.__subclasses__() for name in {child.__name__} | _names_below(child)}
+    children: list[type] = base.__subclasses__()
+    return {child.__name__ for child in children}.union(*map(_names_below, children))
 
 
 class SaveRunConfig(SaveConfigCallback):

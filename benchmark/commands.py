@@ -88,6 +88,49 @@ def keep(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def partition(arguments: argparse.Namespace) -> int:
+    """Draw a partition, classes x clients: of a run's manifest.json, or of a data configuration (configs/data/*.yaml)."""
+    import numpy as np
+
+    from benchmark.figures import partition_heatmap
+    from datamodules.manifest import read_manifest, write_manifest
+
+    if arguments.what.suffix == ".json":
+        manifest = read_manifest(arguments.what)
+    else:
+        manifest = _manifest_of(arguments.what, arguments.set)
+        write_manifest(arguments.picture.with_suffix(".json"), manifest)
+    counts = np.array([client[f"{arguments.split}_classes"] for client in manifest["clients"]])
+    given = ", ".join(f"{name}={value}" for name, value in manifest["arguments"].items())
+    title = f"{manifest['algorithm']}({given}), seed {manifest['seed']}, {arguments.split} images"
+    partition_heatmap(counts, manifest["class_names"], arguments.picture, title)
+    print(f"written: {arguments.picture}")
+    return 0
+
+
+def _manifest_of(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The manifest that a run with this data configuration would write."""
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
+    from datamodules.base import FederatedDataModule
+
+    if not path.is_file():
+        raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
+    top = ArgumentParser(exit_on_error=False)
+    top.add_argument("--config", action=ActionConfigFile)
+    top.add_class_arguments(FederatedDataModule)
+    try:
+        settings = top.parse_args([f"--config={path}", *(f"--{override}" for override in overrides)])
+    except argparse.ArgumentError as error:
+        raise ConfigurationError(f"{path} is no data configuration: {error}") from error
+    given = top.instantiate_classes(settings).as_dict()
+    given.pop("config")
+    data = FederatedDataModule(**given)
+    data.setup()
+    return data.manifest
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="benchmark", description=__doc__)
@@ -102,6 +145,12 @@ def parser() -> argparse.ArgumentParser:
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=Path)
     entry.set_defaults(run=show)
+    entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
+    entry.add_argument("what", type=Path, metavar="MANIFEST_OR_CONFIG")
+    entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")
+    entry.add_argument("--split", choices=("train", "test"), default="train")
+    entry.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the data: source.root=/data")
+    entry.set_defaults(run=partition)
     for function in (verify, keep):
         entry = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         entry.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import sys
@@ -136,3 +137,24 @@ def test_show_refuses_a_changed_record(run_dir: Path, capsys: pytest.CaptureFixt
     shutil.copy(run_dir / "manifest.json", run_dir / "record.json")
     assert main(["show", str(run_dir)]) == 2
     assert "schema None, expected 1" in capsys.readouterr().err
+
+
+def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "data.yaml"
+    config.write_text(
+        "source: federation.TinyImages\n"
+        "partition: {class_path: datamodules.partition.DirichletShared, init_args: {alpha: 1, num_clients: 3}}\n"
+    )
+    picture = tmp_path / "a.png"
+    assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0.5"]) == 0
+    manifest = json.loads(picture.with_suffix(".json").read_text())
+    assert manifest["arguments"]["alpha"] == 0.5
+    assert main(["partition", str(picture.with_suffix(".json")), str(tmp_path / "b.png"), "--split", "test"]) == 0
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in "ab")
+    capsys.readouterr()
+    assert main(["partition", str(tmp_path / "gone.yaml"), str(picture)]) == 2
+    assert "no manifest or data configuration at" in capsys.readouterr().err
+    assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0"]) == 2
+    assert "alpha must be a positive number" in capsys.readouterr().err

@@ -99,5 +99,5 @@ def test_a_checkpoint_from_inside_a_round_is_refused(tmp_path: Any) -> None:
 
 def test_a_run_that_diverges_says_so_and_keeps_the_last_round(tmp_path: Any) -> None:
     method, data = build("FedAvg", "--model.init_args.training.lr=1e18")
-    with pytest.raises(ConfigurationError, match="training diverged: .* in round 1 .*lower the learning rate"):
+    with pytest.raises(ConfigurationError, match=r"training diverged: .* in round 1 .*lower the learning rate"):
         fit(method, data, 2)
