@@ -17,7 +17,10 @@ def table(arguments: argparse.Namespace) -> int:
     from benchmark.tables import run_table
 
     data_dir = arguments.data_dir or os.environ.get("DATA_DIR") or None
-    result = run_table(arguments.name, arguments.preset, data_dir, arguments.jobs, seeds=arguments.seeds)
+    result = run_table(
+        arguments.name, arguments.preset, data_dir, arguments.jobs, seeds=arguments.seeds, kept=arguments.kept
+    )
+    print(result.markdown.read_text())
     print(f"written: {result.markdown}, {result.csv}, {result.latex}")
     for name, outcome in result.failed.items():
         log = f" (log: {outcome.log})" if outcome.log else ""
@@ -89,7 +92,7 @@ def keep(arguments: argparse.Namespace) -> int:
 
 
 def partition(arguments: argparse.Namespace) -> int:
-    """Draw a partition, classes x clients: of a run's manifest.json, or of a data configuration (configs/data/*.yaml)."""
+    """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
     import numpy as np
 
     from benchmark.figures import partition_heatmap
@@ -140,6 +143,7 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument("--jobs", type=int, default=1, help="runs at a time; default %(default)s")
+    entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
     entry.set_defaults(run=table)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)

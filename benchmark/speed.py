@@ -1,7 +1,7 @@
-"""What the engine costs: ``python -m benchmark.speed`` (``make bench``) against a plain PyTorch loop of the same mathematics.
+"""What the engine costs, against a plain PyTorch loop of the same mathematics: ``make bench``.
 
-The work is one FedAvg round with the CNN of pFedPT, batches of 16, on random images in memory. Everything is timed in one
-process, in turns, and each figure is the best of its repetitions; only the ratios mean something on another machine.
+The work is one FedAvg round with the CNN of pFedPT, batches of 16, on random images in memory. Everything is timed in
+one process, in turns, and each figure is the best of its repetitions; only the ratios mean something elsewhere.
 """
 
 import argparse

@@ -16,7 +16,7 @@ Paths in a table are relative to the folder the command is started in, the repos
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
-            configs: [configs/data/office_caltech10.yaml]
+            configs: [configs/base.yaml]      # optional; read before the row's
             overrides: ["--data.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
             columns:                          # default: every client, then the average
               - {client: amazon, label: A, paper: {dataset: Office-Caltech10, setting: domain=A}}
@@ -127,7 +127,7 @@ class DataGroup:
 
     name: str
     label: str
-    configs: list[str]
+    configs: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=lambda: [Column(client="*"), Column(statistic="average")])
     cost: PaperNumber | None = None
@@ -497,7 +497,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 def run_cells(
     cells: Sequence[Cell],
     runs_dir: Path,
-    kept_dir: Path,
+    kept_dir: Path | None,
     data_dir: Path | None = None,
     jobs: int = 1,
     program: Sequence[str] = CELL_PROGRAM,
@@ -509,7 +509,7 @@ def run_cells(
     outcomes: dict[str, Outcome] = {}
     waited: set[str] = set()  # seen in another runner's hands
     running: list[_Running] = []
-    folders = (runs_dir, kept_dir)
+    folders = (runs_dir,) if kept_dir is None else (runs_dir, kept_dir)
     unique = {cell.name: cell for cell in cells}
     pending: deque[Cell] = deque()
     for cell in unique.values():
@@ -966,11 +966,13 @@ def run_table(
     results_dir: str | Path = "results",
     runs_dir: str | Path = "runs",
     seeds: Sequence[int] | None = None,
+    kept: bool = False,
     program: Sequence[str] = CELL_PROGRAM,
 ) -> TableResult:
     """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``.
 
-    A cell counts as finished with a record in ``runs_dir`` or in ``results_dir/runs``. ``seeds`` replaces the preset's.
+    A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
+    ``results_dir/runs``. ``seeds`` replaces the preset's.
 
     Raises:
         ConfigurationError: a bad table, a missing config or paper CSV, an unknown preset, no ``data_dir`` where the
@@ -997,7 +999,8 @@ def run_table(
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"data_dir {folder} is not a folder")
     results = Path(results_dir)
-    outcomes = run_cells(list(cells.values()), Path(runs_dir), results / "runs", folder, jobs, program)
+    kept_dir = results / "runs" if kept else None
+    outcomes = run_cells(list(cells.values()), Path(runs_dir), kept_dir, folder, jobs, program)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
     stem = f"{Path(name).stem}_{preset}"
     target = results / "tables"

@@ -102,11 +102,14 @@ def test_bad_input_is_one_line_and_status_2(
 def test_table_hands_its_options_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     asked: list[tuple[object, ...]] = []
     failed: dict[str, Outcome] = {}
 
-    def run_table(*arguments: object, seeds: list[int] | None) -> TableResult:
-        asked.append((*arguments, seeds))
+    Path("t.md").write_text("the table itself")
+
+    def run_table(*arguments: object, seeds: list[int] | None, kept: bool) -> TableResult:
+        asked.append((*arguments, seeds, kept))
         return TableResult(Path("t.md"), Path("t.csv"), Path("t.tex"), failed)
 
     monkeypatch.setattr(tables, "run_table", run_table)
@@ -115,17 +118,19 @@ def test_table_hands_its_options_on(
     monkeypatch.setenv("DATA_DIR", "/from/environment")
     assert main(["table", "table1", "--preset", "paper", "--jobs", "3", "--seeds", "4", "5"]) == 0
     failed["alpha-digits-s0-0"] = Outcome(None, "no memory", Path("runs/alpha/log.txt"))
-    assert main(["table", "table1", "--data_dir", "/given"]) == 1
+    assert main(["table", "table1", "--data_dir", "/given", "--kept"]) == 1
     assert asked == [
-        ("table1", "demo", None, 1, None),
-        ("table1", "paper", "/from/environment", 3, [4, 5]),
-        ("table1", "demo", "/given", 1, None),
+        ("table1", "demo", None, 1, None, False),
+        ("table1", "paper", "/from/environment", 3, [4, 5], False),
+        ("table1", "demo", "/given", 1, None, True),
     ]
-    assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in printed.err
+    assert "the table itself" in printed.out
 
 
 def test_an_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run_table(*arguments: object, seeds: list[int] | None) -> TableResult:
+    def run_table(*arguments: object, seeds: list[int] | None, kept: bool) -> TableResult:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tables, "run_table", run_table)

@@ -315,7 +315,7 @@ def test_finished_cells_are_not_run_again(root: Path) -> None:
     for folder in list(Path("runs").iterdir()):
         keep_record(folder, "results/runs")
     shutil.rmtree("runs")
-    assert run_table("two", program=PROGRAM).markdown.read_text() == text
+    assert run_table("two", kept=True, program=PROGRAM).markdown.read_text() == text
     assert len(calls()) == 2
     run_table("two", seeds=[1], program=PROGRAM)
     assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]

@@ -1,0 +1,122 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation import SIZES, Ragged, TinyImages, build, fit
+
+from benchmark.errors import ConfigurationError
+from datamodules.base import FederatedDataModule
+from datamodules.partition import IID
+from datamodules.source import ImagePool
+
+
+def made(**arguments: Any) -> FederatedDataModule:
+    data = FederatedDataModule(TinyImages(), arguments.pop("partition", None) or Ragged(), **arguments)
+    data.setup()
+    return data
+
+
+def test_sizes_names_and_participants() -> None:
+    data = made(participation=0.3)
+    assert (data.num_clients, data.num_classes, data.participants) == (11, 8, 3)
+    assert data.class_names == [f"class{c}" for c in range(8)]
+    assert data.train_sizes == dict(enumerate(SIZES))
+    assert made(participation=0.01).participants == 1
+    assert made(clients_per_round=5, participation=0.1).participants == 5
+
+
+def test_validation_images_come_from_the_clients_own_training_images() -> None:
+    data = made(partition=IID(3), val_fraction=0.25)
+    for client in range(3):
+        train, val = data.train_indices[client], data.held_out["val"][client]
+        assert sorted([*train, *val]) == data.splits.train[client].tolist()
+        assert len(val) == round(0.25 * len(data.splits.train[client]))
+        labels = data.pool.labels.numpy()
+        assert set(labels[val]) == set(range(8))
+        assert not set(val) & set(data.held_out["test"][client])
+    again = made(partition=IID(3), val_fraction=0.25)
+    assert all((again.held_out["val"][c] == data.held_out["val"][c]).all() for c in range(3))
+
+
+def test_images_that_show_the_same_thing_stay_on_one_side_of_the_validation_cut() -> None:
+    class Pairs(TinyImages):
+        def load(self) -> ImagePool:
+            pool = super().load()
+            pairs = torch.arange(len(pool.labels)) // 16 * 8 + pool.labels
+            return ImagePool(pool.images, pool.labels, pool.test & False | (pairs >= 64), pool.domains, pairs)
+
+    data = FederatedDataModule(Pairs(), IID(2), val_fraction=0.3)
+    data.setup()
+    for client in range(2):
+        groups = [
+            set(data.pool.group[rows].tolist()) for rows in (data.train_indices[client], data.held_out["val"][client])
+        ]
+        assert not groups[0] & groups[1]
+
+
+def test_a_client_too_small_to_hold_anything_out_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="client 8 has too few training images"):
+        made(val_fraction=0.5)
+
+
+def test_validation_and_test_are_scored_apart() -> None:
+    method, data = build(
+        "FedVPT",
+        "--data.val_fraction=0.25",
+        "--data.partition=IID",
+        "--data.partition.num_clients=3",
+        "--data.clients_per_round=3",
+    )
+    fit(method, data, 1)
+    assert set(method.scores) == {(point, split) for point in ("server", "local") for split in ("test", "val")}
+    assert int(method.scores["server", "val"].counts[..., 2].sum()) == sum(map(len, data.held_out["val"].values()))
+
+
+def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
+    method, data = build("FedVPT")
+    fit(method, data, 0)
+    data.trainer.lightning_module.server.finished_rounds = 0
+    batch = next(iter(data.val_dataloader()))
+    full = data.on_after_batch_transfer(batch, 0)
+    assert full.x is not None
+    assert full.y is not None
+    k, b = 1, 2
+    row = batch.index[k, b]
+    torch.testing.assert_close(full.x[k, b], data.transform(data.pool.images[row : row + 1], None)[0])
+    assert (full.y[~batch.mask] == -100).all()
+    assert (full.y[batch.mask] == data.pool.labels[batch.index[batch.mask]]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "data.batch_size must be at least 1, got 0"),
+        ({"eval_batch_size": -1}, "data.eval_batch_size must be at least 1"),
+        ({"participation": 1.5}, "fraction in"),
+        ({"val_fraction": 1.0}, "data.val_fraction must be in"),
+        ({"clients_per_round": 0}, "between 1 and the number of clients, 11; got 0"),
+    ],
+)
+def test_arguments_out_of_range(arguments: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made(**arguments)
+
+
+def test_the_seed_zero_is_a_seed_and_the_partition_has_its_own() -> None:
+    splits = [made(partition=IID(4), seed=s, partition_seed=p).splits.train[0] for s, p in ((0, 0), (1, 0), (1, None))]
+    assert np.array_equal(splits[0], splits[1])
+    assert not np.array_equal(splits[0], splits[2])
+
+
+def test_memory_of_a_client_counts_slots_and_saved_activations() -> None:
+    method, data = build("FedAvg")
+    fit(method, data, 1)
+    small, large = (
+        method.bytes_per_client(torch.zeros(1, b, 3, 16, 16), torch.zeros(1, b, dtype=torch.int64)) for b in (4, 64)
+    )
+    slots = 4 * 4 * sum(p.numel() for p in (*method.backbone.parameters(), *method.head.parameters()))
+    images = 64 * 3 * 16 * 16 * 4
+    first_layer = 64 * 64 * 12 * 12 * 4
+    assert large > slots + images + first_layer
+    assert slots < small < large < slots + 30 * images
