@@ -39,7 +39,7 @@ class ClientBatch:
         end: last step of the cohort in this round.
         point: what is evaluated: ``"server"`` or ``"local"``; empty in training.
         split: ``"train"``, ``"test"`` or ``"val"``.
-        round: the round, from 1; in evaluation the rounds trained so far, from 0.
+        round: the round, from 1; 0 in evaluation.
         noise: float32 [K, B, m] uniform numbers in [0, 1) for the augmentation of each image, or None.
         x: the images, [K, B, 3, H, W]; None until the images have been gathered.
         y: int64 [K, B], labels, -100 where masked out; None until gathered.
@@ -242,7 +242,6 @@ class EvaluationPlan(Dataset[ClientBatch]):
         points: which states to evaluate, ``"server"`` and/or ``"local"``.
         batch_size: rows of a client in one step.
         width: K, clients evaluated together.
-        round: rounds trained so far.
     """
 
     def __init__(
@@ -253,12 +252,10 @@ class EvaluationPlan(Dataset[ClientBatch]):
         points: Sequence[str],
         batch_size: int,
         width: int,
-        round: int,
     ) -> None:
         self.held_out = held_out
         self.batch_size = batch_size
         self.training = training
-        self.round = round
         sizes = {c: max(len(rows[c]) for rows in held_out.values()) for c in clients}
         self.row = min(batch_size, max(sizes.values()))
         # A fine-tuning plan brings its own cohorts: both must step the same clients together.
@@ -285,7 +282,7 @@ class EvaluationPlan(Dataset[ClientBatch]):
         source, step = self.items[item]
         if source >= 0 and self.training is not None:
             batch = self.training[source]
-            return replace(batch, first=step.first, end=step.end, point=step.point, round=self.round)
+            return replace(batch, first=step.first, end=step.end, point=step.point)
         clients = self.cohorts[step.cohort]
         index = torch.zeros(len(clients), self.row, dtype=torch.int64)
         mask = torch.zeros(len(clients), self.row, dtype=torch.bool)
@@ -309,5 +306,4 @@ class EvaluationPlan(Dataset[ClientBatch]):
             end=step.end,
             point=step.point,
             split=step.split,
-            round=self.round,
         )

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -189,7 +190,10 @@ class FederatedMethod(LightningModule):
         raise NotImplementedError
 
     def finetune_phases(self) -> list[Phase]:
-        """What a copy of every client is trained with before that copy is evaluated; nothing by default."""
+        """What a copy of every client is trained with before that copy is evaluated; nothing by default.
+
+        Frozen parameters may be fine-tuned as well: it is a copy.
+        """
         return []
 
     def kept_state(self) -> dict[str, Tensor]:
@@ -241,14 +245,22 @@ class FederatedMethod(LightningModule):
         self.trainable_names = self.shared_names + self.personal_names
         if both := set(self.shared_names) & set(self.personal_names):
             raise ConfigurationError(f"{type(self).__name__}: both shared and personal: {sorted(both)}")
+        finetuned: list[str] = []
         for phase in (*self.local_phases(), *self.finetune_phases()):
             for group in phase.groups:
-                if rest := set(self.parameters_under(group.parameters)) - set(self.trainable_names):
+                names = self.parameters_under(group.parameters)
+                if not names:
+                    raise ConfigurationError(f"{type(self).__name__} trains {group.parameters}, which has no parameter")
+                rest = [name for name in names if name not in self.trainable_names]
+                if rest and phase in self.local_phases():
                     raise ConfigurationError(f"{type(self).__name__} trains frozen parameters: {sorted(rest)[:3]}")
+                finetuned += rest
             if phase.epochs < 0:
                 raise ConfigurationError(f"{type(self).__name__}: epochs must be 0 or more, got {phase.epochs}")
+        #: what has a slot: everything trained, and what only the fine-tuning of a copy trains
+        self.slot_names = self.trainable_names + list(dict.fromkeys(finetuned))
         for name, module in self.named_modules():
-            trained = any(n.startswith(name + ".") for n in self.trainable_names)
+            trained = any(n.startswith(name + ".") for n in self.slot_names)
             if isinstance(module, _BatchNorm) and trained:
                 raise ConfigurationError(
                     f"{type(self).__name__}: {name} is a trained batch normalisation, whose running statistics belong "
@@ -273,7 +285,7 @@ class FederatedMethod(LightningModule):
             return
         self.check_roles()
         self.requires_grad_(False)
-        for name in self.trainable_names:
+        for name in self.slot_names:
             self.slots[_slot(name)] = nn.Parameter(self.template(name).detach().clone().unsqueeze(0))
         initial = {name: self.template(name) for name in self.personal_names}
         if self.evaluate_local:
@@ -305,6 +317,7 @@ class FederatedMethod(LightningModule):
                     module.training = False
         return self
 
+    @cached_property
     def frozen_hash(self) -> str:
         """Hash of everything that is neither trained nor the engine's own: the backbone a run was made with."""
         digest = hashlib.blake2b(digest_size=16)
@@ -320,7 +333,7 @@ class FederatedMethod(LightningModule):
         keep = set(self.trainable_names)
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {k: v for k, v in state.items() if k in keep or k.startswith("bank.")}
-        checkpoint["frozen_hash"] = self.frozen_hash()
+        checkpoint["frozen_hash"] = self.frozen_hash
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other parameters or of another frozen backbone.
@@ -342,7 +355,7 @@ class FederatedMethod(LightningModule):
                     f"the checkpoint is of another configuration: {name} has shape {tuple(held[name].shape)} there and "
                     f"{tuple(value.shape)} here; give the configuration it was made with, or start without --ckpt_path"
                 )
-        if checkpoint.get("frozen_hash") != self.frozen_hash():
+        if checkpoint.get("frozen_hash") != self.frozen_hash:
             raise ConfigurationError(
                 "the checkpoint was made with other frozen weights than those loaded now; give the same backbone, "
                 "weights and seed, or start without --ckpt_path"
@@ -356,9 +369,14 @@ class FederatedMethod(LightningModule):
         return [PlannedPhase(phase.epochs, kind) for phase in phases]
 
     def begin_cohort(self, clients: Sequence[int], received: Message) -> None:
-        """Put into the slots what each client starts from: the received values, else its own from the bank."""
-        for name in self.trainable_names:
-            value = received[name] if name in received else self._bank.rows(name, clients, self.device)
+        """Put into the slots what each client starts from: what it received, else its own, else the frozen value."""
+        for name in self.slot_names:
+            if name in received:
+                value = received[name]
+            elif name in self.personal_names:
+                value = self._bank.rows(name, clients, self.device)
+            else:
+                value = self.template(name)
             if value.shape == self.template(name).shape:
                 value = value.expand(len(clients), *value.shape)
             slot = self.slots[_slot(name)]
@@ -383,7 +401,7 @@ class FederatedMethod(LightningModule):
 
     def slot_values(self) -> Message:
         """Current values of the cohort, per parameter name [K, ...]."""
-        return {name: self.slots[_slot(name)] for name in self.trainable_names}
+        return {name: self.slots[_slot(name)] for name in self.slot_names}
 
     def map_clients(
         self, function: Callable[[Client, MiniBatch], Any], values: Message, batch: ClientBatch, kind: str
@@ -451,7 +469,7 @@ class FederatedMethod(LightningModule):
         """Fresh optimizer state; only this phase's parameters take gradients."""
         getattr(optimizer, "optimizer", optimizer).state.clear()
         trained = set(self.parameters_under(name for group in phase.groups for name in group.parameters))
-        for name in self.trainable_names:
+        for name in self.slot_names:
             slot = self.slots[_slot(name)]
             slot.requires_grad_(name in trained)
             slot.grad = None
@@ -470,7 +488,7 @@ class FederatedMethod(LightningModule):
 
         Momentum and weight decay go on moving a slot after its client's last step; that counts for nothing.
         """
-        trained = [name for name in self.trainable_names if self.slots[_slot(name)].requires_grad]
+        trained = [name for name in self.slot_names if self.slots[_slot(name)].requires_grad]
         if not batch.phase_end:
             for k, ended in enumerate(batch.own_end):
                 if ended:

@@ -159,7 +159,7 @@ class Recorder(Callback):
             RunRecord(
                 method=type(method).__name__,
                 dataset=type(data.source).__name__,
-                setting=repr(data.partition),
+                setting=data.partition.description,
                 seed=data.seed,
                 client_names=tuple(data.client_names),
                 test_sizes=tuple(len(rows) for rows in data.held_out["test"].values()),
@@ -174,6 +174,10 @@ class Recorder(Callback):
             ),
             self.metrics(),
         )
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A resumed run has its evaluations before; it does not start with another."""
+        trainer.num_sanity_val_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The table as tensors: one row of values per (round, point, split, metric)."""

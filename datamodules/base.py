@@ -195,9 +195,9 @@ class FederatedDataModule(LightningDataModule):
         return self.trainer.lightning_module
 
     def _evaluation(self, held_out: Mapping[str, Mapping[int, np.ndarray]]) -> DataLoader[ClientBatch]:
+        # Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
         method = self._method()
         clients = list(range(self.num_clients))
-        round = method.server.finished_rounds
         finetune = method.planned_phases("finetune")
         training = (
             RoundPlan(
@@ -208,15 +208,15 @@ class FederatedDataModule(LightningDataModule):
                 self.drop_last,
                 self.width(),
                 self.seed,
-                round,
+                0,
                 self.transform.augment_numbers,
             )
             if finetune
             else None
         )
         points = ("server", "local") if method.evaluate_local else ("server",)
-        plan = EvaluationPlan(clients, held_out, training, points, self.eval_batch_size, self.width(), round)
-        return self._loader(plan, "evaluate", round)
+        plan = EvaluationPlan(clients, held_out, training, points, self.eval_batch_size, self.width())
+        return self._loader(plan, "evaluate")
 
     def val_dataloader(self) -> DataLoader[ClientBatch]:
         """Every client on its held-out images: split ``test``, and ``val`` if there is one."""

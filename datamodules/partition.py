@@ -376,6 +376,12 @@ class Partition:
             return list(source.domain_names)
         return [f"client {client}" for client in range(self.num_clients)]
 
+    @property
+    def description(self) -> str:
+        """Name and arguments, for records."""
+        given = ", ".join(f"{name}={value}" for name, value in self.arguments().items())
+        return f"{type(self).__name__}({given})"
+
     def arguments(self) -> dict[str, int | float | str | None]:
         """The constructor's arguments by name, for the manifest."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}

@@ -1,9 +1,13 @@
 """The methods, one a file: what a client does with a mini-batch, and the server where it needs its own."""
 
 from methods.fedavg import FedAvg
+from methods.fedbabu import FedBABU
+from methods.fedper import FedPer
 from methods.fedprox import FedProx
+from methods.fedrep import FedRep
 from methods.fedvpt import FedVPT, FedVPTDeep
 from methods.local import Local
+from methods.moon import MOON
 from methods.pfedpg import PFedPG
 
-__all__ = ["FedAvg", "FedProx", "FedVPT", "FedVPTDeep", "Local", "PFedPG"]
+__all__ = ["MOON", "FedAvg", "FedBABU", "FedPer", "FedProx", "FedRep", "FedVPT", "FedVPTDeep", "Local", "PFedPG"]

@@ -101,7 +101,7 @@ def test_no_epochs_give_one_idle_step_a_cohort() -> None:
 
 def test_evaluation_covers_every_held_out_image_once_at_each_point() -> None:
     held = {"test": {0: np.arange(5), 1: np.arange(5, 6), 2: np.arange(6, 13)}}
-    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), 4, 2, 0)
+    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), 4, 2)
     for point in ("server", "local"):
         seen = [
             row
@@ -115,7 +115,7 @@ def test_evaluation_covers_every_held_out_image_once_at_each_point() -> None:
 
 def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
     training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, 3, 0, 4)
-    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8, 3, 4)
+    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8, 3)
     kinds = [(made[i].kind, made[i].point, made[i].first) for i in range(len(made))]
     assert kinds == [
         ("finetune", "server", True),

@@ -4,9 +4,11 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from federation import CONF
 from PIL import Image
@@ -209,3 +211,26 @@ def test_a_corrupt_image_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("data/cifar10/train/cat/1.png").write_bytes(b"no picture")
     line = refused(capsys, "--data.source=CIFAR10", "--data.partition=IID", "--data.partition.num_clients=7")
     assert "cat/1.png" in line
+
+
+def test_bf16_trains_and_shared_values_stay_in_float32() -> None:
+    run = fit("--trainer.precision=bf16-mixed")
+    held = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert {value.dtype for value in held.values()} == {torch.float32}
+    accuracy = read_record(run).summary["server"]["test"]["accuracy"]
+    assert accuracy["last"]["average"] >= accuracy["round0"]["average"]
+
+
+def test_the_progress_display_shows_round_step_clients_loss_and_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch.object(sys.stdout, "isatty", lambda: True), patch.dict("os.environ", {"COLUMNS": "200"}):
+        fit("--trainer.enable_progress_bar=true", "--trainer.max_epochs=2")
+    shown = capsys.readouterr().out
+    for part in ("Round 2/2", "local step", "clients:", "loss:", "acc (server):"):
+        assert part in shown
+
+
+def test_without_a_terminal_there_is_one_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    fit("--trainer.enable_progress_bar=true", "--trainer.max_epochs=2")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
+    assert all("loss" in line and "accuracy (server)" in line for line in lines)

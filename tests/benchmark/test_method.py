@@ -108,11 +108,11 @@ def test_fine_tuning_happens_on_a_copy_that_is_evaluated() -> None:
         assert torch.equal(plain.template(name), tuned.template(name))
     before = trainer.callbacks[0].values[2, "server", "test", "loss"]
     without = plain.trainer.callbacks[0].values[2, "server", "test", "loss"]
-    assert not torch.isclose(before, without).any()
+    assert (before - without).abs().mean() > 0.01
     # Client 7 by hand: three epochs of head-only SGD from the final model.
     client, head = 7, copy.deepcopy(tuned.head).requires_grad_(True)
     optimizer = torch.optim.SGD(head.parameters(), 0.5)
-    plan = RoundPlan([client], data.train_indices, [PlannedPhase(3, "finetune")], 4, False, 1, 3, 2)
+    plan = RoundPlan([client], data.train_indices, [PlannedPhase(3, "finetune")], 4, False, 1, 3, 0)
     for batch in (plan[i] for i in range(len(plan))):
         rows = batch.index[0][batch.mask[0]]
         features = tuned.backbone(data.transform(data.pool.images[rows], None)).detach()
@@ -180,6 +180,7 @@ def test_clipping_is_per_client() -> None:
         (("nothing",), (), "shared names 'nothing', which has no parameter"),
         (("backbone", "head"), ("head",), "both shared and personal"),
         (("head",), (), "trains frozen parameters"),
+        (("backbone",), (), "trains frozen parameters"),
     ],
 )
 def test_roles_that_make_no_sense_are_refused(shared: tuple, personal: tuple, message: str) -> None:

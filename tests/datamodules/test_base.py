@@ -76,7 +76,6 @@ def test_validation_and_test_are_scored_apart() -> None:
 def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
     method, data = build("FedVPT")
     fit(method, data, 0)
-    data.trainer.lightning_module.server.finished_rounds = 0
     batch = next(iter(data.val_dataloader()))
     full = data.on_after_batch_transfer(batch, 0)
     assert full.x is not None

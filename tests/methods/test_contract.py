@@ -196,7 +196,8 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(conf: str, tmp
     fit(method, data, 1, save_to=tmp_path)
     resumed, data = build(conf, "--data.cohort_width=1")
     torch.rand(5)  # the global generator is somewhere else now
-    fit(resumed, data, 3, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    trainer = fit(resumed, data, 3, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    assert trainer.num_sanity_val_steps == 0, "the round it resumes from is not evaluated again"
     assert_equal(reference_of(conf, reference), learned(resumed))
 
 

@@ -1,0 +1,153 @@
+"""The invariants of MOON, FedPer, FedRep and FedBABU."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from federation import build, fit
+
+from benchmark.method import Group, Phase
+from methods.fedavg import FedAvg
+from methods.losses import model_contrast
+
+
+def test_contrast_by_hand() -> None:
+    z = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    received, previous = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 3.0], [-1.0, 0.0]])
+    # Cosines: 1 and 0, then 0 and -1; each contrast is log(1 + e^{-1/tau}).
+    expected = math.log(1 + math.exp(-1 / 0.5))
+    assert model_contrast(z, received, previous, 0.5).tolist() == pytest.approx([expected, expected])
+
+
+def test_contrast_is_log_2_without_gradient_where_received_and_previous_agree() -> None:
+    z = torch.randn(5, 7, requires_grad=True)
+    other = torch.randn(5, 7)
+    contrast = model_contrast(z, other, other.clone(), 0.5)
+    torch.testing.assert_close(contrast, torch.full((5,), math.log(2)))
+    contrast.sum().backward()
+    assert z.grad is not None
+    assert z.grad.abs().max() < 1e-7
+
+
+def test_contrast_keeps_its_bounds() -> None:
+    z = torch.randn(1000, 3)
+    contrast = model_contrast(z, -z, z, 0.5)
+    assert contrast.max() <= math.log(1 + math.exp(2 / 0.5)) + 1e-5
+    assert model_contrast(z, z, -z, 0.5).min() > 0
+
+
+def values(method: Any) -> dict[str, torch.Tensor]:
+    return {n: method.template(n).clone() for n in method.shared_names}
+
+
+def run(conf: str, *overrides: str, rounds: int = 2) -> Any:
+    method, data = build(conf, *overrides)
+    fit(method, data, rounds)
+    return method
+
+
+def test_moon_without_mu_is_fedavg_bit_for_bit() -> None:
+    moon, avg = values(run("MOON", "--model.init_args.mu=0")), values(run("FedAvg"))
+    assert all(torch.equal(moon[n], avg[n]) for n in avg)
+
+
+def test_moon_is_fedavg_in_its_first_round_and_not_in_its_third() -> None:
+    everybody = "--data.clients_per_round=11"
+    for rounds, same in ((1, True), (3, False)):
+        moon, avg = values(run("MOON", everybody, rounds=rounds)), values(run("FedAvg", everybody, rounds=rounds))
+        differences = [(moon[n] - avg[n]).abs().max().item() for n in avg]
+        assert (max(differences) < 1e-6) == same
+
+
+def test_moon_remembers_each_clients_own_last_model() -> None:
+    method, data = build("MOON", "--data.clients_per_round=11", "--data.cohort_width=4")
+    uploads: dict[int, dict[str, torch.Tensor]] = {}
+    end = method.end_cohort
+    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
+    fit(method, data, 2)
+    for client, message in uploads.items():
+        kept = method.bank.all_rows("kept.backbone.linear.0.weight")[client]
+        assert torch.equal(kept, message["backbone.linear.0.weight"])
+
+
+def test_fedper_sends_the_body_only() -> None:
+    method = run("FedPer")
+    body = sum(p.numel() for p in method.backbone.parameters())
+    assert method.server.traffic.per_client()["up_floats"] == body
+
+
+@pytest.mark.parametrize(
+    ("resting", "moving", "rests"),
+    [("head_training", "training", "bank.head.weight"), ("training", "head_training", "backbone.linear.0.weight")],
+)
+def test_fedrep_without_a_phase_leaves_its_part_alone(resting: str, moving: str, rests: str) -> None:
+    method = run("FedRep", f"--model.init_args.{resting}.epochs=0")
+    fresh, data = build("FedRep")
+    fit(fresh, data, 0)
+
+    def state(of: Any) -> dict[str, torch.Tensor]:
+        return values(of) | {f"bank.{n}": of.bank.all_rows(n) for n in of.bank.names}
+
+    before, after = state(fresh), state(method)
+    part = "bank.head" if rests.startswith("bank") else "backbone"
+    assert all(torch.equal(before[n], after[n]) for n in before if n.startswith(part))
+    assert any(not torch.equal(before[n], after[n]) for n in before if not n.startswith(part))
+
+
+def test_fedreps_body_rests_while_the_head_is_trained() -> None:
+    method, data = build("FedRep")
+    seen: dict[int, list[bool]] = {0: [], 1: []}
+    step = method._train_on
+
+    def spy(batch: Any, *arguments: Any) -> Any:
+        before = {n: v.detach().clone() for n, v in method.slot_values().items()}
+        losses = step(batch, *arguments)
+        resting = "backbone" if batch.phase == 0 else "head"
+        for name, value in before.items():
+            # When a phase ends, clients that finished earlier get their values of that moment back.
+            if name.startswith(resting):
+                seen[batch.phase].append(torch.equal(value, method.slot_values()[name]))
+        return losses
+
+    method._train_on = spy
+    fit(method, data, 1)
+    assert all(seen[0])
+    assert all(seen[1])
+    assert seen[0]
+    assert seen[1]
+
+
+def test_fedbabus_head_never_moves_and_its_body_is_fedavgs_with_a_resting_head() -> None:
+    class RestingHead(FedAvg):
+        def local_phases(self) -> list[Phase]:
+            body = self.training_settings
+            return [Phase((Group(("backbone",), body.lr, body.momentum), Group(("head",), 0.0)), body.epochs)]
+
+    babu = run("FedBABU")
+    template, data = build("FedAvg")
+    start = template.head.weight.detach().clone()
+    avg = RestingHead(8, 11, template.backbone, template.training_settings)
+    fit(avg, data, 2)
+    assert torch.equal(babu.head.weight, start)
+    for name, value in values(babu).items():
+        assert torch.equal(value, avg.template(name))
+
+
+def test_fedbabu_without_fine_tuning_gives_all_clients_one_model() -> None:
+    method, data = build("FedBABU", "--model.init_args.finetuning.epochs=0")
+    trainer = fit(method, data, 2)
+    rows = torch.from_numpy(data.splits.test[4])
+    logits = method(data.transform(data.pool.images[rows], None))
+    loss = torch.nn.functional.cross_entropy(logits, data.pool.labels[rows])
+    assert trainer.callbacks[0].values[2, "server", "test", "loss"][4].item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_fedbabu_fine_tunes_the_parts_that_are_asked_for_on_a_copy() -> None:
+    losses = {}
+    for parts in ("all", "head"):
+        method, data = build("FedBABU", f"--model.init_args.finetuned={parts}")
+        trainer = fit(method, data, 1)
+        losses[parts] = trainer.callbacks[0].values[1, "server", "test", "loss"]
+        assert torch.equal(method.head.weight, build("FedBABU")[0].head.weight)
+    assert not torch.allclose(losses["all"], losses["head"])
