@@ -119,12 +119,8 @@ class Server(Callback):
                 f"shared values "
                 "are kept in float32; use 32-true, 64-true or bf16-mixed"
             )
-        if stage == "fit" and trainer.reload_dataloaders_every_n_epochs != 1:  # type: ignore[attr-defined]
-            raise ConfigurationError(
-                "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
-            )
-        if stage == "fit" and trainer.max_epochs is None:
-            raise ConfigurationError("trainer.max_epochs must give the number of rounds")
+        if stage == "fit":
+            self._check_rounds_are_whole(trainer)
         data = trainer.datamodule  # type: ignore[attr-defined]
         if data.num_clients != pl_module.num_clients:
             raise ConfigurationError(
@@ -137,6 +133,25 @@ class Server(Callback):
         self.sizes: Mapping[int, int] = data.train_sizes
         pl_module.configure_model()
         self.prepare(pl_module)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _check_rounds_are_whole(trainer: Any) -> None:
+        """Refuse what would stop, evaluate or save inside a round."""
+        if trainer.reload_dataloaders_every_n_epochs != 1:
+            raise ConfigurationError(
+                "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
+            )
+        if trainer.limit_train_batches != 1.0 or trainer.limit_val_batches not in (0, 0.0, 1.0):
+            raise ConfigurationError(
+                "trainer.limit_train_batches, trainer.limit_val_batches and trainer.fast_dev_run cut a round short; leave "
+                "them out, and set trainer.max_epochs=1 for a short run"
+            )
+        if trainer.max_epochs is None or trainer.max_epochs < 0 or trainer.max_steps != -1:
+            raise ConfigurationError("give the number of rounds as trainer.max_epochs, and no trainer.max_steps")
+        if trainer.val_check_interval != 1.0:
+            raise ConfigurationError(
+                "trainer.val_check_interval must be 1.0; trainer.check_val_every_n_epoch evaluates every n rounds"
+            )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round begins."""

@@ -61,6 +61,10 @@ def test_selection_is_keyed_without_replacement_and_changes_with_the_round() -> 
         ({"precision": "bf16-true"}, "'bf16-true' is not supported"),
         ({"accumulate_grad_batches": 2}, "gradient accumulation is not supported for manual optimization"),
         ({"reload_dataloaders_every_n_epochs": 0}, "reload_dataloaders_every_n_epochs must be 1"),
+        ({"limit_train_batches": 2}, "cut a round short"),
+        ({"fast_dev_run": True}, "cut a round short"),
+        ({"val_check_interval": 0.5}, "val_check_interval must be"),
+        ({"max_epochs": -1, "max_steps": 5}, "give the number of rounds"),
     ],
 )
 def test_trainer_settings_that_couple_clients_are_refused(setting: dict, message: str) -> None:
