@@ -141,10 +141,14 @@ class Server(Callback):
             raise ConfigurationError(
                 "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
             )
-        if trainer.limit_train_batches != 1.0 or trainer.limit_val_batches not in (0, 0.0, 1.0):
+        # An integer 1 is one batch, a fraction 1.0 is all of them.
+        whole = [
+            type(limit) is float and limit == 1.0 for limit in (trainer.limit_train_batches, trainer.limit_val_batches)
+        ]
+        if not whole[0] or not (whole[1] or trainer.limit_val_batches == 0):
             raise ConfigurationError(
-                "trainer.limit_train_batches, trainer.limit_val_batches and trainer.fast_dev_run cut a round short; leave "
-                "them out, and set trainer.max_epochs=1 for a short run"
+                "trainer.limit_train_batches, limit_val_batches and fast_dev_run cut a round short; leave them out, and "
+                "set trainer.max_epochs=1 for a short run"
             )
         if trainer.max_epochs is None or trainer.max_epochs < 0 or trainer.max_steps != -1:
             raise ConfigurationError("give the number of rounds as trainer.max_epochs, and no trainer.max_steps")
