@@ -142,10 +142,8 @@ class Server(Callback):
                 "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
             )
         # An integer 1 is one batch, a fraction 1.0 is all of them.
-        whole = [
-            type(limit) is float and limit == 1.0 for limit in (trainer.limit_train_batches, trainer.limit_val_batches)
-        ]
-        if not whole[0] or not (whole[1] or trainer.limit_val_batches == 0):
+        train, val = trainer.limit_train_batches, trainer.limit_val_batches
+        if (type(train), train) != (float, 1.0) or (type(val), val) not in ((float, 1.0), (int, 0), (float, 0.0)):
             raise ConfigurationError(
                 "trainer.limit_train_batches, limit_val_batches and fast_dev_run cut a round short; leave them out, and "
                 "set trainer.max_epochs=1 for a short run"
