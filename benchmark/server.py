@@ -145,7 +145,7 @@ class Server(Callback):
         train, val = trainer.limit_train_batches, trainer.limit_val_batches
         if (type(train), train) != (float, 1.0) or (type(val), val) not in ((float, 1.0), (int, 0), (float, 0.0)):
             raise ConfigurationError(
-                "trainer.limit_train_batches, limit_val_batches and fast_dev_run cut a round short; leave them out, and "
+                "trainer.limit_train_batches, limit_val_batches and fast_dev_run cut a round short; leave them out and "
                 "set trainer.max_epochs=1 for a short run"
             )
         if trainer.max_epochs is None or trainer.max_epochs < 0 or trainer.max_steps != -1:
