@@ -40,13 +40,14 @@ class PaperCNN(nn.Module):
         self.image_size = image_size
         self.num_features = widths[-1]
         with keyed_initialization("backbone"):
+            # ReLU after the pooling: the same values and gradients as before it, on a quarter of the numbers.
             self.convolutions = nn.Sequential(
                 ClientConv2d(3, filters, kernel_size=5),
-                nn.ReLU(),
                 nn.MaxPool2d(2),
+                nn.ReLU(),
                 ClientConv2d(filters, 64, kernel_size=5),
-                nn.ReLU(),
                 nn.MaxPool2d(2),
+                nn.ReLU(),
             )
             linear: list[nn.Module] = []
             for inputs, outputs in zip((64 * side * side, *widths), widths, strict=False):

@@ -24,9 +24,9 @@ class _Conv2d(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        by_x = conv2d_input(x.shape, weight, gradient)
+        by_x = conv2d_input(x.shape, weight, gradient) if ctx.needs_input_grad[0] else None
         by_weight = conv2d_weight(x, weight.shape, gradient)
         return by_x, by_weight, gradient.sum((0, 2, 3))
 
@@ -38,7 +38,8 @@ class _Conv2d(torch.autograd.Function):
             value.unbind(dim) if dim is not None else [value] * info.batch_size
             for value, dim in zip((x, weight, bias), in_dims, strict=True)
         ]
-        return torch.stack([F.conv2d(*client) for client in zip(*parts, strict=True)]), 0
+        outputs = [F.conv2d(*client) for client in zip(*parts, strict=True)]
+        return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs), 0
 
 
 class ClientConv2d(nn.Conv2d):

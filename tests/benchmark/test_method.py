@@ -147,12 +147,13 @@ def test_noise_is_a_clients_own_whatever_the_cohort() -> None:
     assert (plain.template("head.weight") - values[0]).abs().max() > 1e-4
 
 
-def test_unkeyed_randomness_in_a_step_is_refused() -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_unkeyed_randomness_in_a_step_is_refused(width: int) -> None:
     class Dropping(FedAvg):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(nn.functional.dropout(self.backbone(x), 0.5))
 
-    method, data = of_class(Dropping)
+    method, data = of_class(Dropping, f"--data.cohort_width={width}")
     with pytest.raises(RuntimeError, match="random"):
         fit(method, data, 1)
 
