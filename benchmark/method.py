@@ -448,8 +448,8 @@ class FederatedMethod(LightningModule):
         result = tree_map(lambda rows: rows.unsqueeze(0), one(*tree_map(lambda rows: rows.squeeze(0), stacked)))
         if batch.first and not torch.equal(before, torch.default_generator.get_state()):
             raise RuntimeError(
-                f"{type(self).__name__} draws random numbers from the global generator; draw them in draw_noise, from the "
-                "generator given there"
+                f"{type(self).__name__} draws random numbers from the global generator; draw them in draw_noise, from "
+                "the generator given there"
             )
         return result
 

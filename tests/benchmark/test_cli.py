@@ -125,8 +125,8 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data.partition=Nonsense"], "data.partition: there is no 'Nonsense'; expected one of AtMostClasses, Dir"),
-        (["--model=Nonsense"], "model: there is no 'Nonsense'; expected one of FedAvg"),
+        (["--data.partition=Nonsense"], "data.partition: there is no 'Nonsense'; expected one of AtMostClasses, "),
+        (["--model=Nonsense"], "model: there is no 'Nonsense'; expected one of "),
         (["--model.init_args.learning=3"], "'learning' is not accepted"),
         (["--data.partition=DirichletShared", "--data.partition.alpha=0"], "alpha must be a positive number, got 0"),
         (
