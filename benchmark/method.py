@@ -349,8 +349,8 @@ class FederatedMethod(LightningModule):
         if differing := sorted(set(held) ^ set(mine)):
             raise ConfigurationError(
                 f"the checkpoint is not one of {type(self).__name__} with this configuration: it and the method "
-                f"differ in "
-                f"{', '.join(differing[:3])}; give the configuration it was made with, or start without --ckpt_path"
+                f"differ in {', '.join(differing[:3])}; give the configuration it was made with, or "
+                "start without --ckpt_path"
             )
         for name, value in mine.items():
             if value.shape != held[name].shape:
@@ -535,9 +535,8 @@ class FederatedMethod(LightningModule):
         if diverged := [client for client, bad in zip(clients, self._diverged.tolist(), strict=False) if bad]:
             raise ConfigurationError(
                 f"training diverged: the loss of {len(diverged)} of {len(clients)} clients of a cohort was not "
-                f"finite in "
-                f"round {self.server.finished_rounds + 1} (clients {diverged[:5]}); lower the learning rate or clip "
-                f"gradients"
+                f"finite in round {self.server.finished_rounds + 1} (clients {diverged[:5]}); lower the "
+                "learning rate or clip gradients"
             )
         values = {name: slot.detach() for name, slot in self.slot_values().items()}
         for name in self.personal_names:

@@ -104,8 +104,7 @@ class Server(Callback):
         if trainer.world_size > 1:
             raise ConfigurationError(
                 f"trainer.devices asks for {trainer.world_size} devices; one run uses one device (data-parallel "
-                f"training "
-                "would average different clients): start several runs instead"
+                "training would average different clients): start several runs instead"
             )
         if trainer.precision in (
             "16-mixed",
@@ -116,8 +115,7 @@ class Server(Callback):
         ):
             raise ConfigurationError(
                 f"trainer.precision {trainer.precision!r} is not supported: loss scaling couples clients, and "
-                f"shared values "
-                "are kept in float32; use 32-true, 64-true or bf16-mixed"
+                "shared values are kept in float32; use 32-true, 64-true or bf16-mixed"
             )
         if stage == "fit":
             self._check_rounds_are_whole(trainer)
