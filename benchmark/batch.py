@@ -28,8 +28,8 @@ class ClientBatch:
         mask: bool [K, B], False where a client's last batch is padded.
         clients: ids of the clients in this step, K of them: the first ones of ``cohort``.
         cohort: ids of all clients of the cohort.
-        kind: ``"train"``; ``"finetune"`` (a step on a copy, before that copy is evaluated); ``"evaluate"``;
-            or ``"idle"`` (a cohort with no local step at all: zero epochs).
+        kind: ``"train"``; ``"finetune"`` (a step on a copy, before that copy is evaluated); ``"adapt"`` (the same
+            of a client that never trains); ``"evaluate"``; or ``"idle"`` (a cohort with no local step at all).
         first: first step of this cohort in this round (or of this evaluation).
         phase: which local phase this step belongs to.
         step: index of the step in its phase; part of the key of every random draw in the step.
@@ -38,11 +38,12 @@ class ClientBatch:
         phase_end: last stacked step of the phase.
         end: last step of the cohort in this round.
         point: what is evaluated: ``"server"`` or ``"local"``; empty in training.
-        split: ``"train"``, ``"test"`` or ``"val"``.
+        split: ``"train"``, or the split that is evaluated: ``"test"``, ``"val"``, ``"new"``, ...
         round: the round, from 1; 0 in evaluation.
         noise: float32 [K, B, m] uniform numbers in [0, 1) for the augmentation of each image, or None.
         x: the images, [K, B, 3, H, W]; None until the images have been gathered.
-        y: int64 [K, B], labels, -100 where masked out; None until gathered.
+        y: int64 [K, B], labels within the label space of the split, -100 where masked out; None until gathered.
+        features: per name [K, B, ...], what the frozen parts make of each image, where that was made beforehand.
     """
 
     index: Tensor
@@ -63,6 +64,7 @@ class ClientBatch:
     noise: Tensor | None = None
     x: Tensor | None = None
     y: Tensor | None = None
+    features: Mapping[str, Tensor] | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "ClientBatch":
         """The same step with its tensors on ``device``."""
@@ -75,11 +77,42 @@ class ClientBatch:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Consecutive steps of one cohort, handed to the Trainer as one batch: its hooks cost a millisecond each time.
+
+    Attributes:
+        steps: the steps, at least one.
+    """
+
+    steps: tuple[ClientBatch, ...]
+
+    @property
+    def cohort(self) -> tuple[int, ...]:
+        """Ids of all clients of the cohort."""
+        return self.steps[0].cohort
+
+    @property
+    def first(self) -> bool:
+        """Whether the cohort's first step in this round is here."""
+        return self.steps[0].first
+
+    @property
+    def end(self) -> bool:
+        """Whether the cohort's last step in this round is here."""
+        return self.steps[-1].end
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Block":
+        """The same steps with their tensors on ``device``."""
+        return Block(tuple(step.to(device, non_blocking) for step in self.steps))
+
+
+@dataclass(frozen=True)
 class PlannedPhase:
-    """What the plan needs to know of a local phase."""
+    """What the plan needs to know of a local phase: its epochs, and how many of their mini-batches at most."""
 
     epochs: int
     kind: str = "train"
+    steps: int | None = None
 
 
 def steps_per_epoch(num_samples: int, batch_size: int, drop_last: bool) -> int:
@@ -151,7 +184,9 @@ class RoundPlan(Dataset[ClientBatch]):
 
     def _own_steps(self, client: int, phase: int) -> int:
         per_epoch = steps_per_epoch(len(self.indices[client]), self.batch_size, self.drop_last)
-        return per_epoch * self.phases[phase].epochs
+        planned = self.phases[phase]
+        count = per_epoch * planned.epochs
+        return count if planned.steps is None else min(count, planned.steps)
 
     def _lay_out(self, cohort: int) -> list[_Step]:
         steps = []
@@ -179,7 +214,7 @@ class RoundPlan(Dataset[ClientBatch]):
                 kind = self.phases[phase].kind
                 rng = numpy_generator(self.seed, f"{kind} order", self.round, client, phase, epoch)
                 order = torch.from_numpy(own[rng.permutation(len(own))])
-                for step in range(per_epoch):
+                for step in range(min(per_epoch, self._own_steps(client, phase) - epoch * per_epoch)):
                     rows = order[step * self.batch_size : (step + 1) * self.batch_size]
                     index[epoch * per_epoch + step, k, : len(rows)] = rows
                     mask[epoch * per_epoch + step, k, : len(rows)] = True
@@ -193,6 +228,10 @@ class RoundPlan(Dataset[ClientBatch]):
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def ends_cohort(self, item: int) -> bool:
+        """Whether this step is its cohort's last."""
+        return self.steps[item].end
 
     def __getitem__(self, item: int) -> ClientBatch:
         step = self.steps[item]
@@ -278,6 +317,10 @@ class EvaluationPlan(Dataset[ClientBatch]):
     def __len__(self) -> int:
         return len(self.items)
 
+    def ends_cohort(self, item: int) -> bool:
+        """Whether this step is the last of its cohort and point."""
+        return self.items[item][1].end
+
     def __getitem__(self, item: int) -> ClientBatch:
         source, step = self.items[item]
         if source >= 0 and self.training is not None:
@@ -307,3 +350,23 @@ class EvaluationPlan(Dataset[ClientBatch]):
             point=step.point,
             split=step.split,
         )
+
+
+class Blocks(Dataset[Block]):
+    """Plans of one round one after the other, in blocks of at most ``size`` steps; no block spans two cohorts."""
+
+    def __init__(self, plans: Sequence[RoundPlan | EvaluationPlan], size: int) -> None:
+        self.blocks: list[tuple[RoundPlan | EvaluationPlan, range]] = []
+        for plan in plans:
+            begin = 0
+            for position in range(len(plan)):
+                if plan.ends_cohort(position) or position + 1 - begin == size:
+                    self.blocks.append((plan, range(begin, position + 1)))
+                    begin = position + 1
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, item: int) -> Block:
+        plan, positions = self.blocks[item]
+        return Block(tuple(plan[position] for position in positions))

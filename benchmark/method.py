@@ -1,18 +1,18 @@
 """The contract of a method: what one client does with one mini-batch. The engine runs it for a whole cohort.
 
-A method declares which parameters are ``shared`` (go to the server) and which are ``personal`` (never leave their
-client); everything else is frozen. It writes ``forward`` and, where cross-entropy is not all, ``client_loss``,
-for ONE client in ordinary PyTorch. The engine stacks the trainable parameters of a cohort into ``[K, ...]`` slots
-and maps the step over them with ``torch.func.vmap``. The stacked loss is the sum over clients, so the gradient of
-slot k is client k's own, and an elementwise optimizer on the stack is K independent optimizers.
+A method declares which parameters are ``shared`` (go to the server), which are ``personal`` (never leave their client)
+and which are ``disclosed`` (stay with their client, and the server sees a copy); everything else is frozen. It writes
+``forward`` and, where cross-entropy is not all, ``client_loss``, for ONE client in ordinary PyTorch. The engine stacks
+the trainable parameters of a cohort into ``[K, ...]`` slots and maps the step over them with ``torch.func.vmap``. The
+stacked loss is the sum over clients, so the gradient of slot k is client k's own, and an elementwise optimizer on the
+stack is K independent optimizers.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -24,106 +24,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from benchmark.bank import ClientBank
-from benchmark.batch import ClientBatch, PlannedPhase
+from benchmark.batch import Block, ClientBatch, PlannedPhase
+from benchmark.client import Client, Group, LocalTraining, MiniBatch, Phase
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import ClientScores
+from benchmark.padding import cross_entropy
 from benchmark.seeds import torch_generator
 from benchmark.server import Message, Server
-from methods.losses import cross_entropy
 
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters trained with the same settings.
-
-    Attributes:
-        parameters: prefixes of parameter names, for example ``("prompt", "head")``.
-        lr: learning rate.
-        momentum: of SGD; ignored by Adam.
-        weight_decay: added to the gradient, as ``torch.optim.SGD`` does.
-    """
-
-    parameters: tuple[str, ...]
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a client's local training with its own parameters and optimizer; the others rest meanwhile.
-
-    Attributes:
-        groups: what is trained, and how.
-        epochs: passes over the client's training images.
-        optimizer: ``"sgd"`` or ``"adam"``; its state starts empty.
-        clip: largest gradient norm of one client over all trained parameters, or None.
-    """
-
-    groups: tuple[Group, ...]
-    epochs: int
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    clip: float | None = None
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a client trains one set of parameters: what a configuration gives, and ``phase`` makes a phase of.
-
-    Attributes:
-        lr: learning rate.
-        epochs: E, passes over the client's training images in a round.
-        momentum: of SGD; it starts anew each round.
-        weight_decay: added to the gradient.
-        clip: largest gradient norm of one client, or None.
-        optimizer: ``sgd`` or ``adam``.
-    """
-
-    lr: float
-    epochs: int = 5
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
-
-    def phase(self, *parameters: str) -> Phase:
-        """A local phase that trains the parameters under these prefixes."""
-        group = Group(parameters, self.lr, self.momentum, self.weight_decay)
-        return Phase((group,), self.epochs, self.optimizer, self.clip)
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client inside a step. Its parameters are the method's own while the step runs; here they are by name.
-
-    Attributes:
-        parameters: the shared and personal parameters, being trained.
-        received: what the server sent this round, without gradient.
-        kept: the client's own state that is not trained (see ``kept_state``), without gradient.
-    """
-
-    parameters: dict[str, Tensor]
-    received: dict[str, Tensor]
-    kept: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """One client's mini-batch.
-
-    Attributes:
-        x: images, [B, 3, H, W].
-        y: labels, [B], -100 in padded rows.
-        mask: [B], False in padded rows.
-        phase: index into ``local_phases()``.
-        noise: what ``draw_noise`` returned for this step.
-    """
-
-    x: Tensor
-    y: Tensor
-    mask: Tensor
-    phase: int
-    noise: dict[str, Tensor] = field(default_factory=dict)
+__all__ = ["Client", "FederatedMethod", "Group", "LocalTraining", "MiniBatch", "Phase"]
 
 
 class _Call(nn.Module):
@@ -146,12 +55,21 @@ class FederatedMethod(LightningModule):
     Class attributes:
         shared: prefixes of the parameters that are broadcast, trained and uploaded.
         personal: prefixes of the parameters that are trained and never leave their client.
+        disclosed: prefixes of the parameters that are trained and stay with their client, but are uploaded as well;
+            what the server sends never overwrites them.
+        open_vocabulary: the method classifies among any class names, so that splits may have label spaces of their own.
+        needs_images: False if the steps use ``features`` alone; then images are not touched where those are cached.
+        needs_memory: give clients the features of their own training images as ``client.memory``.
         evaluate_local: also evaluate every client right after its own local training, before aggregation
             (point ``"local"``, next to point ``"server"``).
     """
 
     shared: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
+    disclosed: tuple[str, ...] = ()
+    open_vocabulary: bool = False
+    needs_images: bool = True
+    needs_memory: bool = False
     evaluate_local: bool = False
 
     running_loss: Tensor
@@ -164,12 +82,21 @@ class FederatedMethod(LightningModule):
         self.slots = nn.ParameterDict()
         self.bank: ClientBank | None = None
         self.scores: dict[tuple[str, str], ClientScores] = {}
+        #: per split that has a label space of its own, the classes in it; set from the data
+        self.label_spaces: dict[str, tuple[int, ...]] = {}
+        #: per name, what clients reported of their local training: one value a client, NaN before its first time
+        self.reports: dict[str, Tensor] = {}
         self._received: Message = {}
         self._kept: Message = {}
+        self._prepared: Message = {}
+        self._memory: Message = {}
+        self._class_counts = torch.zeros(num_clients, 0, dtype=torch.int64)
+        self._totals: dict[str, tuple[Tensor, Tensor]] = {}
         self._finished: dict[tuple[int, str], Tensor] = {}
-        self._finetuned = False
+        self._fitted = False
+        self._values: Message = {}
         self._diverged = torch.zeros(0, dtype=torch.bool)
-        self._finetune_optimizers: list[torch.optim.Optimizer] = []
+        self._copy_optimizers: list[torch.optim.Optimizer] = []
         self.register_buffer("running_loss", torch.zeros(2), persistent=False)
 
     # ------------------------------------------------------------------ what a method writes
@@ -178,8 +105,12 @@ class FederatedMethod(LightningModule):
         """ONE client: images [B, 3, H, W] to logits [B, C]."""
         raise NotImplementedError
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """ONE client: the objective on a mini-batch, a scalar. Cross-entropy of ``forward`` by default."""
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        """ONE client: the objective on a mini-batch, a scalar. Cross-entropy of ``forward`` by default.
+
+        It may come with named tensors. They are summed over the client's steps of the round, for ``client_upload``, and
+        the scalars among them are recorded as means over the steps.
+        """
         return cross_entropy(self(batch.x), batch.y, batch.mask)
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
@@ -197,6 +128,32 @@ class FederatedMethod(LightningModule):
         """
         return []
 
+    def new_client_phases(self) -> list[Phase]:
+        """What a copy of a client that never trains is fitted with before it is evaluated.
+
+        By default what every other client's copy is fine-tuned with.
+        """
+        return self.finetune_phases()
+
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        """ONE client: what its steps need and its training does not change; nothing by default.
+
+        Called once, without gradient: at the start of a round (``kind`` is ``"train"``, ``split`` too), of the fitting
+        of a copy (``"finetune"``, ``"adapt"``) and of each evaluation of a split (``"evaluate"``).
+        """
+        return {}
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """ONE client: images [B, 3, H, W] to tensors [B, ...] that depend on them and on frozen parts alone.
+
+        They are computed once for each image where the transform is deterministic and memory allows it.
+        """
+        return {}
+
+    def transform_update(self, client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
+        """ONE client: what is added to some of the trained parameters in place of an optimizer step's ``update``."""
+        return {}
+
     def kept_state(self) -> dict[str, Tensor]:
         """Initial values of what each client keeps besides its personal parameters; nothing by default."""
         return {}
@@ -205,10 +162,17 @@ class FederatedMethod(LightningModule):
         """ONE client, at the end of its round: new values of all of ``kept_state``; unchanged by default."""
         return client.kept
 
+    def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
+        """ONE client, at the end of its round: what it uploads besides parameters; nothing by default.
+
+        ``totals`` are the sums of the named tensors of ``client_loss``.
+        """
+        return {}
+
     def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, Tensor]:
         """ONE client: random tensors for one step, drawn from ``generator`` alone; nothing by default.
 
-        ``kind`` is ``"train"``, ``"finetune"`` or ``"evaluate"``.
+        ``kind`` is ``"train"``, ``"finetune"``, ``"adapt"`` or ``"evaluate"``.
         """
         return {}
 
@@ -237,17 +201,22 @@ class FederatedMethod(LightningModule):
         Raises:
             ConfigurationError: a role or a phase names no parameter, or two roles hold one parameter.
         """
-        for role in ("shared", "personal"):
+        for role in ("shared", "personal", "disclosed"):
             for prefix in getattr(self, role):
                 if not self.parameters_under([prefix]):
                     raise ConfigurationError(f"{type(self).__name__}: {role} names {prefix!r}, which has no parameter")
         self.shared_names = self.parameters_under(self.shared)
         self.personal_names = self.parameters_under(self.personal)
-        self.trainable_names = self.shared_names + self.personal_names
-        if both := set(self.shared_names) & set(self.personal_names):
-            raise ConfigurationError(f"{type(self).__name__}: both shared and personal: {sorted(both)}")
+        self.disclosed_names = self.parameters_under(self.disclosed)
+        #: what a client keeps between rounds
+        self.own_names = self.personal_names + self.disclosed_names
+        self.trainable_names = self.shared_names + self.own_names
+        if both := {name for name in self.trainable_names if self.trainable_names.count(name) > 1}:
+            raise ConfigurationError(
+                f"{type(self).__name__}: in two of the roles shared, personal and disclosed: {sorted(both)}"
+            )
         finetuned: list[str] = []
-        for phase in (*self.local_phases(), *self.finetune_phases()):
+        for phase in (*self.local_phases(), *self.finetune_phases(), *self.new_client_phases()):
             for group in phase.groups:
                 names = self.parameters_under(group.parameters)
                 if not names:
@@ -258,6 +227,10 @@ class FederatedMethod(LightningModule):
                 finetuned += rest
             if phase.epochs < 0:
                 raise ConfigurationError(f"{type(self).__name__}: epochs must be 0 or more, got {phase.epochs}")
+            if phase.steps is not None and phase.steps < 1:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: steps must be 1 or more, or null for whole epochs, got {phase.steps}"
+                )
         own = {name for name, _ in self.named_parameters() if not name.startswith("slots.")}
         self.has_frozen = bool(own - set(self.trainable_names))
         #: what has a slot: everything trained, and what only the fine-tuning of a copy trains
@@ -290,7 +263,7 @@ class FederatedMethod(LightningModule):
         self.requires_grad_(False)
         for name in self.slot_names:
             self.slots[_slot(name)] = nn.Parameter(self.template(name).detach().clone().unsqueeze(0))
-        initial = {name: self.template(name) for name in self.personal_names}
+        initial = {name: self.template(name) for name in self.own_names}
         if self.evaluate_local:
             initial |= {f"local.{name}": self.template(name) for name in self.shared_names}
         initial |= {f"kept.{name}": value for name, value in self.kept_state().items()}
@@ -366,17 +339,24 @@ class FederatedMethod(LightningModule):
 
     # ------------------------------------------------------------------ the stacked step
 
-    def planned_phases(self, kind: Literal["train", "finetune"]) -> list[PlannedPhase]:
-        """What the round plan has to lay out."""
-        phases = self.local_phases() if kind == "train" else self.finetune_phases()
-        return [PlannedPhase(phase.epochs, kind) for phase in phases]
+    def phases(self, kind: str) -> list[Phase]:
+        """The phases of local training (``"train"``) or of the fitting of a copy (``"finetune"``, ``"adapt"``)."""
+        return {
+            "train": self.local_phases,
+            "finetune": self.finetune_phases,
+            "adapt": self.new_client_phases,
+        }[kind]()
 
-    def begin_cohort(self, clients: Sequence[int], received: Message) -> None:
+    def planned_phases(self, kind: str) -> list[PlannedPhase]:
+        """What the round plan has to lay out."""
+        return [PlannedPhase(phase.epochs, kind, phase.steps) for phase in self.phases(kind)]
+
+    def begin_cohort(self, clients: Sequence[int], received: Message, kind: str = "train") -> None:
         """Put into the slots what each client starts from: what it received, else its own, else the frozen value."""
         for name in self.slot_names:
-            if name in received:
+            if name in self.shared_names and name in received:
                 value = received[name]
-            elif name in self.personal_names:
+            elif name in self.own_names:
                 value = self._bank.rows(name, clients, self.device)
             else:
                 value = self.template(name)
@@ -390,6 +370,16 @@ class FederatedMethod(LightningModule):
                 slot.data = value.detach().clone(memory_format=torch.contiguous_format)
         self._received = {name: value.detach() for name, value in received.items()}
         self._kept = self._rows_of("kept.", clients)
+        self._totals = {}
+        self._prepare(clients, self.slot_values(), kind, "train")
+
+    def _prepare(self, clients: Sequence[int], values: Message, kind: str, split: str) -> None:
+        """Call ``prepare`` for a cohort."""
+        self._prepared = {}
+        self._memory = self.data.memory(clients) if self.needs_memory else {}
+        if type(self).prepare is not FederatedMethod.prepare:
+            with torch.no_grad():
+                self._prepared = self.map_state(lambda client: self.prepare(client, kind, split), clients, values)
 
     def _rows_of(self, prefix: str, clients: Sequence[int]) -> Message:
         """The bank's rows under a prefix, by the name that follows it."""
@@ -406,6 +396,17 @@ class FederatedMethod(LightningModule):
         """Current values of the cohort, per parameter name [K, ...]."""
         return {name: self.slots[_slot(name)] for name in self.slot_names}
 
+    def map_state(self, function: Callable[[Client], Any], clients: Sequence[int], values: Message) -> Any:
+        """Call ``function(client)`` for every client of a cohort at once; what it returns has a leading K.
+
+        Args:
+            function: for ONE client; while it runs, the method's parameters are that client's.
+            clients: the cohort, or its first clients.
+            values: per parameter name, a row for each of the cohort's clients; names left out have the same value for
+                all, the template's.
+        """
+        return self._map(lambda client, _: function(client), clients, values, {})
+
     def map_clients(
         self, function: Callable[[Client, MiniBatch], Any], values: Message, batch: ClientBatch, kind: str
     ) -> Any:
@@ -413,8 +414,7 @@ class FederatedMethod(LightningModule):
 
         Args:
             function: for ONE client; while it runs, the method's parameters are that client's.
-            values: per parameter name, a row for each of the cohort's clients (those of the batch are the first); names
-                left out have the same value for all, the template's.
+            values: as for ``map_state``.
             batch: the stacked step.
             kind: for the key of the step's noise.
 
@@ -423,30 +423,56 @@ class FederatedMethod(LightningModule):
         """
         assert batch.x is not None
         assert batch.y is not None
-        noise = self._stacked_noise(batch, kind)
-        count = len(batch.clients)
-        values, kept = _first(values, count), _first(self._kept, count)
-        per_client = _first({n: v for n, v in self._received.items() if self._is_stacked(n, v)}, count)
+        rows = {"x": batch.x, "y": batch.y, "mask": batch.mask, "noise": self._stacked_noise(batch, kind)}
+        if batch.features is not None:
+            rows["features"] = dict(batch.features)
+
+        def one(client: Client, own: dict[str, Any]) -> Any:
+            if "features" not in own:
+                with torch.no_grad():
+                    own = own | {"features": self.frozen_features(own["x"])}
+            return function(client, MiniBatch(phase=batch.phase, split=batch.split, **own))
+
+        return self._map(one, batch.clients, values, rows, check_draws=batch.first)
+
+    def _map(
+        self,
+        function: Callable[[Client, dict[str, Any]], Any],
+        clients: Sequence[int],
+        values: Message,
+        rows: dict[str, Any],
+        check_draws: bool = False,
+    ) -> Any:
+        """Call ``function(client, rows of that client)`` with each client's values in the method's parameters."""
+        count = len(clients)
+        per_client = {n: v for n, v in self._received.items() if self._is_stacked(n, v)}
         common = {n: v for n, v in self._received.items() if n not in per_client}
+        parts = (values, per_client, self._kept, self._prepared, self._memory)
+        own: tuple[Any, ...] = tuple(_first(part, count) for part in parts)
+        counts = self._class_counts[list(clients)].to(self.device)
         call = _Call(self)
 
         def one(
-            values: Message, sent: Message, kept: Message, x: Tensor, y: Tensor, mask: Tensor, noise: Message
+            values: Message,
+            sent: Message,
+            kept: Message,
+            prepared: Message,
+            memory: Message,
+            counts: Tensor,
+            rows: dict[str, Any],
         ) -> Any:
-            client = Client(values, common | sent, kept)
-            mini_batch = MiniBatch(x, y, mask, batch.phase, noise)
-            own = {f"method.{name}": value for name, value in values.items()}
-            return functional_call(call, own, (function, client, mini_batch))
+            client = Client(values, common | sent, kept, prepared, counts, memory)
+            return functional_call(call, {f"method.{n}": v for n, v in values.items()}, (function, client, rows))
 
-        stacked = (values, per_client, kept, batch.x, batch.y, batch.mask, noise)
+        stacked = (*own, counts, rows)
         if count > 1 or self.has_frozen:
             return vmap(one)(*stacked)
         # One client of a method that trains everything needs no mapping, which would cost a tenth of a small network's
         # step. (With a frozen backbone it costs nothing that counts, and all widths agree bit for bit.) Unlike vmap,
         # nothing here notices a draw from a global generator.
-        before = torch.default_generator.get_state()
-        result = tree_map(lambda rows: rows.unsqueeze(0), one(*tree_map(lambda rows: rows.squeeze(0), stacked)))
-        if batch.first and not torch.equal(before, torch.default_generator.get_state()):
+        before = torch.default_generator.get_state() if check_draws else None
+        result = tree_map(lambda part: part.unsqueeze(0), one(*tree_map(lambda part: part.squeeze(0), stacked)))
+        if before is not None and not torch.equal(before, torch.default_generator.get_state()):
             raise RuntimeError(
                 f"{type(self).__name__} draws random numbers from the global generator; draw them in draw_noise, from "
                 "the generator given there"
@@ -472,24 +498,61 @@ class FederatedMethod(LightningModule):
         """One optimizer step of the whole cohort; returns the clients' losses, [K], detached."""
         if batch.phase_start:
             self._start_phase(phase, optimizer)
-        losses = self.map_clients(self.client_loss, self.slot_values(), batch, batch.kind)
+        made = self.map_clients(self.client_loss, self.slot_values(), batch, batch.kind)
+        losses, named = made if isinstance(made, tuple) else (made, {})
         optimizer.zero_grad()
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
         if phase.clip is not None:
             self._clip_each_client(phase.clip)
-        optimizer.step()
+        if type(self).transform_update is FederatedMethod.transform_update:
+            optimizer.step()
+        else:
+            self._transformed_step(batch, optimizer)
+        losses = losses.detach()
+        self._add_to_totals(batch, {"loss": losses, **named})
         self._keep_finished(batch)
-        return cast(Tensor, losses.detach())
+        return cast(Tensor, losses)
+
+    def _transformed_step(self, batch: ClientBatch, optimizer: LightningOptimizer | torch.optim.Optimizer) -> None:
+        """An optimizer step whose update goes through ``transform_update``."""
+        count = len(batch.clients)
+        trained = [name for name in self.slot_names if self.slots[_slot(name)].requires_grad]
+        before = {name: self.slots[_slot(name)].detach().clone() for name in trained}
+        optimizer.step()
+        update = {name: (self.slots[_slot(name)].detach() - before[name])[:count] for name in trained}
+        changed = self._map(self.transform_update, batch.clients, before, update)
+        for name, value in changed.items():
+            self.slots[_slot(name)].data[:count] = before[name][:count] + value
+
+    def _add_to_totals(self, batch: ClientBatch, named: Message) -> None:
+        """Sum what the steps report, per client of the cohort, and count the steps that reported it."""
+        for name, value in named.items():
+            if name not in self._totals:
+                rows = len(batch.cohort)
+                self._totals[name] = (value.new_zeros(rows, *value.shape[1:]), value.new_zeros(rows))
+            total, steps = self._totals[name]
+            total[: len(value)] += value.detach()
+            steps[: len(value)] += 1
 
     def _start_phase(self, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer) -> None:
-        """Fresh optimizer state; only this phase's parameters take gradients."""
-        getattr(optimizer, "optimizer", optimizer).state.clear()
+        """Fresh optimizer state, this round's rates; only this phase's parameters take gradients."""
+        inner = getattr(optimizer, "optimizer", optimizer)
+        inner.state.clear()
+        factor = self._schedule_factor(phase)
+        for settings, group in zip(inner.param_groups, phase.groups, strict=True):
+            settings["lr"] = group.lr * factor
         trained = set(self.parameters_under(name for group in phase.groups for name in group.parameters))
         for name in self.slot_names:
             slot = self.slots[_slot(name)]
             slot.requires_grad_(name in trained)
             slot.grad = None
         self._finished = {}
+
+    def _schedule_factor(self, phase: Phase) -> float:
+        """What this round's learning rates are multiplied with."""
+        if phase.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * self.trainer.current_epoch / max(self.trainer.max_epochs or 1, 1)))
 
     def _clip_each_client(self, limit: float) -> None:
         """Scale every client's own gradient to at most ``limit``; clipping the stack would couple clients."""
@@ -514,17 +577,24 @@ class FederatedMethod(LightningModule):
             self.slots[_slot(name)].data[k].copy_(value)
         self._finished = {}
 
-    def training_step(self, batch: ClientBatch, batch_idx: int) -> None:
-        """One local step of the cohort."""
-        if batch.kind == "idle":
-            return
+    def training_step(self, block: Block, batch_idx: int) -> None:
+        """Some local steps of a cohort, one after the other."""
         optimizers = cast(Any, self.optimizers())
-        optimizer = optimizers[batch.phase] if isinstance(optimizers, list) else optimizers
-        losses = self._train_on(batch, self.local_phases()[batch.phase], optimizer)
-        if batch.first:
-            self._diverged = torch.zeros(len(batch.cohort), dtype=torch.bool, device=self.device)
-        self._diverged[: len(losses)] |= ~losses.isfinite()
-        self.running_loss += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+        for step in block.steps:
+            if step.kind == "idle":
+                continue
+            batch = self.data.fill(step)
+            optimizer = optimizers[batch.phase] if isinstance(optimizers, list) else optimizers
+            losses = self._train_on(batch, self.local_phases()[batch.phase], optimizer)
+            if batch.first:
+                self._diverged = torch.zeros(len(batch.cohort), dtype=torch.bool, device=self.device)
+            self._diverged[: len(losses)] |= ~losses.isfinite()
+            self.running_loss += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+
+    @property
+    def data(self) -> Any:
+        """The datamodule of this run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def end_cohort(self, clients: Sequence[int]) -> dict[int, Message]:
         """Store what stays with the clients and return what they upload: client id to its shared values.
@@ -539,24 +609,38 @@ class FederatedMethod(LightningModule):
                 "learning rate or clip gradients"
             )
         values = {name: slot.detach() for name, slot in self.slot_values().items()}
-        for name in self.personal_names:
+        for name in self.own_names:
             self._bank.write(name, clients, values[name])
         if self.evaluate_local:
             for name in self.shared_names:
                 self._bank.write(f"local.{name}", clients, values[name])
         if self._kept:
-            for name, value in self._updated_kept(values).items():
+            updated = self.map_state(self.after_local_training, clients, values)
+            for name, value in updated.items():
                 self._bank.write(f"kept.{name}", clients, value)
-        return {client: {n: values[n][k].clone() for n in self.shared_names} for k, client in enumerate(clients)}
+        uploads = {name: values[name] for name in self.shared_names + self.disclosed_names}
+        uploads |= self._extra_uploads(clients, values)
+        self._report(clients)
+        return {client: {n: v[k].clone() for n, v in uploads.items()} for k, client in enumerate(clients)}
 
-    def _updated_kept(self, values: Message) -> Message:
-        per_client = {n: v for n, v in self._received.items() if self._is_stacked(n, v)}
-        common = {n: v for n, v in self._received.items() if n not in per_client}
+    def _extra_uploads(self, clients: Sequence[int], values: Message) -> Message:
+        if type(self).client_upload is FederatedMethod.client_upload:
+            return {}
+        totals = {name: total for name, (total, _) in self._totals.items()}
+        extra = cast(Message, self._map(self.client_upload, clients, values, totals))
+        if taken := sorted(set(extra) & {name for name, _ in self.named_parameters()}):
+            raise ConfigurationError(
+                f"{type(self).__name__}.client_upload returns {taken[0]!r}, which is a parameter; give it another "
+                "name, or make the parameter shared or disclosed"
+            )
+        return extra
 
-        def one(values: Message, sent: Message, kept: Message) -> Message:
-            return self.after_local_training(Client(values, common | sent, kept))
-
-        return cast(Message, vmap(one)(values, per_client, self._kept))
+    def _report(self, clients: Sequence[int]) -> None:
+        """Means over the steps of the scalars that the cohort's steps reported."""
+        for name, (total, steps) in self._totals.items():
+            if total.ndim == 1:
+                values = self.reports.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
+                values[list(clients)] = (total / steps).double().cpu()
 
     # ------------------------------------------------------------------ evaluation
 
@@ -566,43 +650,58 @@ class FederatedMethod(LightningModule):
 
     on_test_epoch_start = on_validation_epoch_start
 
-    def validation_step(self, batch: ClientBatch, batch_idx: int) -> None:
-        """Fine-tune a copy, or score one batch of every client of the cohort."""
-        if batch.first:
-            self._received = self.server.broadcast(self, batch.cohort)
-            self._kept = self._rows_of("kept.", batch.cohort)
-            self._finetuned = False
-        if batch.kind == "finetune":
-            self._finetune(batch)
-            return
-        if self._finetuned:
-            values = self.slot_values()
-        else:
-            values = {name: self._bank.rows(name, batch.clients, self.device) for name in self.personal_names}
-            if batch.point == "local":
-                values |= self._rows_of("local.", batch.clients)
+    def validation_step(self, block: Block, batch_idx: int) -> None:
+        """Some steps of a cohort: fit a copy, or score a mini-batch of every client."""
+        for step in block.steps:
+            batch = self.data.fill(step)
+            if batch.first:
+                self._received = self.server.broadcast(self, batch.cohort)
+                self._kept = self._rows_of("kept.", batch.cohort)
+                self._fitted = False
+            if batch.kind == "evaluate":
+                self._score(batch)
             else:
-                sent = self._received
-                values |= {n: sent[n] for n in self.shared_names if n in sent and self._is_stacked(n, sent[n])}
-        logits = self.map_clients(self.client_logits, values, batch, "evaluate")
+                self._fit_copy(batch)
+
+    test_step = validation_step
+
+    def _score(self, batch: ClientBatch) -> None:
+        if batch.step == 0:
+            self._values = self._values_to_evaluate(batch)
+            self._prepare(batch.cohort, self._values, "evaluate", batch.split)
+        logits = self.map_clients(self.client_logits, self._values, batch, "evaluate")
         scores = self.scores.setdefault(
             (batch.point, batch.split), ClientScores(self.num_clients, logits.shape[-1]).to(self.device)
         )
         scores.update(logits, cast(Tensor, batch.y), batch.clients)
 
-    test_step = validation_step
+    def _values_to_evaluate(self, batch: ClientBatch) -> Message:
+        """Per parameter name a row for each client of the cohort; what all have in common is left out."""
+        if self._fitted:
+            return self.slot_values()
+        values = {name: self._bank.rows(name, batch.cohort, self.device) for name in self.own_names}
+        if batch.point == "local":
+            return values | self._rows_of("local.", batch.cohort)
+        sent = self._received
+        return values | {n: sent[n] for n in self.shared_names if n in sent and self._is_stacked(n, sent[n])}
 
-    def _finetune(self, batch: ClientBatch) -> None:
+    def _fit_copy(self, batch: ClientBatch) -> None:
+        """A step on copies of the clients, before these copies are evaluated."""
         if torch.is_inference_mode_enabled():
             raise ConfigurationError(
                 "fine-tuning before evaluation needs gradients: set trainer.inference_mode to false"
             )
-        if not self._finetuned:
-            self.begin_cohort(batch.cohort, self._received)
-            self._finetune_optimizers = [self._make_optimizer(phase) for phase in self.finetune_phases()]
-            self._finetuned = True
+        phases = self.phases(batch.kind)
+        if not self._fitted:
+            self.begin_cohort(batch.cohort, self._received, batch.kind)
+            self._copy_optimizers = [self._make_optimizer(phase) for phase in phases]
+            self._fitted = True
         with torch.enable_grad():
-            self._train_on(batch, self.finetune_phases()[batch.phase], self._finetune_optimizers[batch.phase])
+            self._train_on(batch, phases[batch.phase], self._copy_optimizers[batch.phase])
+        if batch.kind == "adapt" and batch.phase_end:
+            values = {name: slot.detach() for name, slot in self.slot_values().items()}
+            for name, value in self.server.adapt_new_clients(self, batch.cohort, batch.phase, values).items():
+                self.slots[_slot(name)].data.copy_(value)
 
     # ------------------------------------------------------------------ memory
 

@@ -13,10 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
 from benchmark.results import (
-    METRICS,
-    POINTS,
     RESULT_FREE_KEYS,
-    SPLITS,
     RunRecord,
     environment,
     write_parquet,
@@ -89,6 +86,11 @@ class Recorder(Callback):
                 averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
                 if metric == "accuracy":
                     averages[f"{split}/{point}/worst_accuracy"] = values[~values.isnan()].min().item()
+        for name, values in method.reports.items():
+            if not values.isnan().all():
+                self.values[round, "local", "train", name] = values.clone()
+                averages[f"train/{name}"] = values.nanmean().item()
+        method.reports.clear()
         loss, steps = method.running_loss.tolist()
         if steps:
             averages["train/loss"] = loss / steps
@@ -162,7 +164,7 @@ class Recorder(Callback):
                 setting=data.partition.description,
                 seed=data.seed,
                 client_names=tuple(data.client_names),
-                test_sizes=tuple(len(rows) for rows in data.held_out["test"].values()),
+                test_sizes=tuple(len(data.held_out["test"].get(k, ())) for k in range(data.num_clients)),
                 manifest_hash=manifest_hash(data.manifest),
                 device=device,
                 environment=environment(),
@@ -182,10 +184,9 @@ class Recorder(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The table as tensors: one row of values per (round, point, split, metric)."""
         keys = sorted(self.values)
-        named = [(r, POINTS.index(p), SPLITS.index(s), METRICS.index(m)) for r, p, s, m in keys]
         values = torch.stack([self.values[key] for key in keys]) if keys else torch.zeros(0, 0)
         config = json.dumps(self.config, default=str)
-        return {"keys": torch.tensor(named), "values": values, "seconds": dict(self.seconds), "config": config}
+        return {"keys": json.dumps(keys), "values": values, "seconds": dict(self.seconds), "config": config}
 
     def refuse_other_configuration(self, state_dict: dict[str, Any]) -> None:
         """Compare the configuration with the one that the state of a checkpoint names.
@@ -213,7 +214,6 @@ class Recorder(Callback):
         """
         self.refuse_other_configuration(state_dict)
         self.values = {
-            (r, POINTS[p], SPLITS[s], METRICS[m]): values
-            for (r, p, s, m), values in zip(state_dict["keys"].tolist(), state_dict["values"], strict=True)
+            tuple(key): values for key, values in zip(json.loads(state_dict["keys"]), state_dict["values"], strict=True)
         }
         self.seconds = dict(state_dict["seconds"])

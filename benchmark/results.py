@@ -33,14 +33,16 @@ if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not w
 
 SCHEMA = 1
 POINTS = ("server", "local")
-SPLITS = ("test", "val")
+SPLITS = ("test", "val", "base", "novel", "base_excl_local", "all", "new", "train")
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "loss")
 LOWER_IS_BETTER = ("loss",)
 COLUMNS = ("round", "client", "point", "split", "metric", "value")
 """Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
 the server holds after the round plus the client's own state; "local": the client's state at the end of its local
-training, before aggregation), split ("test" or "val"), metric, value float64 (accuracies are fractions, 0 to 1). A
-client that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
+training, before aggregation), split ("test": the client's own test images; "val"; "new": of clients that never train;
+the further splits of base-to-novel partitions; "train": what local training reported), metric (those of
+:data:`METRICS`, and for "train" what the method names), value float64 (accuracies are fractions, 0 to 1). A client
+that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
 COMMUNICATION = ("up_bytes", "down_bytes", "up_floats", "down_floats")
 SECONDS = ("total", "training", "evaluation")
 FILES = ("config.yaml", "manifest.json", "metrics.parquet")
@@ -162,7 +164,7 @@ def write_parquet(path: Path, metrics: "pd.DataFrame") -> None:
             pa.DictionaryArray.from_arrays(
                 pa.array(table[column].map(names.index).to_numpy(dtype="int8")), pa.array(names, pa.string())
             )
-            for column, names in (("point", POINTS), ("split", SPLITS), ("metric", METRICS))
+            for column, names in ((c, sorted(set(table[c]))) for c in ("point", "split", "metric"))
         ),
         pa.array(table["value"].to_numpy(), pa.float64(), from_pandas=False),
     ]
@@ -178,9 +180,11 @@ def _checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
     if sorted(metrics.columns) != sorted(COLUMNS):
         raise ValueError(f"a metrics table has the columns {', '.join(COLUMNS)}, got {', '.join(metrics.columns)}")
     table = metrics[list(COLUMNS)].astype({"round": "int32", "client": "int32", "value": "float64"})
+    of_training = table["split"].astype("str") == "train"
     for column, names in (("point", POINTS), ("split", SPLITS), ("metric", METRICS)):
         table[column] = table[column].astype("str")
-        unknown = sorted(set(table[column]) - set(names))
+        named = table[column][~of_training] if column == "metric" else table[column]
+        unknown = sorted(set(named) - set(names))
         if unknown:
             raise ValueError(f"{column} is one of {', '.join(names)}, got {', '.join(unknown)}")
     if len(table) and (table[["round", "client"]] < 0).any(axis=None):
@@ -356,6 +360,20 @@ def client_values(
     return [float(value) for value in filled[-count:].mean(axis=0)]
 
 
+def average_by_round(
+    metrics: "pd.DataFrame", test_sizes: Sequence[int], point: str, split: str, metric: str
+) -> "tuple[np.ndarray, dict[str, np.ndarray]]":
+    """Evaluated rounds [R] and for each the statistics over clients of :func:`summarize`; empty if never evaluated."""
+    import numpy as np
+
+    table = _checked(metrics)
+    part = table[(table["point"] == point) & (table["split"] == split) & (table["metric"] == metric)]
+    if not len(part):
+        return np.zeros(0, dtype=int), {}
+    rounds, values = _by_round(part, test_sizes)
+    return rounds, _statistics(values, metric, None)
+
+
 # --- hashes and environment -----------------------------------------------------------------------------------------
 
 
@@ -415,6 +433,24 @@ def environment() -> dict[str, Any]:
     ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
     holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
     """
+    torch = sys.modules.get("torch")
+    gpus = (
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        if torch is not None and torch.cuda.is_available()
+        else []
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "git": _git(),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "hardware": {"cpu": _cpu_model(), "cores": cores, "gpus": gpus},
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that can change a result."""
     versions: dict[str, str] = {}
     for package in (
         "federated-prompt-benchmark",
@@ -433,20 +469,18 @@ def environment() -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    torch = sys.modules.get("torch")
-    gpus = (
-        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        if torch is not None and torch.cuda.is_available()
-        else []
-    )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "git": _git(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "platform": platform.platform(),
-        "hardware": {"cpu": _cpu_model(), "cores": cores, "gpus": gpus},
-    }
+    return versions
+
+
+def other_versions(record: RunRecord) -> list[str]:
+    """Where this machine's Python and packages differ from the run's: ``"torch 2.14.0, now 2.15.0"``."""
+    then = {"python": record.environment.get("python"), **record.environment.get("versions", {})}
+    now = {"python": platform.python_version(), **_versions()}
+    return [
+        f"{name} {then.get(name) or 'absent'}, now {now.get(name) or 'absent'}"
+        for name in sorted(set(then) | set(now))
+        if then.get(name) != now.get(name)
+    ]
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -457,11 +491,17 @@ def _file_entry(path: Path) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A run's resolved configuration.
+
+    Raises:
+        ConfigurationError: the file is missing, is no YAML or no mapping.
+    """
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.load(path.read_text(), Loader=loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
@@ -492,7 +532,7 @@ def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame"
             raise ConfigurationError(
                 f"{folder / name} is missing: a run directory holds it before its record is written"
             )
-    configuration = config_hash(_read_config(folder / "config.yaml"))
+    configuration = config_hash(read_config(folder / "config.yaml"))
     summary = summarize(metrics, record.test_sizes)
     write_parquet(folder / "metrics.parquet", metrics)
     full = dataclasses.replace(
@@ -573,6 +613,21 @@ def read_record(run_dir: str | Path) -> RunRecord:
     return RunRecord(**payload)
 
 
+def read_records(folder: str | Path) -> "tuple[dict[Path, RunRecord], list[str]]":
+    """All records directly below a folder by their run directory, in the order of names, and what cannot be read.
+
+    Directories without a record (runs that go on or failed) are passed over.
+    """
+    records: dict[Path, RunRecord] = {}
+    problems: list[str] = []
+    for path in sorted(Path(folder).glob("*/record.json")):
+        try:
+            records[path.parent] = read_record(path.parent)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    return records, problems
+
+
 def read_metrics(run_dir: str | Path) -> "pd.DataFrame":
     """The long table of a run, columns as in :data:`COLUMNS`.
 
@@ -617,7 +672,7 @@ def verify_record(run_dir: str | Path) -> list[str]:
     if problems:
         return problems
     try:
-        if config_hash(_read_config(folder / "config.yaml")) != record.config_hash:
+        if config_hash(read_config(folder / "config.yaml")) != record.config_hash:
             problems.append(f"{folder / 'config.yaml'} does not give the record's config_hash")
         if not _same(summarize(read_metrics(folder), record.test_sizes), record.summary):
             problems.append(f"{folder / 'metrics.parquet'} does not give the record's summary")
@@ -626,11 +681,24 @@ def verify_record(run_dir: str | Path) -> list[str]:
     return problems
 
 
+def _class_counts(manifest: bytes) -> bytes:
+    """A manifest without its indices: who holds how many images of which class, and the whole manifest's sha256."""
+    whole = json.loads(manifest)
+    kept = {name: whole.get(name) for name in ("algorithm", "arguments", "seed", "class_names", "domain_names")}
+    kept["clients"] = [
+        {name: client.get(name) for name in ("name", "train_classes", "test_classes")}
+        for client in whole.get("clients", [])
+    ]
+    kept["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
+    return canonical(kept) + b"\n"
+
+
 def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     """Copy a finished run's small files to ``destination/<name of run_dir>``, to be committed; return that folder.
 
-    Copied: ``config.yaml``, ``metrics.parquet``, ``manifest.json`` up to :data:`KEPT_MANIFEST_BYTES` (above, the
-    record keeps its hash), and ``record.json`` last. Checkpoints and logs stay behind.
+    Copied: ``config.yaml``, ``metrics.parquet``, ``manifest.json`` up to :data:`KEPT_MANIFEST_BYTES` (of a larger one
+    ``partition.json`` keeps the images per client and class), and ``record.json`` last. Checkpoints and logs stay
+    behind.
 
     Raises:
         ConfigurationError: the run is not finished or does not verify, or another record is kept under this name.
@@ -642,7 +710,7 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     target = Path(destination) / source.name
     content = {name: (source / name).read_bytes() for name in (*FILES, "record.json") if (source / name).is_file()}
     if len(content.get("manifest.json", b"")) > KEPT_MANIFEST_BYTES:
-        del content["manifest.json"]
+        content["partition.json"] = _class_counts(content.pop("manifest.json"))
     if is_finished(target) and (target / "record.json").read_bytes() != content["record.json"]:
         raise ConfigurationError(f"{target} holds another record of the same name; remove it first to replace it")
     target.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.seeds import numpy_generator
 
 if TYPE_CHECKING:
-    from benchmark.batch import ClientBatch
+    from benchmark.batch import Block
     from benchmark.method import FederatedMethod
 
 Message = dict[str, Tensor]
@@ -81,8 +81,25 @@ class Server(Callback):
     ) -> None:
         """Take the round's uploads (in the order of ``clients``, ascending) and move the server's state."""
         if method.shared_names:
-            for name, value in self.aggregate(updates, weights).items():
+            shared = [{name: update[name] for name in method.shared_names} for update in updates]
+            for name, value in self.aggregate(shared, weights).items():
                 method.template(name).data.copy_(value)
+
+    def adapt_new_clients(
+        self, method: "FederatedMethod", clients: Sequence[int], phase: int, values: Message
+    ) -> Message:
+        """After a phase of ``new_client_phases``: what the server sends back to these clients, which never train.
+
+        Args:
+            method: the method.
+            clients: the cohort, K clients.
+            phase: index into ``new_client_phases()``.
+            values: the copies' parameters after the phase, [K, ...] each.
+
+        Returns:
+            New values [K, ...] of some parameters of the copies; nothing by default. The server itself does not change.
+        """
+        return {}
 
     # ------------------------------------------------------------------ the round
 
@@ -129,6 +146,13 @@ class Server(Callback):
         self.training_clients: list[int] = data.training_clients
         self.participants: int = data.participants
         self.sizes: Mapping[int, int] = data.train_sizes
+        if data.label_spaces and not pl_module.open_vocabulary:
+            raise ConfigurationError(
+                f"{type(pl_module).__name__} classifies among all classes, but {type(data.partition).__name__} gives "
+                f"the splits {', '.join(data.label_spaces)} label spaces of their own; take a method of the CLIP family"
+            )
+        pl_module.label_spaces = data.label_spaces
+        pl_module._class_counts = data.class_counts
         pl_module.configure_model()
         self.prepare(pl_module)  # type: ignore[arg-type]
 
@@ -159,7 +183,7 @@ class Server(Callback):
         self.uploads = {}
         self.traffic.start_round()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: "ClientBatch", batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: "Block", batch_idx: int) -> None:
         """Broadcast to a cohort at its first step."""
         if batch.first:
             received = self.broadcast(pl_module, batch.cohort)
@@ -169,7 +193,7 @@ class Server(Callback):
             pl_module.begin_cohort(batch.cohort, received)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: "ClientBatch", batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: "Block", batch_idx: int
     ) -> None:
         """Collect a cohort at its last step; aggregate after the last cohort of the round."""
         if batch.end:

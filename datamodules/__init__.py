@@ -3,10 +3,18 @@
 ``datamodules.base.FederatedDataModule`` is not imported here, as Lightning is slow to import.
 """
 
+from datamodules.caltech101 import Caltech101
 from datamodules.cifar import CIFAR10, CIFAR100
+from datamodules.dermoscopic import DermoscopicFL
 from datamodules.digits import DigitDomains
+from datamodules.domainnet import DomainNet10
+from datamodules.dtd import DTD
+from datamodules.eurosat import EuroSAT
+from datamodules.flowers102 import Flowers102
+from datamodules.food101 import Food101
 from datamodules.manifest import FromManifest, make_manifest, manifest_hash, read_manifest, write_manifest
 from datamodules.office_caltech import OfficeCaltech10
+from datamodules.oxford_pets import OxfordPets
 from datamodules.partition import (
     IID,
     AtMostClasses,
@@ -21,29 +29,50 @@ from datamodules.partition import (
     PathologicalRandom,
     check_splits,
 )
+from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut
+from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
 from datamodules.source import ImagePool, ImageSource
+from datamodules.stanford_cars import StanfordCars
+from datamodules.tiny_imagenet import TinyImageNet
 from datamodules.transform import ImageTransform
+from datamodules.ucf101 import UCF101
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "DTD",
     "IID",
+    "UCF101",
     "AtMostClasses",
+    "BaseToNovel",
+    "Caltech101",
     "ClientSplits",
+    "DermoscopicFL",
     "DigitDomains",
+    "DirichletFewShot",
     "DirichletMerged",
     "DirichletShared",
     "DisjointClasses",
+    "DomainNet10",
     "DomainPerClient",
+    "DomainsPerClient",
+    "EuroSAT",
+    "Flowers102",
+    "Food101",
     "FromManifest",
     "IIDPFLlib",
     "ImagePool",
     "ImageSource",
     "ImageTransform",
+    "LeaveOneDomainOut",
+    "NonOverlapping",
     "OfficeCaltech10",
+    "OxfordPets",
     "Partition",
     "PathologicalPFLlib",
     "PathologicalRandom",
+    "StanfordCars",
+    "TinyImageNet",
     "check_splits",
     "make_manifest",
     "manifest_hash",

@@ -1,7 +1,7 @@
 """The LightningDataModule of every data set: a source of images, a partition over clients, and how they are batched."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,8 +12,9 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmark.batch import ClientBatch, EvaluationPlan, RoundPlan
+from benchmark.batch import Block, Blocks, ClientBatch, EvaluationPlan, RoundPlan
 from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
 from benchmark.metrics import IGNORE
 from benchmark.seeds import derived_seed, numpy_generator, torch_generator
 from datamodules.manifest import make_manifest, manifest_hash
@@ -23,6 +24,9 @@ from datamodules.transform import ImageTransform
 
 #: Widest cohort that ``auto`` picks. On a CPU one client keeps all cores busy; beyond 64 a GPU gains no more.
 WIDEST = {"cpu": 1, "cuda": 64}
+
+#: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
+BLOCK = 16
 
 
 class FederatedDataModule(LightningDataModule):
@@ -43,6 +47,11 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: images of a client in one evaluation step.
         val_fraction: part of each client's training images held out as split ``val``, to tune on; stratified where the
             classes allow it.
+        new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
+            ``new``, after a copy was fitted as the method says.
+        cache_features: compute what the method makes of an image with frozen parts once for each image, where the
+            transform is deterministic; changes speed and memory, not results. ``auto`` does so if it fits in half of
+            the free memory.
         num_workers: loader processes that gather the images; 0 gathers on the device.
         seed: seed of the run: order of batches, selection of clients, augmentation. Linked to ``seed_everything``.
         partition_seed: seed of the partition alone, so that all seeds of a run share one split; None takes ``seed``.
@@ -63,6 +72,8 @@ class FederatedDataModule(LightningDataModule):
         cohort_width: int | Literal["auto"] = "auto",
         eval_batch_size: int = 256,
         val_fraction: float = 0.0,
+        new_clients: float = 0.0,
+        cache_features: bool | Literal["auto"] = "auto",
         num_workers: int = 0,
         seed: int = 0,
         partition_seed: int | None = 0,
@@ -79,6 +90,8 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigurationError(f"data.participation must be a fraction in (0, 1], got {participation}")
         if not 0 <= val_fraction < 1:
             raise ConfigurationError(f"data.val_fraction must be in [0, 1), got {val_fraction}")
+        if not 0 <= new_clients < 1:
+            raise ConfigurationError(f"data.new_clients must be a fraction in [0, 1), got {new_clients}")
         self.source = source
         self.partition = partition
         self.transform = transform or ImageTransform()
@@ -94,15 +107,24 @@ class FederatedDataModule(LightningDataModule):
         self.num_clients = len(self.client_names)
         self.num_classes = len(source.class_names)
         self.class_names = list(source.class_names)
-        self.training_clients = list(range(self.num_clients))
+        order = numpy_generator(self.partition_seed, "new clients").permutation(self.num_clients).tolist()
+        new = min(round(new_clients * self.num_clients), self.num_clients - 1)
+        self.new_clients = sorted(order[self.num_clients - new :])
+        self.training_clients = sorted(order[: self.num_clients - new])
+        available = len(self.training_clients)
         if clients_per_round is None:
-            clients_per_round = max(1, round(participation * self.num_clients))
-        if not 1 <= clients_per_round <= self.num_clients:
+            clients_per_round = max(1, round(participation * available))
+        if not 1 <= clients_per_round <= available:
             raise ConfigurationError(
-                f"data.clients_per_round must be between 1 and the number of clients, {self.num_clients}; got "
+                f"data.clients_per_round must be between 1 and the number of clients that train, {available}; got "
                 f"{clients_per_round}"
             )
         self.participants = clients_per_round
+        self.cache_features = cache_features
+        #: set from the partition: per split that has one, its own classes in the order in which labels are counted
+        self.label_spaces: dict[str, tuple[int, ...]] = {}
+        self._tables: _FeatureTables | None = None
+        self._memory: _FeatureTables | None = None
         self._pool: ImagePool | None = None
         self._width: int | None = None
         self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
@@ -125,18 +147,28 @@ class FederatedDataModule(LightningDataModule):
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
         self._pool = pool
         self.splits = splits
+        self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
         self.train_sizes = {client: len(rows) for client, rows in self.train_indices.items()}
+        counts = [np.bincount(pool.labels.numpy()[rows], minlength=self.num_classes) for rows in splits.train]
+        #: training images of each class, [N, C]
+        self.class_counts = torch.from_numpy(np.stack(counts))
         self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
 
     def _hold_out(self, splits: ClientSplits) -> tuple[dict[int, np.ndarray], dict[str, dict[int, np.ndarray]]]:
         """Training rows, and the rows to evaluate on by split."""
         train = dict(enumerate(splits.train))
-        held_out = {"test": dict(enumerate(splits.test))}
+        held_out: dict[str, dict[int, np.ndarray]] = {}
+        for name, lists in {"test": splits.test, **splits.others}.items():
+            held_out[name] = {client: lists[client] for client in self.training_clients}
         if self.val_fraction:
             held_out["val"] = {}
-            for client, rows in train.items():
-                train[client], held_out["val"][client] = self._cut_validation(client, rows)
+            for client in self.training_clients:
+                train[client], held_out["val"][client] = self._cut_validation(client, train[client])
+        if self.new_clients:
+            held_out["new"] = {client: splits.test[client] for client in self.new_clients}
+        if "train" in self.label_spaces:
+            self.label_spaces |= {n: self.label_spaces["train"] for n in ("val", "new") if n in held_out}
         return train, held_out
 
     def _cut_validation(self, client: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -160,27 +192,33 @@ class FederatedDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ loaders
 
-    def _loader(self, plan: Dataset[ClientBatch], *key: int | str) -> DataLoader[ClientBatch]:
+    def _loader(self, plans: list[RoundPlan | EvaluationPlan], *key: int | str) -> DataLoader[Block]:
         # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
+        blocks: Dataset[Block] = Blocks(plans, 1 if self.num_workers else BLOCK)
         if self.num_workers:
-            plan = _Gathered(plan, self.pool)
+            blocks = _Gathered(blocks, self.pool)
         return DataLoader(
-            plan,
+            blocks,
             batch_size=None,
             num_workers=self.num_workers,
             generator=torch_generator(self.seed, "loader", *key),
         )
 
-    def train_dataloader(self) -> DataLoader[ClientBatch]:
+    def train_dataloader(self) -> DataLoader[Block]:
         """The stacked steps of the round that begins."""
-        method, trainer = self._method(), self.trainer
-        assert trainer is not None
-        round = trainer.current_epoch + 1
-        clients = method.server.select(round)
-        plan = RoundPlan(
+        assert self.trainer is not None
+        round = self.trainer.current_epoch + 1
+        return self._loader([self._plan(self._method().server.select(round), "train", round)], "train", round)
+
+    def _method(self) -> Any:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    def _plan(self, clients: list[int], kind: str, round: int) -> RoundPlan:
+        return RoundPlan(
             clients,
             self.train_indices,
-            method.planned_phases("train"),
+            self._method().planned_phases(kind),
             self.batch_size,
             self.drop_last,
             self.width(),
@@ -188,55 +226,55 @@ class FederatedDataModule(LightningDataModule):
             round,
             self.transform.augment_numbers,
         )
-        return self._loader(plan, "train", round)
 
-    def _method(self) -> Any:
-        assert self.trainer is not None
-        return self.trainer.lightning_module
-
-    def _evaluation(self, held_out: Mapping[str, Mapping[int, np.ndarray]]) -> DataLoader[ClientBatch]:
+    def _evaluation(self, held_out: Mapping[str, Mapping[int, np.ndarray]]) -> DataLoader[Block]:
         # Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
         method = self._method()
-        clients = list(range(self.num_clients))
-        finetune = method.planned_phases("finetune")
-        training = (
-            RoundPlan(
-                clients,
-                self.train_indices,
-                finetune,
-                self.batch_size,
-                self.drop_last,
-                self.width(),
-                self.seed,
-                0,
-                self.transform.augment_numbers,
-            )
-            if finetune
-            else None
-        )
-        points = ("server", "local") if method.evaluate_local else ("server",)
-        plan = EvaluationPlan(clients, held_out, training, points, self.eval_batch_size, self.width())
-        return self._loader(plan, "evaluate")
+        plans: list[RoundPlan | EvaluationPlan] = []
+        for clients, kind, splits in (
+            (self.training_clients, "finetune", [name for name in held_out if name != "new"]),
+            (self.new_clients, "adapt", ["new"]),
+        ):
+            if clients:
+                fitting = self._plan(clients, kind, 0) if method.phases(kind) else None
+                points = ("server", "local") if method.evaluate_local and kind == "finetune" else ("server",)
+                rows = {name: held_out[name] for name in splits}
+                plans.append(EvaluationPlan(clients, rows, fitting, points, self.eval_batch_size, self.width()))
+        return self._loader(plans, "evaluate")
 
-    def val_dataloader(self) -> DataLoader[ClientBatch]:
-        """Every client on its held-out images: split ``test``, and ``val`` if there is one."""
+    def val_dataloader(self) -> DataLoader[Block]:
+        """Every client on its held-out images: split ``test``, and whatever other splits there are."""
         return self._evaluation(self.held_out)
 
-    def test_dataloader(self) -> DataLoader[ClientBatch]:
+    def test_dataloader(self) -> DataLoader[Block]:
         """Every client on its test images."""
-        return self._evaluation({"test": self.held_out["test"]})
+        return self._evaluation({name: rows for name, rows in self.held_out.items() if name != "val"})
 
     # ------------------------------------------------------------------ on the device
 
-    def on_after_batch_transfer(self, batch: ClientBatch, dataloader_idx: int) -> ClientBatch:
-        """Gather, augment and normalise the images of a step."""
-        if batch.kind == "idle":
-            return batch
+    def fill(self, batch: ClientBatch) -> ClientBatch:
+        """Gather the images of a step, augment and normalise them, or take what is known of them."""
+        tables = self._feature_tables()
+        features = tables.rows(batch) if tables is not None else None
+        images, labels = self._resident(batch.index.device)
         if batch.x is None:
-            images, labels = self._resident(batch.index.device)
-            batch = _gather(batch, images, labels)
+            needed = features is None or self._method().needs_images
+            batch = _gather(batch, images if needed else images[:, :0], labels)
         assert batch.x is not None
-        return replace(batch, x=self.transform(batch.x, batch.noise))
+        assert batch.y is not None
+        y = batch.y
+        if batch.split in self.label_spaces:
+            y = self._positions(batch.split, y.device)[y.clamp(min=0)]
+            y = y.masked_fill(~batch.mask, IGNORE)
+        x = batch.x if batch.x.shape[2] == 0 else self.transform(batch.x, batch.noise)
+        return replace(batch, x=x, y=y, features=features)
+
+    def _positions(self, split: str, device: torch.device) -> Tensor:
+        """Per class its position in the split's label space; IGNORE where it is not in it."""
+        positions = torch.full((self.num_classes,), IGNORE, device=device)
+        classes = self.label_spaces[split]
+        positions[list(classes)] = torch.arange(len(classes), device=device)
+        return positions
 
     def _resident(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The pool on the device if it takes less than half of the free memory there, else where it lies."""
@@ -246,6 +284,42 @@ class FederatedDataModule(LightningDataModule):
                 images, labels = images.to(device), labels.to(device)
             self._on_device[device] = (images, labels)
         return self._on_device[device]
+
+    def _feature_tables(self) -> "_FeatureTables | None":
+        """What the method's frozen parts make of each image, computed at the first step that asks for it."""
+        method = self._method()
+        if self.cache_features is False or type(method).frozen_features is FederatedMethod.frozen_features:
+            return None
+        if self._tables is None:
+            held = [rows for split in self.held_out.values() for rows in split.values()]
+            trained = [] if self.transform.augment_numbers else list(self.train_indices.values())
+            self._tables = _FeatureTables(self, np.unique(np.concatenate(held + trained)))
+        return self._tables if self._tables.complete else None
+
+    def memory(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """What the method's frozen parts make of these clients' own training images, without augmentation.
+
+        Args:
+            clients: K client ids.
+
+        Returns:
+            Per name of ``frozen_features`` [K, n, ...], ``label`` int64 [K, n] and ``mask`` bool [K, n], with n the
+            training images of the largest client; ``mask`` is False beyond a client's own.
+        """
+        if self._memory is None:
+            tables = self._feature_tables()
+            rows = np.unique(np.concatenate(list(self.train_indices.values())))
+            held = tables is not None and not tables.augmented
+            self._memory = tables if held else _FeatureTables(self, rows, limited=False)
+        assert self._memory is not None
+        index = torch.zeros(len(clients), max(self.train_sizes.values()), dtype=torch.int64)
+        mask = torch.zeros(index.shape, dtype=torch.bool)
+        for k, client in enumerate(clients):
+            own = torch.from_numpy(self.train_indices[client])
+            index[k, : len(own)], mask[k, : len(own)] = own, True
+        device = self._memory.position.device
+        label = self.pool.labels[index].to(device)
+        return {**self._memory.at(index.to(device)), "label": label, "mask": mask.to(device)}
 
     def width(self) -> int:
         """Clients stepped together; ``auto`` measures what one client takes and fills 60 % of the free memory."""
@@ -259,11 +333,8 @@ class FederatedDataModule(LightningDataModule):
             rows = torch.from_numpy(self.train_indices[self.training_clients[0]][:1]).repeat(self.batch_size)
             x = self.transform(self.pool.images[rows].unsqueeze(0), None).to(device)
             need = method.bytes_per_client(x, self.pool.labels[rows].unsqueeze(0).to(device))
-            if device.type == "cuda":
-                free = torch.cuda.mem_get_info(device)[0]
-            else:
-                free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            self._width = max(1, min(int(0.6 * free / need), WIDEST.get(device.type, 1), self.participants))
+            fitting = int(0.6 * _free_memory(device) / need)
+            self._width = max(1, min(fitting, WIDEST.get(device.type, 1), self.participants))
         return self._width
 
     # ------------------------------------------------------------------ checkpoints
@@ -302,16 +373,65 @@ def _gather(batch: ClientBatch, images: Tensor, labels: Tensor) -> ClientBatch:
     return replace(batch, x=x, y=y)
 
 
-class _Gathered(Dataset[ClientBatch]):
-    """A plan whose steps bring their images: what loader processes do."""
+class _Gathered(Dataset[Block]):
+    """Blocks whose steps bring their images: what loader processes do."""
 
-    def __init__(self, plan: Dataset[ClientBatch], pool: ImagePool) -> None:
-        self.plan = plan
+    def __init__(self, blocks: Dataset[Block], pool: ImagePool) -> None:
+        self.blocks = blocks
         self.pool = pool
 
     def __len__(self) -> int:
-        return len(self.plan)  # type: ignore[arg-type]
+        return len(self.blocks)  # type: ignore[arg-type]
 
-    def __getitem__(self, item: int) -> ClientBatch:
-        batch = self.plan[item]
-        return batch if batch.kind == "idle" else _gather(batch, self.pool.images, self.pool.labels)
+    def __getitem__(self, item: int) -> Block:
+        steps = self.blocks[item].steps
+        images, labels = self.pool.images, self.pool.labels
+        return Block(tuple(step if step.kind == "idle" else _gather(step, images, labels) for step in steps))
+
+
+class _FeatureTables:
+    """Per name of ``frozen_features`` one row for each image that is ever shown without augmentation.
+
+    Filled in one pass over the images in a fixed order, so that it does not depend on cohorts or on when a run was
+    resumed.
+    """
+
+    def __init__(self, data: FederatedDataModule, rows: np.ndarray, limited: bool = True) -> None:
+        method = data._method()
+        device = method.device
+        self.augmented = bool(data.transform.augment_numbers)
+        self.position = torch.full((len(data.pool.labels),), -1, device=device)
+        self.position[torch.from_numpy(rows).to(device)] = torch.arange(len(rows), device=device)
+        self.tables: dict[str, Tensor] = {}
+        self.complete = False
+        images = data._resident(device)[0]
+        with torch.no_grad():
+            for start in range(0, len(rows), data.eval_batch_size):
+                chosen = torch.from_numpy(rows[start : start + data.eval_batch_size]).to(images.device)
+                made = method.frozen_features(data.transform(images[chosen].to(device), None))
+                if not self.tables:
+                    need = sum(v[0].numel() * v.element_size() for v in made.values()) * len(rows)
+                    if limited and data.cache_features == "auto" and need > _free_memory(device) // 2:
+                        return
+                    self.tables = {n: v.new_empty(len(rows), *v.shape[1:]) for n, v in made.items()}
+                for name, value in made.items():
+                    self.tables[name][start : start + len(chosen)] = value
+        self.complete = True
+
+    def rows(self, batch: ClientBatch) -> dict[str, Tensor] | None:
+        """The features of a step's images, per name [K, B, ...]; None for augmented ones."""
+        if self.augmented and batch.kind != "evaluate":
+            return None
+        return self.at(batch.index)
+
+    def at(self, index: Tensor) -> dict[str, Tensor]:
+        """The features of rows of the pool, per name the shape of ``index`` followed by a feature's own."""
+        at = self.position[index]
+        return {name: table[at] for name, table in self.tables.items()}
+
+
+def _free_memory(device: torch.device) -> int:
+    """Free bytes of the device, or of the host."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

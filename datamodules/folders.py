@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from datamodules.source import ImagePool
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 DIGEST_BYTES = 16
@@ -39,19 +41,23 @@ class DecodedImages:
     group: NDArray[np.int64]
 
 
-def list_class_folders(root: Path, below: str, folders: Sequence[Sequence[str]]) -> tuple[list[str], NDArray[np.int64]]:
+def list_class_folders(
+    root: Path, below: str, folders: Sequence[Sequence[str]], inside: str = ".", others: bool = False
+) -> tuple[list[str], NDArray[np.int64]]:
     """Image files of ``root/below/<class>/``, class by class, sorted by name within a class.
 
     Args:
         root: folder of the data set.
         below: folder in it that holds the class folders, e.g. ``train``; ``.`` for the root itself.
         folders: for each class the names its folder may have, the usual one first.
+        inside: folder in each class folder that holds its images; ``.`` for the class folder itself.
+        others: whether folders of other classes may be there; they are passed over.
 
     Returns:
         Paths relative to ``root`` with forward slashes, and the labels, [n].
 
     Raises:
-        ConfigurationError: a class folder is missing, empty, there twice or unknown.
+        ConfigurationError: a class folder is missing, empty, there twice or (unless ``others``) unknown.
     """
     at = root / below
     try:
@@ -60,7 +66,7 @@ def list_class_folders(root: Path, below: str, folders: Sequence[Sequence[str]])
         raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
     known = {name for names in folders for name in names}
     missing = [names[0] for names in folders if not found & set(names)]
-    unknown = sorted(found - known)
+    unknown = [] if others else sorted(found - known)
     if missing or unknown:
         raise ConfigurationError(
             f"{at} must hold one folder for each of {len(folders)} classes; missing: {', '.join(missing) or 'none'}; "
@@ -74,13 +80,50 @@ def list_class_folders(root: Path, below: str, folders: Sequence[Sequence[str]])
             raise ConfigurationError(
                 f"{at} holds class {names[0]} twice: {', '.join(present)}; keep one of the folders"
             )
-        names_inside = sorted(os.listdir(at / present[0]))
-        inside = [name for name in names_inside if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
-        if not inside:
-            raise ConfigurationError(f"{at / present[0]} holds no image ({', '.join(SUFFIXES)})")
-        files += [(PurePosixPath(below) / present[0] / name).as_posix() for name in inside]
-        labels += [label] * len(inside)
+        images = list_images(root, (PurePosixPath(below) / present[0] / inside).as_posix())
+        files += images
+        labels += [label] * len(images)
     return files, np.array(labels, dtype=np.int64)
+
+
+def list_images(root: Path, folder: str) -> list[str]:
+    """Image files of ``root/folder``, sorted by name: paths relative to ``root`` with forward slashes.
+
+    Raises:
+        ConfigurationError: the folder cannot be read, or holds no image.
+    """
+    at = root / folder
+    try:
+        names = sorted(os.listdir(at))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
+    images = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    if not images:
+        raise ConfigurationError(f"{at} holds no image ({', '.join(SUFFIXES)})")
+    return [(PurePosixPath(folder) / name).as_posix() for name in images]
+
+
+def without_copies(
+    decoded: DecodedImages, labels: NDArray[np.int64], test: NDArray[np.bool_], domains: NDArray[np.int64]
+) -> ImagePool:
+    """The pool of these images, less every training image that is in one group with a test image.
+
+    So no test image trains, whatever copies of it a release holds on its training side.
+    """
+    return pool_of(decoded, labels, test, domains, test | ~np.isin(decoded.group, decoded.group[test]))
+
+
+def pool_of(
+    decoded: DecodedImages,
+    labels: NDArray[np.int64],
+    test: NDArray[np.bool_],
+    domains: NDArray[np.int64],
+    keep: NDArray[np.bool_],
+) -> ImagePool:
+    """The pool of the images where ``keep`` is True; they stay memory-mapped where it is True everywhere."""
+    images = decoded.images if keep.all() else decoded.images[keep]
+    rest = (torch.from_numpy(values[keep]) for values in (labels, test, domains, decoded.group))
+    return ImagePool(torch.from_numpy(images), *rest)
 
 
 def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> DecodedImages:

@@ -79,8 +79,51 @@ def make_manifest(
         "domain_names": list(source.domain_names),
         "images": len(labels),
         **pool_sha256(pool),
+        **_further_splits(splits),
         "clients": clients,
     }
+
+
+def _further_splits(splits: ClientSplits) -> Manifest:
+    """The test sets besides a client's own, and the label spaces; nothing where there are none.
+
+    Where all clients share one test set, it is written once.
+    """
+    further: Manifest = {}
+    if splits.others:
+        further["others"] = {
+            name: held[0].tolist()
+            if all(np.array_equal(held[0], rows) for rows in held)
+            else [r.tolist() for r in held]
+            for name, held in splits.others.items()
+        }
+        further["others_sha256"] = {name: indices_sha256(np.concatenate(held)) for name, held in splits.others.items()}
+    if splits.label_spaces:
+        further["label_spaces"] = {name: list(classes) for name, classes in splits.label_spaces.items()}
+    return further
+
+
+def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[Indices]], dict[str, tuple[int, ...]]]:
+    """The inverse of ``_further_splits``.
+
+    Raises:
+        ConfigurationError: not of that form, or changed after it was written.
+    """
+    count = len(manifest["clients"])
+    try:
+        spaces = {str(k): tuple(int(c) for c in v) for k, v in manifest.get("label_spaces", {}).items()}
+        others = {}
+        for name, held in manifest.get("others", {}).items():
+            lists = held if held and isinstance(held[0], list) else [held] * count
+            others[str(name)] = [np.array(rows, dtype=np.int64) for rows in lists]
+            if indices_sha256(np.concatenate(others[name])) != manifest["others_sha256"][name] or len(lists) != count:
+                raise ConfigurationError(
+                    f"{path}: the indices of split {name!r} do not have the recorded sha256; the file was changed "
+                    "after it was written. Get it again from where it was made"
+                )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is not a partition manifest: {type(error).__name__}: {error}") from error
+    return others, spaces
 
 
 def manifest_hash(manifest: Manifest) -> str:
@@ -144,6 +187,7 @@ def read_manifest(path: str | Path) -> Manifest:
                     f"{path}: the {side} indices of client {number} do not have the recorded sha256; the file was "
                     "changed after it was written. Get it again from where it was made"
                 )
+    _read_further(manifest, path)
     return manifest
 
 
@@ -184,6 +228,7 @@ class FromManifest(Partition):
         return ClientSplits(
             [np.array(client["train"], dtype=np.int64) for client in clients],
             [np.array(client["test"], dtype=np.int64) for client in clients],
+            *_read_further(self.manifest, self.path),
         )
 
     def client_names(self, source: ImageSource) -> list[str]:

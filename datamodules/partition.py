@@ -7,7 +7,7 @@ does beyond its paper is said at each one.
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -27,11 +27,16 @@ class ClientSplits:
 
     Attributes:
         train: what client ``k`` trains on.
-        test: what client ``k`` is tested on.
+        test: what client ``k`` is tested on: its own test images.
+        others: further test sets by split name, such as ``base`` and ``novel``; clients may share their images.
+        label_spaces: by split name (``train`` and ``test`` too) the classes that are told apart there, in the order in
+            which labels are counted; a split that is not named has all classes.
     """
 
     train: list[Indices]
     test: list[Indices]
+    others: dict[str, list[Indices]] = field(default_factory=dict)
+    label_spaces: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 # Pure functions ---------------------------------------------------------------------------------------
@@ -362,6 +367,8 @@ class Partition:
         splits = ClientSplits(
             [np.sort(indices).astype(np.int64) for indices in splits.train],
             [np.sort(indices).astype(np.int64) for indices in splits.test],
+            {name: [np.sort(indices).astype(np.int64) for indices in held] for name, held in splits.others.items()},
+            splits.label_spaces,
         )
         check_splits(splits, pool)
         return splits
@@ -653,7 +660,12 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
             f"a partition needs train and test images of the same clients, got {len(splits.train)} train lists "
             f"and {len(splits.test)} test lists"
         )
-    for side, held in (("train", splits.train), ("test", splits.test)):
+    for name, others in splits.others.items():
+        if len(others) != len(splits.train):
+            raise ConfigurationError(
+                f"split {name!r} has {len(others)} lists of images for {len(splits.train)} clients"
+            )
+    for side, held in (("train", splits.train), ("test", splits.test), *splits.others.items()):
         empty = [client for client, indices in enumerate(held) if len(indices) == 0]
         if empty:
             raise ConfigurationError(
@@ -668,7 +680,14 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
                 )
             if len(np.unique(indices)) != len(indices):
                 raise ConfigurationError(f"client {client} holds a {side} image more than once")
-    train, test = np.concatenate(splits.train), np.concatenate(splits.test)
+    train = np.concatenate(splits.train)
+    test = np.concatenate([*splits.test, *(indices for held in splits.others.values() for indices in held)])
+    labels = pool.labels.numpy()
+    sides = {"train": splits.train, "test": splits.test, **splits.others}
+    for name, classes in splits.label_spaces.items():
+        outside = set(np.unique(labels[np.concatenate(sides[name])]).tolist()) - set(classes)
+        if outside:
+            raise ConfigurationError(f"split {name!r} holds images of class {min(outside)}, not in its label space")
     both = np.intersect1d(train, test)
     if len(both):
         raise ConfigurationError(f"{len(both)} images are trained on and tested on (first: image {both[0]})")

@@ -39,9 +39,12 @@ class ImageSource:
     """A data set. Subclasses set the names and read the images; nothing is read before ``load``.
 
     Class and domain names are ordered tuples, fixed in code: a label is an index into them, in every process.
+    ``template`` is what CLIP is told of an image: the class name takes the place of ``{}``, with spaces for
+    underscores.
     """
 
     class_names: ClassVar[tuple[str, ...]]
+    template: ClassVar[str] = "a photo of a {}."
     domain_names: ClassVar[tuple[str, ...]] = ("",)
 
     def load(self) -> ImagePool:

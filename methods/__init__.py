@@ -2,12 +2,31 @@
 
 from methods.fedavg import FedAvg
 from methods.fedbabu import FedBABU
+from methods.fedmtl import FedMTL
 from methods.fedper import FedPer
+from methods.fedpr import FedPR
 from methods.fedprox import FedProx
 from methods.fedrep import FedRep
 from methods.fedvpt import FedVPT, FedVPTDeep
 from methods.local import Local
 from methods.moon import MOON
 from methods.pfedpg import PFedPG
+from methods.pfedpt import PFedPT
+from methods.sgpt import SGPT
 
-__all__ = ["MOON", "FedAvg", "FedBABU", "FedPer", "FedProx", "FedRep", "FedVPT", "FedVPTDeep", "Local", "PFedPG"]
+__all__ = [
+    "MOON",
+    "SGPT",
+    "FedAvg",
+    "FedBABU",
+    "FedMTL",
+    "FedPR",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "FedVPT",
+    "FedVPTDeep",
+    "Local",
+    "PFedPG",
+    "PFedPT",
+]

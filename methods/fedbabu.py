@@ -4,6 +4,7 @@ from typing import Literal
 
 from torch import nn
 
+from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.method import LocalTraining, Phase
 from methods.fedavg import FedAvg
 
@@ -12,13 +13,11 @@ class FedBABU(FedAvg):
     """FedBABU (Oh, Kim, Yun, ICLR 2022).
 
     The head keeps its common random values during the federated training and is never sent; the server averages the
-    body.
-    At every evaluation a copy of each client is fine-tuned first, so that the federated state does not change.
+    body. At every evaluation a copy of each client is fine-tuned first, so that the federated state does not change.
 
     Deviation: the server weights with n_k like everywhere here; the authors' code takes the plain mean. Reading:
-    pFedPT's
-    one fine-tuning step is one epoch over body and head at the training's rate; its code leaves the head out by
-    mistake.
+    pFedPT's one fine-tuning step is one epoch over body and head at the training's rate; its code leaves the head out
+    by mistake. A prompt on the pixels rests while the copy is fine-tuned.
 
     Args:
         num_classes: C.
@@ -27,6 +26,8 @@ class FedBABU(FedAvg):
         training: of the body.
         finetuning: of the copy before it is evaluated.
         finetuned: what of the copy is fine-tuned: body and head (``all``) or the ``head``.
+        visual_prompt: a prompt on the pixels, or None.
+        prompt_training: of that prompt.
     """
 
     shared = ("backbone",)
@@ -39,12 +40,14 @@ class FedBABU(FedAvg):
         training: LocalTraining = LocalTraining(lr=0.005),
         finetuning: LocalTraining = LocalTraining(lr=0.005, epochs=1),
         finetuned: Literal["all", "head"] = "all",
+        visual_prompt: PixelPrompt | None = None,
+        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
         self.finetuning = finetuning
         self.finetuned = finetuned
 
-    def local_phases(self) -> list[Phase]:
+    def model_phases(self) -> list[Phase]:
         """The body alone."""
         return [self.training_settings.phase("backbone")]
 

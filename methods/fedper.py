@@ -7,8 +7,7 @@ class FedPer(FedAvg):
     """FedPer (Arivazhagan et al., arXiv:1912.00818, 2019).
 
     Body and head are trained jointly, the server averages the body weighted with n_k, heads are never sent. Evaluated
-    with
-    the global body and the client's own head, the initial one if it was never selected. Arguments as ``FedAvg``.
+    with the global body and the client's own head, the initial one if it was never selected. Arguments as ``FedAvg``.
     """
 
     shared = ("backbone",)

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.method import Client, LocalTraining, MiniBatch
 from methods.fedavg import FedAvg
 from methods.losses import squared_distance
@@ -11,7 +12,7 @@ class FedProx(FedAvg):
     """FedProx (Li et al., MLSys 2020): objective ``CE(w; D_k) + (mu / 2) ||w - w^t||^2`` with w^t the received model.
 
     The squared norm of the paper; some published codes leave out the square. With ``mu=0`` it is FedAvg bit for bit.
-    Other arguments as ``FedAvg``.
+    A prompt on the pixels has no such term. Other arguments as ``FedAvg``.
 
     Args:
         mu: weight of the proximal term; pFedPT uses 1e-4.
@@ -24,11 +25,15 @@ class FedProx(FedAvg):
         backbone: nn.Module,
         mu: float = 1e-4,
         training: LocalTraining = LocalTraining(lr=0.005),
+        visual_prompt: PixelPrompt | None = None,
+        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
         self.mu = mu
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus the proximal term."""
         loss = super().client_loss(client, batch)
-        return loss + self.mu / 2 * squared_distance(client.parameters, client.received) if self.mu else loss
+        if not self.mu or self.in_prompt_phase(batch):
+            return loss
+        return loss + self.mu / 2 * squared_distance(client.parameters, client.received)

@@ -1,19 +1,25 @@
 """FedRep: first the client's own head, then the shared body."""
 
-from torch import Tensor, nn
+from dataclasses import replace
 
-from benchmark.backbones.head import LinearHead
-from benchmark.method import FederatedMethod, LocalTraining, Phase
+from torch import nn
+
+from benchmark.backbones.pixel_prompts import PixelPrompt
+from benchmark.errors import ConfigurationError
+from benchmark.method import LocalTraining, Phase
+from methods.fedavg import FedAvg
 
 
-class FedRep(FederatedMethod):
+class FedRep(FedAvg):
     """FedRep (Collins et al., ICML 2021).
 
     A round has two phases: the body rests while the head is trained, then the head rests while the body is trained. The
-    server averages the body weighted with n_k. Evaluated with the global body and the client's own head.
+    server averages the body weighted with n_k. Evaluated with the global body and the client's own head. A prompt on
+    the pixels is trained in the first phase, together with the head and at its own rate.
 
-    Readings: pFedPT gives the head's rate, 0.01; its code trains both for 5 epochs. FedRep's own last round, in which
-    every client refits its head, is left out, since neither pFedPT nor pFedPG mentions it.
+    Readings: pFedPT gives the head's rate, 0.01; its code trains both for 5 epochs. With a prompt that code leaves the
+    head out of both phases, which is taken for a slip. FedRep's own last round, in which every client refits its head,
+    is left out, since neither pFedPT nor pFedPG mentions it.
 
     Args:
         num_classes: C.
@@ -21,6 +27,11 @@ class FedRep(FederatedMethod):
         backbone: images [B, 3, H, W] to features [B, d].
         head_training: of the head, first.
         training: of the body, second.
+        visual_prompt: a prompt on the pixels, or None.
+        prompt_training: of that prompt; it shares the head's phase and so its epochs.
+
+    Raises:
+        ConfigurationError: prompt and head differ in more than lr, momentum and weight decay.
     """
 
     shared = ("backbone",)
@@ -33,17 +44,20 @@ class FedRep(FederatedMethod):
         backbone: nn.Module,
         head_training: LocalTraining = LocalTraining(lr=0.01),
         training: LocalTraining = LocalTraining(lr=0.005),
+        visual_prompt: PixelPrompt | None = None,
+        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_clients)
-        self.backbone = backbone
-        self.head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
         self.head_training = head_training
-        self.training_settings = training
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W]."""
-        return self.head(self.backbone(x))
+        if visual_prompt is not None and replace(prompt_training.phase(), groups=()) != head_training.phase_of():
+            raise ConfigurationError(
+                f"FedRep trains prompt and head in one phase, got prompt_training {prompt_training} and head_training "
+                f"{head_training}; they may differ in lr, momentum and weight_decay alone"
+            )
 
     def local_phases(self) -> list[Phase]:
-        """Head, then body."""
-        return [self.head_training.phase("head"), self.training_settings.phase("backbone")]
+        """Head, with the prompt if there is one; then body."""
+        own = [self.head_training.group("head")]
+        if self.visual_prompt is not None:
+            own = [self.prompt_training.group("visual_prompt"), *own]
+        return [self.head_training.phase_of(*own), self.training_settings.phase("backbone")]

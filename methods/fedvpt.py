@@ -1,5 +1,7 @@
 """FedVPT and FedVPT-D: FedAvg of visual prompt tokens on a frozen ViT, with a head of each client's own."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from benchmark.backbones.head import LinearHead
@@ -8,13 +10,21 @@ from benchmark.backbones.vit import PromptedViT
 from benchmark.method import FederatedMethod, LocalTraining, Phase
 
 
+def new_client_training(training: LocalTraining) -> LocalTraining:
+    """How a client that never trains fits its head before it is tested: 5 epochs (pFedBayesPT, Table 3).
+
+    The paper says no more; the rest is that of ``training``, at the rates of its first round.
+    """
+    return replace(training, epochs=5, steps=None, schedule="constant")
+
+
 class FedVPT(FederatedMethod):
     """FedVPT, baseline of pFedPG (Yang et al., ICCV 2023), after VPT-shallow (Jia et al., ECCV 2022).
 
     Objective ``CE(H_k(F([c, P, z])), y)``; prompt P and head H_k are trained together for E epochs, the server
-    averages P
-    weighted with n_k. Evaluated with the global P and the client's own head (point ``server``), and right after local
-    training (point ``local``). Message: K x d numbers each way. Prompts have weight decay like the head.
+    averages P weighted with n_k. Evaluated with the global P and the client's own head (point ``server``), and right
+    after local training (point ``local``). A client that never trains receives P and fits its head. Message: K x d
+    numbers each way. Prompts have weight decay like the head.
 
     Args:
         num_classes: C.
@@ -24,8 +34,8 @@ class FedVPT(FederatedMethod):
         training: of prompt and head together; pFedPG states lr 0.25, weight decay 1e-3 and E=5, and no momentum.
     """
 
-    shared = ("prompt",)
-    personal = ("head",)
+    shared: tuple[str, ...] = ("prompt",)
+    personal: tuple[str, ...] = ("head",)
     evaluate_local = True
 
     def __init__(
@@ -53,6 +63,10 @@ class FedVPT(FederatedMethod):
     def local_phases(self) -> list[Phase]:
         """Prompt and head together."""
         return [self.training_settings.phase("prompt", "head")]
+
+    def new_client_phases(self) -> list[Phase]:
+        """The head."""
+        return [new_client_training(self.training_settings).phase("head")]
 
 
 class FedVPTDeep(FedVPT):

@@ -6,26 +6,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values`` [B] over the rows where ``mask`` [B] is True; 0 if there are none."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+from benchmark.padding import cross_entropy as cross_entropy
+from benchmark.padding import masked_mean as masked_mean
 
 
-def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Mean cross-entropy over the rows of a mini-batch that hold an image.
-
-    Args:
-        logits: [B, C].
-        y: labels, [B]; any value where ``mask`` is False.
-        mask: bool, [B].
-    """
-    return masked_mean(F.cross_entropy(logits.float(), y.clamp(min=0), reduction="none"), mask)
+def squared_norm(parameters: Mapping[str, Tensor]) -> Tensor:
+    """``||w||^2`` over all tensors, a scalar."""
+    return torch.stack([value.square().sum() for value in parameters.values()]).sum()
 
 
 def squared_distance(parameters: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     """``||w - w'||^2`` over the tensors named in ``anchor``, a scalar."""
     return torch.stack([(parameters[name] - value).square().sum() for name, value in anchor.items()]).sum()
+
+
+def column_relation(own: Mapping[str, Tensor], others_mean: Mapping[str, Tensor], m: int) -> Tensor:
+    """The part of ``tr(W Omega W^T)``, ``Omega = I - 11^T / m``, that depends on one column w_t of W [P, m].
+
+    The trace is ``sum_j ||w_j - mean||^2``, which is ``(1 - 1/m) ||w_t - mean of the others||^2`` and the same sum over
+    the other columns and their mean.
+
+    Args:
+        own: w_t.
+        others_mean: mean of the other columns.
+        m: number of columns.
+    """
+    return (1 - 1 / m) * squared_distance(own, others_mean)
 
 
 def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

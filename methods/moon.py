@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.method import Client, LocalTraining, MiniBatch
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy, masked_mean, model_contrast
@@ -11,11 +12,11 @@ from methods.losses import cross_entropy, masked_mean, model_contrast
 class MOON(FedAvg):
     """MOON (Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021).
 
-    Objective ``CE + mu * L_con`` with ``L_con = -log(e^{cos(z,z_g)/tau} / (e^{cos(z,z_g)/tau} +
-    e^{cos(z,z_p)/tau}))``: z are
-    features under the model being trained, z_g under the received one, z_p under the client's model at the end of its
-    previous participation (at first the initial model); z_g and z_p have no gradient. With ``mu=0`` it is FedAvg bit
-    for bit.
+    Objective ``CE + mu * L_con`` with ``L_con = -log(e^{cos(z,z_g)/tau} / (e^{cos(z,z_g)/tau} + e^{cos(z,z_p)/tau}))``:
+    z are features under the model being trained, z_g under the received one, z_p under the client's model at the end of
+    its previous participation (at first the initial model); z_g and z_p have no gradient. With ``mu=0`` it is FedAvg
+    bit for bit. With a prompt on the pixels all three models see the same prompted image, and the prompt's own phase
+    has no contrast.
 
     Reading: pFedPT's appendix lost the symbol of its value 1.0, taken here as mu; tau = 0.5 is MOON's own. There is no
     projection head: z is the input of the last linear layer, as in pFedPT's and PFLlib's code.
@@ -27,6 +28,8 @@ class MOON(FedAvg):
         mu: weight of the contrast.
         temperature: tau.
         training: of backbone and head together.
+        visual_prompt: a prompt on the pixels, or None.
+        prompt_training: of that prompt.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class MOON(FedAvg):
         mu: float = 1.0,
         temperature: float = 0.5,
         training: LocalTraining = LocalTraining(lr=0.005),
+        visual_prompt: PixelPrompt | None = None,
+        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
         self.mu = mu
         self.temperature = temperature
 
@@ -52,10 +57,11 @@ class MOON(FedAvg):
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus the contrast."""
-        if not self.mu:
+        if not self.mu or self.in_prompt_phase(batch):
             return super().client_loss(client, batch)
-        z = self.backbone(batch.x)
-        received, previous = (self._features(values, batch.x) for values in (client.received, client.kept))
+        x = self.prompted(batch.x, batch.noise)
+        z = self.backbone(x)
+        received, previous = (self._features(values, x) for values in (client.received, client.kept))
         contrast = model_contrast(z, received, previous, self.temperature)
         return cross_entropy(self.head(z), batch.y, batch.mask) + self.mu * masked_mean(contrast, batch.mask)
 

@@ -1,19 +1,24 @@
 """pFedPG: a generator on the server makes every client's prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from benchmark.backbones.vit import PromptedViT
-from benchmark.method import FederatedMethod, LocalTraining
+from benchmark.method import FederatedMethod, LocalTraining, Phase
 from benchmark.seeds import keyed_initialization
 from benchmark.server import Message, Server
 from methods.fedvpt import FedVPT
 
 PROMPT = "prompt.tokens"
+
+#: Server steps on the descriptor of a client that never trains (pFedBayesPT, Table 3, gives no number).
+NEW_CLIENT_STEPS = 5
 
 
 class CrossAttentionGenerator(nn.Module):
@@ -150,8 +155,10 @@ class GeneratorServer(Server):
                 self.generator = AdaINGenerator(prompt, descriptors)
             else:
                 self.generator = MLPGenerator(len(prompt), descriptors)
-        optimizer = torch.optim.SGD if self.optimizer_name == "sgd" else torch.optim.Adam
-        self.optimizer = optimizer(self.generator.parameters(), lr=self.lr)
+        self.optimizer = self._make_optimizer(self.generator.parameters())
+
+    def _make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return (torch.optim.SGD if self.optimizer_name == "sgd" else torch.optim.Adam)(parameters, lr=self.lr)
 
     def generate(self, clients: Sequence[int]) -> list[Tensor]:
         """P_n of these clients, [K, d] each; one at a time, so that they do not depend on who else asks."""
@@ -177,6 +184,34 @@ class GeneratorServer(Server):
         objective.backward()
         self.optimizer.step()
 
+    @torch.enable_grad()
+    def adapt_new_clients(
+        self, method: FederatedMethod, clients: Sequence[int], phase: int, values: Message
+    ) -> Message:
+        """A step of the server's optimizer on copies of these clients' descriptors, while the generator rests.
+
+        Every client is alone in its step, so that ``reduction`` does not matter. The copies last from the first of
+        these phases to the last.
+        """
+        if self.broadcast_base or phase >= NEW_CLIENT_STEPS:
+            return {}
+        if phase == 0:
+            copies = self.generator.get_parameter("descriptors")[list(clients)].detach().clone().requires_grad_()
+            self._adapting = copies, self._make_optimizer([copies])
+        descriptors, optimizer = self._adapting
+        generated = [self._generate_from(descriptors, row) for row in range(len(clients))]
+        objective = generator_objective(generated, list(values[PROMPT].cpu()), self.sign)
+        (descriptors.grad,) = torch.autograd.grad(objective, [descriptors])
+        optimizer.step()
+        if phase == NEW_CLIENT_STEPS - 1:
+            del self._adapting
+        adapted = [self._generate_from(descriptors, row).detach() for row in range(len(clients))]
+        return {PROMPT: torch.stack(adapted).to(method.device)}
+
+    def _generate_from(self, descriptors: Tensor, row: int) -> Tensor:
+        """P_n of one row of other descriptors."""
+        return functional_call(self.generator, {"descriptors": descriptors}, (row,))
+
     def state_dict(self) -> dict[str, Any]:
         """The generator and its optimizer, with the counters."""
         learned = {"generator": dict(self.generator.state_dict()), "optimizer": self.optimizer.state_dict()}
@@ -200,6 +235,9 @@ class PFedPG(FedVPT):
     FedVPT's.
     The paper's result is the adapted prompt with the client's head (point ``local``); point ``server`` is the
     generated one.
+
+    A client that never trains receives the prompts of its initial descriptor. Five times it trains them with its head,
+    and the server takes a step on a copy of its descriptor and sends the prompts of that; then it fits its head.
 
     Deviations and readings:
     * Eq. 5 as printed moves P_n away from P~_n, since Delta_n is a descent direction and not a gradient; the default is
@@ -250,6 +288,12 @@ class PFedPG(FedVPT):
             wo_init,
             broadcast_base,
         )
+
+    def new_client_phases(self) -> list[Phase]:
+        """As ``local_phases``, once for each step on the descriptor; then the head."""
+        rounds = replace(self.training_settings, schedule="constant").phase("prompt", "head")
+        steps = 0 if self.generator_server.broadcast_base else NEW_CLIENT_STEPS
+        return [rounds] * steps + super().new_client_phases()
 
     def default_server(self) -> Server:
         """The server with the generator."""

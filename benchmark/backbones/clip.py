@@ -22,6 +22,7 @@ def load_clip(
     weights: Literal["hub", "file", "random", "embedded"] = "embedded",
     pretrained_tag: str = "openai",
     checkpoint_path: str | None = None,
+    image_size: int | None = None,
 ) -> tuple["CLIP", "SimpleTokenizer"]:
     """A frozen CLIP model in eval mode, and its tokenizer.
 
@@ -35,10 +36,12 @@ def load_clip(
         pretrained_tag: open_clip's name of the weights. It also says which pixels and which activation they
             expect (OpenAI's need QuickGELU), so it is read for ``file`` too. ``micro_clip`` has no tags.
         checkpoint_path: for ``file``: .safetensors, or a torch file with nothing but tensors.
+        image_size: side of the square input in pixels; None is the model's own. A ViT's position embeddings are
+            interpolated to it; a ResNet with weights keeps its own size.
 
     Raises:
-        ConfigurationError: no such model, tag or file; weights that cannot be downloaded or read; a file that
-            does not fit the model.
+        ConfigurationError: no such model, tag, file or image size; weights that cannot be downloaded or read; a file
+            that does not fit the model.
     """
     if weights not in ("hub", "file", "random", "embedded"):
         raise ConfigurationError(f"weights is hub, file, random or embedded, got {weights!r}")
@@ -59,14 +62,15 @@ def load_clip(
     from benchmark.backbones.micro import micro_clip_path
 
     preprocessing = _preprocessing(name, pretrained_tag)
-    model = _build(name, preprocessing)
+    model = _build(name, preprocessing, weights, image_size)
     tokenizer = open_clip.get_tokenizer(name)
+    resize = image_size is not None
     if weights == "embedded":
-        _load_file(model, name, micro_clip_path())
+        _load_file(model, name, micro_clip_path(), resize)
     elif weights == "hub":
-        _load_file(model, name, _download(name, pretrained_tag))
+        _load_file(model, name, _download(name, pretrained_tag), resize)
     elif checkpoint_path is not None:
-        _load_file(model, name, Path(checkpoint_path).expanduser())
+        _load_file(model, name, Path(checkpoint_path).expanduser(), resize)
     return model.requires_grad_(False).eval(), tokenizer
 
 
@@ -91,7 +95,7 @@ def _preprocessing(name: str, tag: str) -> dict[str, Any]:
     return entry
 
 
-def _build(name: str, preprocessing: dict[str, Any]) -> "CLIP":
+def _build(name: str, preprocessing: dict[str, Any], weights: str, image_size: int | None) -> "CLIP":
     """The model with initial weights."""
     import open_clip
     from open_clip.model import set_model_preprocess_cfg
@@ -100,6 +104,18 @@ def _build(name: str, preprocessing: dict[str, Any]) -> "CLIP":
     text = config["text_cfg"]
     if config.pop("custom_text", False) or "hf_model_name" in text or "multimodal_cfg" in config:
         raise ConfigurationError(f"{name!r} has a text tower of another kind than CLIP's; use one such as ViT-B-16")
+    if image_size is not None:
+        vision = config["vision_cfg"]
+        resnet = isinstance(vision["layers"], list)
+        unit = 32 if resnet else vision["patch_size"]
+        if image_size < unit or image_size % unit:
+            raise ConfigurationError(f"image_size={image_size} is not a multiple of {unit}, as {name!r} needs it")
+        if resnet and weights != "random" and image_size != vision["image_size"]:
+            raise ConfigurationError(
+                f"the weights of {name!r} are for images of {vision['image_size']} pixels, got "
+                f"image_size={image_size}; only a ViT's can be interpolated"
+            )
+        vision["image_size"] = image_size
     config["quick_gelu"] = config.get("quick_gelu", False) or preprocessing.get("quick_gelu", False)
     # Building draws initial values from torch's global generator: key it, and leave it as it was.
     with torch.random.fork_rng(devices=[]):
@@ -125,9 +141,10 @@ def _download(name: str, tag: str) -> Path:
         ) from error
 
 
-def _load_file(model: "CLIP", name: str, path: Path) -> None:
-    """Load a file of weights into the model; every tensor must fit."""
+def _load_file(model: "CLIP", name: str, path: Path, resize: bool) -> None:
+    """Load a file of weights into the model; every tensor must fit, position embeddings after they are resized."""
     from open_clip.factory import load_state_dict
+    from open_clip.model import resize_pos_embed
 
     from benchmark.backbones.micro import expand_token_rows
 
@@ -138,6 +155,9 @@ def _load_file(model: "CLIP", name: str, path: Path) -> None:
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("it holds more than tensors")
         state = expand_token_rows(state)
+        if resize:  # half precision cannot be interpolated
+            state = {key: value.float() for key, value in state.items()}
+            resize_pos_embed(state, model)
     except Exception as error:  # readers of damaged or foreign files fail in many ways
         raise ConfigurationError(
             f"{path}: cannot be read as weights of {name!r} ({type(error).__name__}: {error}); a .safetensors file or "

@@ -1,6 +1,6 @@
 """Vision transformers with prompt tokens: any timm ``VisionTransformer``, by its name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,29 +70,69 @@ class PromptedViT(nn.Module):
         Raises:
             ConfigurationError: the images or the prompts do not have the shape that the model expects.
         """
-        tokens = self._embed(x)
+        return self.from_tokens(self._embed(x), prompts)
+
+    def from_tokens(self, tokens: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
+        """As ``forward``, from what the first layer takes instead of from images.
+
+        Args:
+            tokens: the first of ``token_features``, [B, num_prefix_tokens + M, d].
+            prompts: as for ``forward``.
+
+        Returns:
+            [B, d].
+
+        Raises:
+            ConfigurationError: the prompts do not have the shape that the model expects.
+        """
+        self._choose_attention(tokens)
         if prompts is None:
             tokens = self.vit.blocks(tokens)
         else:
             tokens = self._prompted(tokens, [prompts] if isinstance(prompts, Tensor) else prompts)
         return self.vit.forward_head(self.vit.norm(tokens), pre_logits=True)
 
-    def token_features(self, x: Tensor) -> Tensor:
+    def token_features(self, x: Tensor, layers: int | None = None) -> Tensor:
         """The input of every layer in a pass without prompts (the features f_1, f_2, ... of pFedBayesPT).
 
         Args:
             x: images, [B, 3, H, W], normalised.
+            layers: of the first so many layers only; None for all.
 
         Returns:
-            [B, depth, num_prefix_tokens + M, d]; the first layer's input holds the position embeddings.
+            [B, layers, num_prefix_tokens + M, d]; the first layer's input holds the position embeddings.
 
         Raises:
             ConfigurationError: the images are not of the size that the model expects.
         """
         inputs = [self._embed(x)]
-        for block in self.vit.blocks[:-1]:
+        for block in self.vit.blocks[: (layers or self.depth) - 1]:
             inputs.append(block(inputs[-1]))
         return torch.stack(inputs, dim=1)
+
+    def grow(self, x: Tensor, inserted: Mapping[int, Tensor], layers: int | None = None) -> Tensor:
+        """All tokens of a pass into which tokens are inserted that stay (SGPT, Deng et al., CVPR 2024).
+
+        New tokens stand right after the class token, before those of earlier layers, and have no position embedding.
+
+        Args:
+            x: images, [B, 3, H, W], normalised.
+            inserted: by layer, from 0, what is inserted before it: tokens [K, d], or [B, K, d] for every image.
+            layers: pass through the first so many layers only; None for all.
+
+        Returns:
+            [B, num_prefix_tokens + M + all inserted, d], after the final norm.
+
+        Raises:
+            ConfigurationError: the images are not of the size that the model expects.
+        """
+        tokens, at = self._embed(x), self._prompt_position
+        for layer, block in enumerate(self.vit.blocks[:layers]):
+            if layer in inserted:
+                new = inserted[layer].expand(len(tokens), -1, -1)
+                tokens = torch.cat([tokens[:, :at], new, tokens[:, at:]], dim=1)
+            tokens = block(tokens)
+        return self.vit.norm(tokens)
 
     def _embed(self, x: Tensor) -> Tensor:
         """Images [B, 3, H, W] to the input of the first layer, [B, num_prefix_tokens + M, d]."""
@@ -101,14 +141,17 @@ class PromptedViT(nn.Module):
                 f"the backbone takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; "
                 "set the data's image size or the backbone's image_size"
             )
-        # Fused attention has a vmap rule for its CUDA kernels only; elsewhere vmap would warn and loop.
+        self._choose_attention(x)
+        tokens = self.vit._pos_embed(self.vit.patch_embed(x))
+        return self.vit.norm_pre(self.vit.patch_drop(tokens))
+
+    def _choose_attention(self, x: Tensor) -> None:
+        """Fused attention has a vmap rule for its CUDA kernels only; elsewhere vmap would warn and loop."""
         if self._fused is not x.is_cuda:
             self._fused = x.is_cuda
             for module in self.vit.modules():
                 if hasattr(module, "fused_attn"):
                     module.fused_attn = x.is_cuda  # type: ignore[assignment]
-        tokens = self.vit._pos_embed(self.vit.patch_embed(x))
-        return self.vit.norm_pre(self.vit.patch_drop(tokens))
 
     def _prompted(self, tokens: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         """All layers with prompts in between; returns the tokens [B, num_prefix_tokens + M, d] without them."""

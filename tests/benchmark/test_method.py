@@ -179,7 +179,7 @@ def test_clipping_is_per_client() -> None:
     ("shared", "personal", "message"),
     [
         (("nothing",), (), "shared names 'nothing', which has no parameter"),
-        (("backbone", "head"), ("head",), "both shared and personal"),
+        (("backbone", "head"), ("head",), "in two of the roles"),
         (("head",), (), "trains frozen parameters"),
         (("backbone",), (), "trains frozen parameters"),
     ],

@@ -21,6 +21,7 @@ from benchmark.results import (
     keep_record,
     read_metrics,
     read_record,
+    read_records,
     summarize,
     verify_record,
     write_json,
@@ -315,10 +316,14 @@ def test_keep_copies_the_small_files_only(run_dir: Path, tmp_path: Path) -> None
 
 
 def test_keep_leaves_a_large_manifest_behind(run_dir: Path, tmp_path: Path) -> None:
-    write_json(run_dir / "manifest.json", {"indices": list(range(40_000))})
+    clients = [{"name": "a", "train_classes": [3, 0], "test_classes": [1, 1], "train": list(range(40_000))}]
+    write_json(run_dir / "manifest.json", {"algorithm": "IID", "class_names": ["x", "y"], "clients": clients})
     write_record(run_dir, record_of(), table({1: [0.5, 0.5]}))
     target = keep_record(run_dir, tmp_path / "kept")
     assert not (target / "manifest.json").exists()
+    kept = json.loads((target / "partition.json").read_text())
+    assert kept["clients"] == [{"name": "a", "train_classes": [3, 0], "test_classes": [1, 1]}]
+    assert kept["manifest_sha256"] == read_record(target).files["manifest.json"]["sha256"]
     assert verify_record(target) == []
 
 
@@ -401,3 +406,28 @@ def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
     code = "import sys, benchmark.results as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(run_dir)], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
+
+
+def test_ten_thousand_records_are_read_in_five_seconds(run_dir: Path, tmp_path: Path) -> None:
+    metrics = pd.concat([table({1: [0.5] * 50, 2: [0.6] * 50}, p, m) for p in results.POINTS for m in results.METRICS])
+    write_record(run_dir, record_of(50), metrics)
+    for number in range(1000):
+        (tmp_path / "many" / f"run{number}").mkdir(parents=True)
+        (tmp_path / "many" / f"run{number}" / "record.json").hardlink_to(run_dir / "record.json")
+    (tmp_path / "many" / "unfinished").mkdir()
+    (tmp_path / "many" / "broken").mkdir()
+    (tmp_path / "many" / "broken" / "record.json").write_text("{")
+    began = time.process_time()
+    found, problems = read_records(tmp_path / "many")
+    assert (time.process_time() - began) * 10 < 5.0  # about 2.6 s on one core
+    assert len(found) == 1000
+    assert ["not a readable record" in problem for problem in problems] == [True]
+
+
+def test_averages_by_round(run_dir: Path) -> None:
+    metrics = read_metrics(run_dir)
+    rounds, found = results.average_by_round(metrics, (10, 10), "server", "test", "accuracy")
+    assert rounds.tolist() == [0, 1, 2]
+    assert found["average"] == pytest.approx([0.15, 0.6, 0.65])
+    assert found["worst"] == pytest.approx([0.1, 0.5, 0.4])
+    assert results.average_by_round(metrics, (10, 10), "local", "test", "accuracy")[1] == {}

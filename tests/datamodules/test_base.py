@@ -76,8 +76,8 @@ def test_validation_and_test_are_scored_apart() -> None:
 def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
     method, data = build("FedVPT")
     fit(method, data, 0)
-    batch = next(iter(data.val_dataloader()))
-    full = data.on_after_batch_transfer(batch, 0)
+    batch = next(iter(data.val_dataloader())).steps[0]
+    full = data.fill(batch)
     assert full.x is not None
     assert full.y is not None
     k, b = 1, 2
@@ -94,7 +94,7 @@ def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
         ({"eval_batch_size": -1}, "data.eval_batch_size must be at least 1"),
         ({"participation": 1.5}, "fraction in"),
         ({"val_fraction": 1.0}, "data.val_fraction must be in"),
-        ({"clients_per_round": 0}, "between 1 and the number of clients, 11; got 0"),
+        ({"clients_per_round": 0}, "between 1 and the number of clients that train, 11; got 0"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict, message: str) -> None:

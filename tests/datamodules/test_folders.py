@@ -3,11 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from datamodules import folders
-from datamodules.folders import list_class_folders, read_images
+from datamodules.folders import list_class_folders, read_images, without_copies
 
 
 def write(path: Path, colour=(10, 20, 30), size=(8, 8), mode="RGB"):
@@ -190,3 +191,26 @@ def test_links_inside_of_the_root_and_a_linked_root_are_read(root, tmp_path):
 def test_size_must_be_positive(root):
     with pytest.raises(ConfigurationError, match="size must be at least 1 pixel, got 0"):
         read_images(root, FILES, 0, "squash")
+
+
+def test_folders_of_other_classes_and_images_one_level_down(root):
+    assert list_class_folders(root, "train", [["dog"]], others=True)[0] == FILES[2:]
+    with pytest.raises(ConfigurationError, match="missing: emu; unknown: none"):
+        list_class_folders(root, "train", [["dog"], ["emu"]], others=True)
+    write(root / "deep/cat/images/a.png")
+    files, labels = list_class_folders(root, "deep", [["cat"]], inside="images")
+    assert (files, labels.tolist()) == (["deep/cat/images/a.png"], [0])
+    with pytest.raises(ConfigurationError, match=r"cannot read the image folder .*deep/cat/none: No such file"):
+        list_class_folders(root, "deep", [["cat"]], inside="none")
+
+
+def test_training_copies_of_test_images_are_left_out_of_the_pool(root):
+    decoded = read_images(root, FILES, 4, "squash")
+    labels, domains = np.array([0, 0, 1, 1]), np.arange(4)
+    pool = without_copies(decoded, labels, np.array([False, False, True, False]), domains)
+    assert pool.domains.tolist() == [0, 2, 3]
+    assert pool.labels.tolist() == [0, 1, 1]
+    assert pool.group.tolist() == [0, 1, 3]
+    assert pool.images[:, 2, 0, 0].tolist() == [0, 200, 0]
+    pool = without_copies(decoded, labels, np.array([False, True, True, False]), domains)
+    assert pool.images.data_ptr() == torch.from_numpy(decoded.images).data_ptr()  # nothing is copied

@@ -118,13 +118,13 @@ class Wire(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         begin, end = pl_module.begin_cohort, pl_module.end_cohort
 
-        def begin_cohort(clients: Any, received: Any) -> None:
+        def begin_cohort(clients: Any, received: Any, kind: str = "train") -> None:
             if trainer.state.stage == "train":
                 for k in range(len(clients)):
                     self.down.append(
                         {n: v[k] if pl_module.server.is_per_client(pl_module, n, v) else v for n, v in received.items()}
                     )
-            begin(clients, received)
+            begin(clients, received, kind)
 
         def end_cohort(clients: Any) -> Any:
             uploads = end(clients)
@@ -175,8 +175,9 @@ class SeenImages(Callback):
         self.rows: dict[int, set[int]] = {}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        for client, rows, mask in zip(batch.clients, batch.index, batch.mask, strict=True):
-            self.rows.setdefault(client, set()).update(rows[mask].tolist())
+        for step in batch.steps:
+            for client, rows, mask in zip(step.clients, step.index, step.mask, strict=True):
+                self.rows.setdefault(client, set()).update(rows[mask].tolist())
 
 
 @pytest.mark.parametrize("conf", METHODS)

@@ -91,6 +91,65 @@ def test_one_full_batch_step_of_everybody_is_one_step_of_pooled_sgd() -> None:
         torch.testing.assert_close(method.template(name), fresh.template(name) - 0.02 * gradient, rtol=1e-4, atol=1e-7)
 
 
+ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
+
+
+def test_with_one_client_fedavg_is_local_training_and_plain_sgd() -> None:
+    avg, data = build("FedAvg", *ONE)
+    fit(avg, data, 2)
+    local, data = build("Local", *ONE)
+    fit(local, data, 2)
+    plain, data = build("FedAvg", *ONE)
+    data.setup()
+    model = nn.Sequential(plain.backbone, plain.head)
+    for round in (1, 2):
+        optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.5)
+        plan = RoundPlan([0], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
+        for batch in (plan[i] for i in range(len(plan))):
+            rows = batch.index[0][batch.mask[0]]
+            optimizer.zero_grad()
+            F.cross_entropy(model(data.transform(data.pool.images[rows], None)), data.pool.labels[rows]).backward()
+            optimizer.step()
+    for name, value in zip(avg.shared_names, model.parameters(), strict=True):
+        assert torch.equal(avg.template(name), local.bank.all_rows(name)[0])
+        torch.testing.assert_close(avg.template(name), value.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_client_of_local_does_not_know_the_others_data() -> None:
+    # With cohorts of one: stacked clients are summed in another order.
+    settings = ["--data.cohort_width=1", "--data.clients_per_round=11"]
+    method, data = build("Local", *settings)
+    fit(method, data, 2)
+    other, data = build("Local", *settings)
+    data.setup()
+    mine = torch.zeros(len(data.pool.labels), dtype=torch.bool)
+    mine[torch.from_numpy(data.train_indices[2])] = True
+    data.pool.images[~mine] = 255 - data.pool.images[~mine]
+    fit(other, data, 2)
+    for name in method.personal_names:
+        before, after = method.bank.all_rows(name), other.bank.all_rows(name)
+        assert torch.equal(before[2], after[2])
+        assert not torch.equal(before[3], after[3])
+
+
+def test_fedproxs_step_by_hand() -> None:
+    # w = 2, w^t = 1, g = 3, eta = 0.1, mu = 0.5: 2 - 0.1 * (3 + 0.5 * 1) = 1.65.
+    w = torch.tensor([2.0], requires_grad=True)
+    (3 * w.sum() + 0.5 / 2 * squared_distance({"w": w}, {"w": torch.tensor([1.0])})).backward()
+    assert w.grad is not None
+    assert (w - 0.1 * w.grad).item() == pytest.approx(1.65)
+
+
+def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not() -> None:
+    for epochs, same in ((1, True), (2, False)):
+        settings = ["--data.batch_size=64", f"--model.init_args.training.epochs={epochs}"]
+        prox, data = build("FedProx", *settings)
+        fit(prox, data, 1)
+        avg, data = build("FedAvg", *settings, "--model.init_args.training.momentum=0")
+        fit(avg, data, 1)
+        assert all(torch.equal(prox.template(n), avg.template(n)) for n in avg.shared_names) == same
+
+
 def test_fedprox_without_mu_is_fedavg_bit_for_bit() -> None:
     prox, data = build("FedProx", "--model.init_args.mu=0", "--model.init_args.training.momentum=0.5")
     fit(prox, data, 2)

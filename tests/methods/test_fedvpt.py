@@ -4,9 +4,12 @@ import inspect
 import pytest
 import torch
 from federation import build, fit
+from torch import Tensor, nn
 
 import methods.fedprox
 import methods.fedvpt
+from benchmark.method import LocalTraining
+from methods.fedvpt import FedVPT, FedVPTDeep, new_client_training
 
 ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
 
@@ -36,6 +39,37 @@ def test_a_message_holds_the_prompt_and_nothing_else(conf: str, floats: int) -> 
     made = method.server.traffic.per_client()
     assert made["up_floats"] == made["down_floats"] == floats
     assert made["up_bytes"] == made["down_bytes"] == 4 * floats
+
+
+class WideStandIn(nn.Module):
+    """Has the sizes of ViT-B/16 and next to no arithmetic."""
+
+    embed_dim = num_features = 768
+    depth, patch_size = 12, 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(768))
+
+    def forward(self, x: Tensor, prompts: Tensor) -> Tensor:
+        return x.mean((1, 2, 3))[:, None] * self.scale + prompts.flatten(0, -2).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_prompts", "floats"), [(FedVPT, 10, 7_680), (FedVPTDeep, 10, 92_160), (FedVPTDeep, 1, 9_216)]
+)
+def test_the_numbers_of_a_message_at_the_size_of_vit_b_16(kind: type, num_prompts: int, floats: int) -> None:
+    _, data = build("FedVPT")
+    method = kind(8, 11, WideStandIn(), num_prompts, LocalTraining(lr=0.1, epochs=1))
+    assert method.prompt.tokens.abs().max().item() == pytest.approx(0.0625, rel=1e-2)
+    fit(method, data, 1)
+    made = method.server.traffic.per_client()
+    assert made["up_floats"] == made["down_floats"] == floats
+
+
+def test_a_new_client_fits_its_head_for_five_whole_epochs_at_the_first_rounds_rate() -> None:
+    training = LocalTraining(lr=0.1, epochs=2, momentum=0.5, weight_decay=0.01, steps=3, schedule="cosine")
+    assert new_client_training(training) == LocalTraining(lr=0.1, epochs=5, momentum=0.5, weight_decay=0.01)
 
 
 def test_without_prompts_nothing_is_sent_and_it_is_a_linear_probe() -> None:

@@ -1,9 +1,13 @@
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+import torch.nn.functional as F
+from federation import build, fit, learned
 
+from benchmark.batch import PlannedPhase, RoundPlan
 from methods.pfedpg import AdaINGenerator, CrossAttentionGenerator, GeneratorServer, MLPGenerator, generator_objective
 
 K, WIDTH, CLIENTS = 3, 6, 4
@@ -165,3 +169,72 @@ def test_the_generator_learns_and_is_restored(generator: str, optimizer: str, tm
         not torch.equal(value, fresh.server.generator.state_dict()[name])
         for name, value in method.server.generator.state_dict().items()
     )
+
+
+NEW = ["--data.new_clients=0.3", "--data.clients_per_round=4", "--model.init_args.training.epochs=1"]
+
+
+def adapted_by_hand(method: Any, data: Any, client: int) -> float:
+    """Test loss of a client that never trains, with autograd alone."""
+    generator = copy.deepcopy(method.server.generator)
+    fresh, _ = build("PFedPG")
+    head = fresh.head.requires_grad_(True)
+    rows = {c: data.train_indices[c] for c in data.new_clients}
+    phases = [PlannedPhase(1, "adapt")] * 5 + [PlannedPhase(5, "adapt")]
+    plan = RoundPlan([client], rows, phases, 4, False, 1, data.seed, 0)
+    steps = [plan[i] for i in range(len(plan))]
+
+    def loss(prompt: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        features = method.backbone(data.transform(data.pool.images[rows], None), prompt)
+        return F.cross_entropy(head(features), data.pool.labels[rows])
+
+    for phase in range(6):
+        received = generator(client).detach()
+        prompt = received.clone().requires_grad_(phase < 5)
+        trained = [*head.parameters(), *([prompt] if phase < 5 else [])]
+        optimizer = torch.optim.SGD(trained, lr=0.02, momentum=0.9, weight_decay=1e-3)
+        for step in (s for s in steps if s.phase == phase):
+            optimizer.zero_grad()
+            loss(prompt, step.index[0][step.mask[0]]).backward()
+            optimizer.step()
+        if phase < 5:
+            agreement = (generator(client) * (prompt - received).detach()).sum()
+            (gradient,) = torch.autograd.grad(agreement, generator.descriptors)
+            with torch.no_grad():
+                generator.descriptors[client] += 0.5 * gradient[client]
+    return loss(generator(client).detach(), torch.from_numpy(data.splits.test[client])).item()
+
+
+def test_a_new_clients_descriptor_takes_five_steps_while_the_generator_rests() -> None:
+    method, data = build("PFedPG", *NEW)
+    trainer = fit(method, data, 1)
+    recorded = trainer.callbacks[0].values[1, "server", "new", "loss"]
+    for client in data.new_clients:
+        assert recorded[client].item() == pytest.approx(adapted_by_hand(method, data, client), rel=1e-4)
+
+
+def test_nothing_of_a_new_client_outlives_its_evaluation() -> None:
+    arguments = [*NEW, "--model.init_args.server_optimizer=adam"]
+    results = []
+    for width, adapts in ((1, True), (3, True), (3, False)):
+        method, data = build("PFedPG", *arguments, f"--data.cohort_width={width}")
+        if not adapts:
+            method.new_client_phases = lambda: []
+        fit(method, data, 1)  # new clients are evaluated before this round, too
+        assert not hasattr(method.server, "_adapting")
+        results.append(learned(method))
+    narrow, wide, unfitted = results
+    loss = "metric.1/server/new/loss"
+    assert not torch.allclose(wide[loss], unfitted[loss], equal_nan=True)
+    for name, value in wide.items():
+        torch.testing.assert_close(value, narrow[name], rtol=0, atol=0, equal_nan=True)
+        if "/new/" not in name:
+            torch.testing.assert_close(value, unfitted[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_base_prompt_has_no_descriptor_to_fit() -> None:
+    method, data = build("PFedPG", *NEW, "--model.init_args.broadcast_base=true")
+    fit(method, data, 1)
+    (phase,) = method.new_client_phases()
+    assert [group.parameters for group in phase.groups] == [("head",)]
+    assert phase.epochs == 5

@@ -1,0 +1,488 @@
+"""CLIP towers that take prompts: a learnable text context, deep prompts in both towers, prompted pixels.
+
+The text tower is causal, so the first positions of a prompt (start token, context, words that all classes have in
+common) do not depend on the class name that follows. They are computed once and not once per class, and nothing is
+computed after the end-of-text token. Both change results by rounding only.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.backbones.clip import MICRO, load_clip
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import keyed_initialization
+
+if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
+    from open_clip.transformer import ResidualAttentionBlock
+
+# A CPU rounds a product of fewer rows in another way. With so many rows of each client, results do not depend
+# on how many clients share a product.
+FEWEST_ROWS = 4
+
+
+class ClassPrompts(nn.Module):
+    """The prompts of a list of classes, without their learnable context.
+
+    A prompt is ``[start, context, words in common, own words, end]``. What is the same for all classes has P
+    positions (start, context and words in common), what is a class's own has S. Own tokens are aligned at
+    their end: the end-of-text token is the last, and shorter names have padding before them, which nothing attends to.
+
+    Args:
+        words: token ids of each class after the context, the end-of-text token last; none may be empty.
+        start_token: id of the start-of-text token.
+        num_context: positions L that the context takes.
+
+    Attributes:
+        num_classes: C.
+        num_context: L.
+        shared_tokens: ids [P]; those of the context's positions mean nothing.
+        own_tokens: ids [C, S].
+        own_positions: the position of every own token in its prompt, [C, S].
+        own_mask: added to the attention of own tokens to own tokens, [C, S, S]: 0 or -inf.
+    """
+
+    shared_tokens: Tensor
+    own_tokens: Tensor
+    own_positions: Tensor
+    own_mask: Tensor
+
+    def __init__(self, words: Sequence[Sequence[int]], start_token: int, num_context: int) -> None:
+        super().__init__()
+        self.num_classes = len(words)
+        self.num_context = num_context
+        common = 0
+        while common < min(map(len, words)) - 1 and len({ids[common] for ids in words}) == 1:
+            common += 1
+        shared = [start_token] + [start_token] * num_context + list(words[0][:common])
+        longest = max(map(len, words)) - common
+        padding = torch.tensor([longest - (len(ids) - common) for ids in words])[:, None]
+        place = torch.arange(longest)
+        self.register_buffer("shared_tokens", torch.tensor(shared))
+        self.register_buffer(
+            "own_tokens",
+            torch.tensor([[ids[-1]] * (longest - len(ids) + common) + list(ids[common:]) for ids in words]),
+        )
+        self.register_buffer("own_positions", len(shared) + (place - padding).clamp(min=0))
+        unseen = (place[None, :] > place[:, None]) | (place < padding)[:, None, :]
+        self.register_buffer("own_mask", torch.zeros(unseen.shape).masked_fill(unseen, float("-inf")))
+
+
+class FixedBatchNorm2d(nn.Module):
+    """A batch normalisation that always uses its stored statistics: no batch, and so no client, changes them.
+
+    Args:
+        source: the normalisation whose values it takes over, under the same names.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, source: nn.BatchNorm2d) -> None:
+        super().__init__()
+        assert source.running_mean is not None
+        assert source.running_var is not None
+        self.eps = source.eps
+        self.weight = source.weight
+        self.bias = source.bias
+        self.register_buffer("running_mean", source.running_mean)
+        self.register_buffer("running_var", source.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W], normalised."""
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class PromptedCLIP(nn.Module):
+    """A CLIP model whose towers take prompts. Everything in it is frozen unless a method trains it.
+
+    All methods are for ONE client and work under ``torch.func.functional_call`` and ``torch.func.vmap``, with the
+    weights shared by all clients or stacked, one set for each. Parameters are named as in open_clip, under ``model``:
+    ``model.visual`` is the image encoder. Features are those of open_clip, L2-normalised; they differ by
+    rounding, since attention is computed here without ``nn.MultiheadAttention``, which has no rule for ``vmap``.
+
+    Args:
+        name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
+        weights: ``hub``, ``file``, ``random``, or ``embedded``; see ``load_clip``.
+        pretrained_tag: open_clip's name of the weights.
+        checkpoint_path: for ``file``.
+        image_size: side of the square input in pixels; None is the model's own.
+
+    Attributes:
+        model: the open_clip model.
+        visual_kind: ``vit`` or ``resnet``.
+        embed_dim: width e of the features of both towers.
+        text_width: width w of the text tower's tokens.
+        text_depth: layers of the text tower.
+        vision_width: width v of the image tower's tokens (of the attention pool for a ResNet).
+        vision_depth: layers of the image tower that can have prompts; 0 for a ResNet.
+        context_length: largest number of positions of a text.
+        image_size: (H, W) of an input, in pixels.
+        mean: mean of the three channels that the weights were trained with, for pixels in [0, 1].
+        std: standard deviation of the three channels.
+
+    Raises:
+        ConfigurationError: as ``load_clip``, or the architecture differs from CLIP's.
+    """
+
+    def __init__(
+        self,
+        name: str = MICRO,
+        weights: Literal["hub", "file", "random", "embedded"] = "embedded",
+        pretrained_tag: str = "openai",
+        checkpoint_path: str | None = None,
+        image_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        from open_clip.modified_resnet import ModifiedResNet
+        from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
+
+        self.model, self.tokenizer = load_clip(name, weights, pretrained_tag, checkpoint_path, image_size)
+        visual = self.model.visual
+        resnet = isinstance(visual, ModifiedResNet)
+        differing = _differing_part(visual, VisionTransformer) if not resnet else None
+        if self.model.text_pool_type != "argmax" or not isinstance(self.model.text_projection, nn.Parameter):
+            differing = "its text features are pooled or projected in another way"
+        if self.model.attn_mask is None:
+            differing = "its text tower is not causal"
+        blocks = [*self.model.transformer.resblocks, *([] if resnet else visual.transformer.resblocks)]
+        if any(type(block) is not ResidualAttentionBlock for block in blocks):
+            differing = "its attention blocks are of another kind"
+        if differing:
+            raise ConfigurationError(f"{name!r} differs from CLIP: {differing}; use one such as ViT-B-16 or RN50")
+        if resnet:
+            _fix_batch_norms(visual)
+
+        self.visual_kind: Literal["vit", "resnet"] = "resnet" if resnet else "vit"
+        self.context_length: int = self.model.context_length
+        self.text_width, self.embed_dim = self.model.text_projection.shape
+        self.text_depth = len(self.model.transformer.resblocks)
+        pooled = visual.attnpool if resnet else visual
+        self.vision_width: int = pooled.positional_embedding.shape[1]
+        self.vision_depth = 0 if resnet else len(visual.transformer.resblocks)
+        size = visual.image_size
+        self.image_size: tuple[int, int] = (size, size) if isinstance(size, int) else tuple(size)
+        self.mean: tuple[float, ...] = tuple(visual.image_mean)
+        self.std: tuple[float, ...] = tuple(visual.image_std)
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """What cosine similarities are multiplied with to give logits, a scalar: 100 for OpenAI's weights."""
+        return self.model.logit_scale.exp()
+
+    # ------------------------------------------------------------------ text
+
+    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> ClassPrompts:
+        """Prompts with a learnable context in front, as in CoOp (Zhou et al., IJCV 2022): class token at the end.
+
+        Args:
+            class_names: in the order of the labels; underscores become spaces.
+            num_context: positions L of the context, 0 for fixed words alone.
+            template: what follows the context, with ``{}`` for the name. MaPLe's context of 2 tokens has
+                ``"of a {}."``; fixed words are ``"a photo of a {}."`` with ``num_context=0``.
+
+        Raises:
+            ConfigurationError: names that are no list, a template without its one ``{}``, or a prompt longer than
+                the text tower.
+        """
+        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
+            raise ConfigurationError(
+                f"class_names is a list in the order of the labels, got a {type(class_names).__name__}; a set has no "
+                "order, and prompts would go to the wrong classes"
+            )
+        if template.count("{}") != 1:
+            raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
+        if num_context < 0:
+            raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
+        return self._prompts([template.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
+
+    def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
+        """Initial values of a context, [L, w]: every entry from N(0, 0.02^2), or the embeddings of words.
+
+        Args:
+            num_context: tokens L.
+            init_words: words such as ``"a photo of a"``; the first L of their tokens are taken.
+
+        Raises:
+            ConfigurationError: the words have fewer tokens than L.
+        """
+        if init_words is None:
+            with keyed_initialization("context"):
+                return 0.02 * torch.randn(num_context, self.text_width)
+        ids = self.tokenizer.encode(init_words.replace("_", " "))
+        if len(ids) < num_context:
+            raise ConfigurationError(
+                f"init_words={init_words!r} has {len(ids)} tokens, num_context is {num_context}; give as many words, "
+                "or none for a random context"
+            )
+        table = self.model.token_embedding.weight
+        return table[torch.tensor(ids[:num_context], device=table.device)].detach().clone()
+
+    def text_features(self, prompts: ClassPrompts, context: Tensor | None = None, deep: Tensor | None = None) -> Tensor:
+        """Features of all classes under a context.
+
+        Args:
+            prompts: of ``class_prompts``.
+            context: [L, w], the same for all classes; [B, L, w], one for each image; or [B, C, L, w], one for each
+                class too (with B = 1: for each class alone). None only where L is 0.
+            deep: [J, L, w] with J < text_depth: what takes the place of the context at the input of layers 2 to J + 1
+                (MaPLe, Khattak et al., CVPR 2023); later layers carry on.
+
+        Returns:
+            [C, e], L2-normalised; [B, C, e] for a context for each image.
+
+        Raises:
+            ConfigurationError: a context or deep prompts of another shape.
+        """
+        shared = self._embed_shared(prompts, context)
+        positions = F.embedding(prompts.own_positions, self.model.positional_embedding)
+        own = self.model.token_embedding(prompts.own_tokens) + positions
+        # vmap folds clients that share an operand into one product, whose rounding on a CPU depends on how many
+        # they are. With this zero, which each client has its own of, they have none.
+        own = own + shared.new_zeros(())
+        if deep is not None:
+            self._check_deep(deep, prompts.num_context, self.text_width, self.text_depth)
+        mask = self.model.attn_mask[: shared.shape[-2], : shared.shape[-2]]
+        after = 1 + prompts.num_context
+        kept = -math.ceil(FEWEST_ROWS / prompts.num_classes)
+        for layer, block in enumerate(self.model.transformer.resblocks):
+            last = layer == self.text_depth - 1
+            if deep is not None and 0 < layer <= len(deep):
+                prompt = deep[layer - 1].expand(*shared.shape[:-2], -1, -1)
+                shared = torch.cat([shared[..., :1, :], prompt, shared[..., after:, :]], dim=-2)
+            q, k, v = _query_key_value(block, shared)
+            own_q, own_k, own_v = _query_key_value(block, own)
+            own_mask = prompts.own_mask
+            if last:  # nothing else is read from the last layer than the end-of-text position
+                own, own_q, own_mask = own[..., kept:, :], own_q[..., kept:, :], own_mask[..., kept:, :]
+            own = _finish(block, own, _attend_after(own_q, k, v, own_k, own_v, own_mask))
+            if not last:
+                shared = _finish(block, shared, _attend(q, k, v, mask))
+        features = self.model.ln_final(own) @ self.model.text_projection
+        return F.normalize(features[..., -1, :], dim=-1)
+
+    @torch.no_grad()
+    def text_features_of(self, texts: Sequence[str]) -> Tensor:
+        """Features of whole texts, such as ``"a photo of a cat."``, without gradient.
+
+        Returns:
+            [len(texts), e], L2-normalised.
+
+        Raises:
+            ConfigurationError: a text longer than the text tower.
+        """
+        return self.text_features(self._prompts(texts, 0).to(self.model.positional_embedding.device))
+
+    def _prompts(self, texts: Sequence[str], num_context: int) -> ClassPrompts:
+        """Prompts of a context followed by these texts."""
+        if not texts:
+            raise ConfigurationError("prompts need at least one class name, got none")
+        words = [[*self.tokenizer.encode(text), self.tokenizer.eot_token_id] for text in texts]
+        for text, ids in zip(texts, words, strict=True):
+            if (length := 1 + num_context + len(ids)) > self.context_length:
+                raise ConfigurationError(
+                    f"the prompt of {text!r} has {length} tokens ({num_context} of them context), the text tower takes "
+                    f"{self.context_length}; shorten the name or the context"
+                )
+        return ClassPrompts(words, self.tokenizer.sot_token_id, num_context)
+
+    def _embed_shared(self, prompts: ClassPrompts, context: Tensor | None) -> Tensor:
+        """Input of the first layer at the shared positions, [1 or C, P, w] or [B, 1 or C, P, w]."""
+        words = self.model.token_embedding(prompts.shared_tokens)
+        L, C = prompts.num_context, prompts.num_classes
+        if context is None:
+            context = words.new_zeros(0, self.text_width)
+        shape = context.shape
+        if not 2 <= context.ndim <= 4 or shape[-2:] != (L, self.text_width) or (len(shape) == 4 and shape[1] != C):
+            raise ConfigurationError(
+                f"the context has shape {list(shape)}; these prompts take [{L}, {self.text_width}], "
+                f"[B, {L}, {self.text_width}] or [B, {C}, {L}, {self.text_width}]"
+            )
+        if context.ndim < 4:
+            context = context.unsqueeze(-3)
+        words = words.expand(*context.shape[:-2], -1, -1)
+        embedded = torch.cat([words[..., :1, :], context, words[..., 1 + L :, :]], dim=-2)
+        return embedded + self.model.positional_embedding[: embedded.shape[-2]]
+
+    # ------------------------------------------------------------------ images
+
+    def image_features(self, x: Tensor, prompts: Tensor | None = None, deep: Tensor | None = None) -> Tensor:
+        """Features of a batch of images.
+
+        With prompts, the input of the first layer is ``[CLS, patches, prompts]`` (MaPLe, Khattak et al., CVPR 2023).
+        Prompts have no position embedding; they go through the tower's first norm like the patches.
+
+        Args:
+            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
+            prompts: [n, v], for a ViT.
+            deep: [J, n, v] with J < vision_depth: what takes the place of the prompts at the input of layers 2 to
+                J + 1; later layers carry on.
+
+        Returns:
+            [B, e], L2-normalised.
+
+        Raises:
+            ConfigurationError: images or prompts of another shape, or prompts for a ResNet.
+        """
+        rows = slice(0, math.ceil(FEWEST_ROWS / max(len(x), 1)))
+        return F.normalize(self._encode_image(x, prompts, deep, rows)[:, 0], dim=-1)
+
+    def spatial_features(
+        self, x: Tensor, prompts: Tensor | None = None, deep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Features of a batch of images, and of the positions in them (CALIP, Guo et al., AAAI 2023).
+
+        The positions of a ViT are its patches, normed and projected like the class token; those of a ResNet are the
+        outputs of the attention pool at each position.
+
+        Args:
+            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
+            prompts: as in ``image_features``.
+            deep: as in ``image_features``.
+
+        Returns:
+            [B, e] as ``image_features``, and [B, M, e] of the M positions, row by row. Both are L2-normalised.
+
+        Raises:
+            ConfigurationError: as ``image_features``.
+        """
+        features = F.normalize(self._encode_image(x, prompts, deep, slice(None)), dim=-1)
+        return features[:, 0], features[:, 1:]
+
+    def _encode_image(self, x: Tensor, prompts: Tensor | None, deep: Tensor | None, rows: slice) -> Tensor:
+        """Projected outputs [B, len(rows), e] of the positions ``rows`` among ``[global, positions]``."""
+        if x.ndim != 4 or tuple(x.shape[-2:]) != self.image_size:
+            raise ConfigurationError(
+                f"this CLIP takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; set "
+                "the data's image size or the backbone's image_size"
+            )
+        if self.visual_kind == "resnet":
+            if prompts is not None or deep is not None:
+                raise ConfigurationError(
+                    "a CLIP ResNet takes no prompt tokens; use a ViT such as ViT-B-16, or a method without them"
+                )
+            return self._encode_resnet(x, rows)
+        if prompts is None and deep is not None:
+            raise ConfigurationError("deep prompts replace those of the first layer: give prompts too")
+        if prompts is not None and (prompts.ndim != 2 or prompts.shape[1] != self.vision_width):
+            raise ConfigurationError(
+                f"visual prompts have shape {list(prompts.shape)}, expected [n, {self.vision_width}]"
+            )
+        if prompts is not None and deep is not None:
+            self._check_deep(deep, len(prompts), self.vision_width, self.vision_depth)
+        return self._encode_vit(x, prompts, deep, rows)
+
+    def _encode_vit(self, x: Tensor, prompts: Tensor | None, deep: Tensor | None, rows: slice) -> Tensor:
+        visual = self.model.visual
+        tokens = visual._embeds(x)
+        count = tokens.shape[1]
+        if prompts is not None:
+            prompt = visual.ln_pre(prompts).expand(len(x), -1, -1)
+            tokens = torch.cat([tokens, prompt], dim=1)
+        for layer, block in enumerate(visual.transformer.resblocks):
+            if deep is not None and 0 < layer <= len(deep):
+                tokens = torch.cat([tokens[:, :count], deep[layer - 1].expand(len(x), -1, -1)], dim=1)
+            q, k, v = _query_key_value(block, tokens)
+            if layer == self.vision_depth - 1:  # of the last layer, only what is asked for
+                tokens, q = tokens[:, :count][:, rows], q[:, :, :count][:, :, rows]
+            tokens = _finish(block, tokens, _attend(q, k, v))
+        return visual.ln_post(tokens) @ visual.proj
+
+    def _encode_resnet(self, x: Tensor, rows: slice) -> Tensor:
+        visual = self.model.visual
+        x = visual.stem(x)
+        for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
+            x = layer(x)
+        pool = visual.attnpool
+        positions = x.flatten(2).transpose(1, 2)
+        tokens = torch.cat([positions.mean(dim=1, keepdim=True), positions], dim=1) + pool.positional_embedding
+        projected = (pool.q_proj(tokens[:, rows]), pool.k_proj(tokens), pool.v_proj(tokens))
+        q, k, v = (_heads(value, pool.num_heads) for value in projected)
+        return pool.c_proj(_attend(q, k, v))
+
+    def _check_deep(self, deep: Tensor, count: int, width: int, depth: int) -> None:
+        if deep.ndim != 3 or deep.shape[1:] != (count, width) or len(deep) >= depth:
+            raise ConfigurationError(
+                f"deep prompts have shape {list(deep.shape)}, expected [J, {count}, {width}] with J from 0 to "
+                f"{depth - 1}: the tower has {depth} layers, and the first has the prompts themselves"
+            )
+
+
+def _differing_part(visual: nn.Module, expected: type[nn.Module]) -> str | None:
+    """What an image tower has that CLIP's ViT has not."""
+    if not isinstance(visual, expected):
+        return f"its image tower is a {type(visual).__name__}"
+    if visual.attn_pool is not None or visual.pool_type != "tok" or visual.final_ln_after_pool:
+        return "its image features are pooled in another way"
+    return None
+
+
+def _fix_batch_norms(module: nn.Module) -> None:
+    """Put a ``FixedBatchNorm2d`` in the place of every batch normalisation below."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, FixedBatchNorm2d(child))
+        else:
+            _fix_batch_norms(child)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """[..., C, T, w] to [..., h, C, T, w / h]."""
+    # Contiguous, so that a product sees the same layout whatever the number of clients: its rounding depends on it.
+    return x.unflatten(-1, (heads, -1)).movedim(-2, -4).contiguous()
+
+
+def _query_key_value(block: "ResidualAttentionBlock", x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [..., C, T, w] to the queries, keys and values of a block's attention, each [..., h, C, T, w / h]."""
+    attention = block.attn
+    projected = F.linear(block.ln_1(x), cast(Tensor, attention.in_proj_weight), attention.in_proj_bias)
+    q, k, v = (_heads(part, attention.num_heads) for part in projected.chunk(3, dim=-1))
+    return q, k, v
+
+
+def _finish(block: "ResidualAttentionBlock", x: Tensor, attended: Tensor) -> Tensor:
+    """The rest of a block after its attention: [..., C, T, w] and [..., C, T, w] to [..., C, T, w]."""
+    x = x + block.ls_1(block.attn.out_proj(attended))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of [..., h, C, Q, d] to [..., h, C, T, d]; ``mask`` [Q, T] is added. Returns [..., C, Q, h * d]."""
+    if q.is_cuda:
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    else:  # elsewhere fused attention has no rule for vmap, which would warn and loop
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        if mask is not None:
+            scores = scores + mask
+        attended = scores.softmax(dim=-1) @ v
+    return attended.movedim(-4, -2).flatten(-2)
+
+
+def _attend_after(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, own_mask: Tensor) -> Tensor:
+    """Attention of each class's own tokens to what all classes share and to themselves.
+
+    Args:
+        q: [..., h, C, Q, d].
+        k: keys of the shared positions, [..., h, 1 or C, P, d].
+        v: values of the shared positions.
+        own_k: keys of the own tokens, [..., h, C, S, d].
+        own_v: values of the own tokens.
+        own_mask: added for the own tokens, [C, Q, S].
+
+    Returns:
+        [..., C, Q, h * d].
+    """
+    q = q * q.shape[-1] ** -0.5
+    # Where the shared positions have one row, einsum makes one product of all classes.
+    scores = torch.einsum("...cqd,...ckd->...cqk", q, k)
+    own_scores = q @ own_k.transpose(-2, -1) + own_mask
+    # In the first layer the own tokens are the same for all images of the batch.
+    own_scores = own_scores.expand(*scores.shape[:-1], -1)
+    weights = torch.cat([scores, own_scores], dim=-1).softmax(dim=-1)
+    to_shared, to_own = weights.split([scores.shape[-1], own_scores.shape[-1]], dim=-1)
+    attended = torch.einsum("...cqk,...ckd->...cqd", to_shared, v) + to_own @ own_v
+    return attended.movedim(-4, -2).flatten(-2)

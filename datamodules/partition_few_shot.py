@@ -1,0 +1,206 @@
+"""Partitions of the prompt-learning papers: a few images of each class, and classes that no client has seen.
+
+The draw of the images comes from the generator that every partition gets; which client holds which classes is drawn
+from a seed of its own, so that runs with different seeds share it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import numpy_generator
+from datamodules.partition import (
+    ClientSplits,
+    Indices,
+    Partition,
+    at_least,
+    dirichlet_shared,
+    members_by_class,
+    positive_alpha,
+)
+from datamodules.source import ImagePool, ImageSource
+
+
+def class_groups(classes: Sequence[int], num_clients: int, class_seed: int) -> list[tuple[int, ...]]:
+    """Disjoint groups of classes: shuffled, then ``round(C / N)`` to each client and what is left to the last one.
+
+    Args:
+        classes: C class ids.
+        num_clients: N.
+        class_seed: seed of the shuffle.
+
+    Returns:
+        Per client its classes, ascending.
+
+    Raises:
+        ConfigurationError: a client would get no class.
+    """
+    count = len(classes)
+    if not _enough(count, num_clients):
+        most = max(fewer for fewer in range(1, num_clients) if _enough(count, fewer))
+        raise ConfigurationError(
+            f"num_clients={num_clients} does not fit {count} classes: with {round(count / num_clients)} classes each "
+            f"the last client gets none; use at most {most} clients"
+        )
+    size = round(count / num_clients)
+    order = numpy_generator("classes of clients", class_seed).permutation(np.asarray(classes)).tolist()
+    starts = [client * size for client in range(num_clients)] + [count]
+    return [tuple(sorted(order[a:b])) for a, b in pairwise(starts)]
+
+
+def _enough(classes: int, clients: int) -> bool:
+    """Whether every client gets a class, the last one too."""
+    size = round(classes / clients)
+    return size > 0 and size * (clients - 1) < classes
+
+
+def draw_shots(members: Sequence[Indices], shots: int | None, rng: np.random.Generator) -> list[Indices]:
+    """Draw ``shots`` images of each class without replacement; all of a class that has fewer, all if None."""
+    return [images if shots is None else rng.permutation(images)[:shots] for images in members]
+
+
+def hand_out_classes(
+    pool: ImagePool, groups: Sequence[Sequence[int]], shots: int | None, rng: np.random.Generator
+) -> ClientSplits:
+    """Give every client ``shots`` training images of each of its classes, and all their test images.
+
+    Args:
+        pool: the images.
+        groups: per client its classes.
+        shots: training images of a class; None for all.
+        rng: where the draw of the training images comes from.
+    """
+    labels, test = pool.labels.numpy(), pool.test.numpy()
+    # Drawn for every class of the pool, in order: so a class has the same shots whoever holds it.
+    drawn = draw_shots(members_by_class(labels, ~test), shots, rng)
+    few = np.zeros(len(labels), dtype=bool)
+    few[np.concatenate(drawn)] = True
+    mine = [np.isin(labels, group) for group in groups]
+    return ClientSplits([np.flatnonzero(m & few) for m in mine], [np.flatnonzero(m & test) for m in mine])
+
+
+class NonOverlapping(Partition):
+    """No two clients share a class, and a client has a few images of each (FedPGP's pathological setting).
+
+    Unlike ``DisjointClasses`` it takes any number of classes: ``round(C / N)`` for each client, the rest for the last
+    one. Labels count over all classes. A client's ``test`` set are all test images of its classes; ``all`` is the
+    whole test set, the same for every client. With 4 shots also our reading of ATPFL's label-skewed few-shot setting.
+
+    Args:
+        num_clients: N (FedPGP: 10).
+        shots: training images of each class (FedPGP: 16, ATPFL: 4), all of a class that has fewer; None for all.
+        class_seed: seed of the shuffle of classes, apart from the seed of the run (FedPGP's code: 2023).
+    """
+
+    def __init__(self, num_clients: int, shots: int | None = None, class_seed: int = 2023) -> None:
+        self.num_clients: int = at_least("num_clients", num_clients, 1)
+        self.shots = None if shots is None else at_least("shots", shots, 1)
+        self.class_seed = class_seed
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Group the classes, draw the shots."""
+        groups = class_groups(np.unique(pool.labels.numpy()).tolist(), self.num_clients, self.class_seed)
+        splits = hand_out_classes(pool, groups, self.shots, rng)
+        everything = np.flatnonzero(pool.test.numpy())
+        return replace(splits, others={"all": [everything] * self.num_clients})
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """Numbered, if the classes suffice."""
+        class_groups(range(len(source.class_names)), self.num_clients, self.class_seed)
+        return super().client_names(source)
+
+
+class BaseToNovel(Partition):
+    """Clients learn the first half of the classes, and are also tested on the other half (FedPGP, CoCoOp's protocol).
+
+    The first ``ceil(C / 2)`` classes are base, the others novel. The base classes are shared out as in
+    ``NonOverlapping``. Every client is tested on
+
+    - ``test``: the test images of its own classes,
+    - ``base``: those of all base classes,
+    - ``base_excl_local``: those of the base classes that it does not hold (not there with one client),
+    - ``novel``: those of all novel classes, told apart from each other only.
+
+    Training, ``test``, ``base`` and ``base_excl_local`` count labels over the base classes.
+
+    Args:
+        num_clients: N (FedPGP: 10).
+        shots: training images of each class (FedPGP: 16), all of a class that has fewer; None for all.
+        class_seed: seed of the shuffle of base classes, apart from the seed of the run (FedPGP's code: 2023).
+    """
+
+    def __init__(self, num_clients: int, shots: int | None = 16, class_seed: int = 2023) -> None:
+        self.num_clients: int = at_least("num_clients", num_clients, 1)
+        self.shots = None if shots is None else at_least("shots", shots, 1)
+        self.class_seed = class_seed
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Cut the classes in half, group the base classes, draw the shots."""
+        labels, test = pool.labels.numpy(), pool.test.numpy()
+        base, novel = base_and_novel(np.unique(labels).tolist())
+        splits = hand_out_classes(pool, class_groups(base, self.num_clients, self.class_seed), self.shots, rng)
+        all_base, all_novel = (np.flatnonzero(test & np.isin(labels, classes)) for classes in (base, novel))
+        others = {"base": [all_base] * self.num_clients, "novel": [all_novel] * self.num_clients}
+        if self.num_clients > 1:
+            others["base_excl_local"] = [np.setdiff1d(all_base, mine) for mine in splits.test]
+        spaces = dict.fromkeys(("train", "test", *others), base) | {"novel": novel}
+        return replace(splits, others=others, label_spaces=spaces)
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """Numbered, if the base classes suffice."""
+        class_groups(base_and_novel(range(len(source.class_names)))[0], self.num_clients, self.class_seed)
+        return super().client_names(source)
+
+
+def base_and_novel(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first ``ceil(C / 2)`` classes and the others.
+
+    Raises:
+        ConfigurationError: there is no other class.
+    """
+    if len(classes) < 2:
+        raise ConfigurationError("base and novel classes need a data set of at least 2 classes")
+    half = (len(classes) + 1) // 2
+    return tuple(classes[:half]), tuple(classes[half:])
+
+
+class DirichletFewShot(Partition):
+    """``DirichletShared`` over a pooled few-shot training set (ATPFL's setting read as label skew by Dirichlet).
+
+    ``shots`` training images of each class are drawn for all clients together, then shared out with the test images
+    in the same proportions. Cuts are rounded down, so that with few shots later clients train on more images. ``all``
+    is the whole test set, the same for every client.
+
+    Args:
+        alpha: concentration; smaller is more skewed.
+        num_clients: N.
+        shots: training images of each class in the pool (ATPFL: 4), all of a class that has fewer.
+        min_size: train images and test images that every client must hold.
+        max_retries: draws before giving up.
+    """
+
+    def __init__(
+        self, alpha: float, num_clients: int, shots: int, min_size: int = 1, max_retries: int = 10_000
+    ) -> None:
+        self.alpha = positive_alpha(alpha)
+        self.num_clients: int = at_least("num_clients", num_clients, 1)
+        self.shots = at_least("shots", shots, 1)
+        self.min_size = at_least("min_size", min_size, 1)
+        self.max_retries = at_least("max_retries", max_retries, 1)
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Draw the shots, then the proportions, and cut both sides by them."""
+        labels, test = pool.labels.numpy(), pool.test.numpy()
+        everything = np.flatnonzero(test)
+        used = np.concatenate([*draw_shots(members_by_class(labels, ~test), self.shots, rng), everything])
+        splits = dirichlet_shared(
+            labels[used], test[used], self.num_clients, self.alpha, self.min_size, self.max_retries, rng
+        )
+        return ClientSplits(
+            [used[mine] for mine in splits.train],
+            [used[mine] for mine in splits.test],
+            {"all": [everything] * self.num_clients},
+        )

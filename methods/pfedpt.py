@@ -1,0 +1,40 @@
+"""pFedPT: FedAvg of the model, and a prompt on the pixels that is each client's own."""
+
+from torch import nn
+
+from benchmark.backbones.pixel_prompts import PaddingPrompt, PixelPrompt
+from benchmark.method import LocalTraining
+from methods.fedavg import FedAvg
+
+
+class PFedPT(FedAvg):
+    """pFedPT (Li et al., "Visual Prompt Based Personalized Federated Learning", arXiv:2303.08678, TMLR).
+
+    Objective ``min_{w, {delta_k}} sum_k (n_k / n) CE(f_w(x + delta_k), y)``. In a round a client first trains its
+    prompt delta_k while w rests, then w while delta_k rests; the server averages w weighted with n_k. Evaluated with
+    the global w and the client's own prompt; a client that was not selected keeps its old one. Message: w, as FedAvg.
+
+    It is ``FedAvg`` with a prompt by default. Readings: the prompt is 4 pixels wide (the paper; its published commands
+    have 2) and has three channels (its code has one on TinyImageNet); its rate is the paper's 1.0, not the code's
+    default 20, and its momentum the code's 0.5.
+
+    Args:
+        num_classes: C.
+        num_clients: N.
+        backbone: images [B, 3, H, W] to features [B, d].
+        training: of backbone and head, second.
+        visual_prompt: by default a frame of 4 pixels on images of 32.
+        prompt_training: of the prompt, first.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_clients: int,
+        backbone: nn.Module,
+        training: LocalTraining = LocalTraining(lr=0.005),
+        visual_prompt: PixelPrompt | None = None,
+        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
+    ) -> None:
+        prompt = PaddingPrompt() if visual_prompt is None else visual_prompt
+        super().__init__(num_classes, num_clients, backbone, training, prompt, prompt_training)

@@ -1,0 +1,287 @@
+"""SGPT: shared prompts, and prompts of groups among which every image selects its own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.backbones.head import LinearHead
+from benchmark.backbones.prompts import VisualPromptTokens
+from benchmark.backbones.vit import PromptedViT
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.seeds import keyed_initialization
+from benchmark.server import Message, Server
+from methods.fedvpt import new_client_training
+from methods.losses import cross_entropy, masked_mean
+
+GROUP_PROMPTS = "group_prompts.tokens"
+GROUP_KEYS = "group_keys"
+FREQUENCY = "group_frequency"
+SELECTIONS = "group_selections"
+
+
+def orthonormal_keys(num_groups: int, width: int) -> Tensor:
+    """Xavier-uniform keys, made orthonormal by Gram-Schmidt: [G, d], drawn for this seed."""
+    with keyed_initialization("group keys"):
+        keys = nn.init.xavier_uniform_(torch.empty(num_groups, width))
+    # Gram-Schmidt is the QR decomposition whose R has a positive diagonal.
+    q, r = torch.linalg.qr(keys.T)
+    return (q * r.diagonal().sign()).T.contiguous()
+
+
+def key_similarity(query: Tensor, keys: Tensor) -> Tensor:
+    """``cos(q, k_g)``, [B, G], of queries [B, d] and keys [G, d]."""
+    return F.cosine_similarity(query.unsqueeze(1), keys, dim=-1)
+
+
+def nearest_group(similarity: Tensor) -> Tensor:
+    """The group that an image selects at test time, ``argmin_g s_g`` with ``s_g = 1 - cos(q, k_g)``: [B]."""
+    return similarity.argmax(1)
+
+
+def training_group(similarity: Tensor, frequency: Tensor) -> Tensor:
+    """The group that an image selects in training, ``argmin_g s_g (freq_g + 5e-4)``: [B].
+
+    Args:
+        similarity: cos(q, k_g), [B, G].
+        frequency: each group's share of the selections so far, [G]; all zero where there were none, and then the
+            nearest group is selected.
+    """
+    return ((1 - similarity) * (frequency + 5e-4)).argmin(1)
+
+
+def one_hot(groups: Tensor, num_groups: int) -> Tensor:
+    """Groups [B] as rows of zeros and one 1, float [B, G]."""
+    return (groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device)).float()
+
+
+def majority(chosen: Tensor, mask: Tensor) -> Tensor:
+    """The group that most images of the mini-batch selected (the first of several), for all of them: [B, G].
+
+    Args:
+        chosen: one-hot rows, [B, G].
+        mask: rows that hold an image, [B].
+    """
+    votes = (chosen * mask.unsqueeze(1)).sum(0)
+    return one_hot(votes.argmax().expand(len(chosen)), chosen.shape[1])
+
+
+def merge_keys(keys: Tensor, selections: Tensor, rare: float = 50) -> Tensor:
+    """Each group's key as the mean over clients, weighted with how often each of them selected the group: [G, d].
+
+    Args:
+        keys: the clients' keys, [S, G, d].
+        selections: how often each client selected each group in this round, [S, G].
+        rare: groups selected at most so often, by all clients together, take the plain mean.
+    """
+    total = selections.sum(0)
+    share = torch.where(total > rare, selections / total.clamp(min=1), 1 / len(keys))
+    # Around the first client's keys: identical keys give these back bit for bit.
+    first = keys[0]
+    return first + (share.unsqueeze(2).to(keys) * (keys - first)).sum(0)
+
+
+class GroupServer(Server):
+    """SGPT's server: group prompts and keys have momentum; it counts the selections of all clients and rounds.
+
+    Shared prompts (and the head, where it is global) are averaged with n_k. Group prompts become
+    ``m_p old + (1 - m_p) avg``, keys ``m old + (1 - m) merged`` with ``merge_keys``.
+
+    Args:
+        prompt_momentum: m_p.
+        key_momentum: m.
+    """
+
+    def __init__(self, prompt_momentum: float, key_momentum: float) -> None:
+        super().__init__()
+        self.prompt_momentum = prompt_momentum
+        self.key_momentum = key_momentum
+
+    def prepare(self, method: FederatedMethod) -> None:
+        """No selections yet."""
+        self.selections = torch.zeros(len(method.template(GROUP_KEYS)), dtype=torch.float64)
+
+    def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
+        """Prompts and keys, and each group's share of the selections so far (zeros before any)."""
+        frequency = (self.selections / self.selections.sum().clamp(min=1)).float().to(method.device)
+        return super().broadcast(method, clients) | {FREQUENCY: frequency.expand(len(clients), -1)}
+
+    def finish_round(
+        self, method: FederatedMethod, clients: Sequence[int], updates: Sequence[Message], weights: Tensor
+    ) -> None:
+        """Average, merge the keys, apply momentum, count."""
+        shared = [{name: update[name] for name in method.shared_names} for update in updates]
+        new = self.aggregate(shared, weights)
+        selections = torch.stack([update[SELECTIONS] for update in updates]).double()
+        new[GROUP_KEYS] = merge_keys(torch.stack([update[GROUP_KEYS] for update in updates]), selections)
+        for name, momentum in ((GROUP_PROMPTS, self.prompt_momentum), (GROUP_KEYS, self.key_momentum)):
+            # Exactly the old value at 1 and the new one at 0.
+            new[name] = torch.lerp(new[name], method.template(name), momentum)
+        for name, value in new.items():
+            method.template(name).data.copy_(value)
+        self.selections += selections.sum(0).cpu()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts of selections, with the counters."""
+        return super().state_dict() | {"selections": self.selections}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the counts of selections."""
+        super().load_state_dict(state_dict)
+        self.selections.copy_(state_dict["selections"])
+
+
+class SGPT(FederatedMethod):
+    """SGPT (Deng, Thrampoulidis, Li, "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized
+    Federated Learning", CVPR 2024).
+
+    Before each of ``shared_blocks`` one shared token, and before each of ``group_blocks`` one token of the image's
+    group, is inserted right after the class token; tokens stay, so that the sequence grows. The group is selected by
+    ``s_g = 1 - cos(q, k_g)``; the query q is the ReLU of the class token of a frozen pass without prompts, after the
+    final norm. In training ``argmin_g s_g (freq_g + 5e-4)``, in tests ``argmin_g s_g`` of each image.
+
+    Local training has two stages: (1) selection off, shared prompts and head by CE on the class token; (2) selection
+    on, group prompts, keys and head by ``CE - mean_batch cos(q, k_selected)`` on the mean of the class token and the
+    group tokens. The server: see ``GroupServer``. Messages: S d + L G d + G d numbers (shared tokens, group tokens,
+    keys) and the head if it is global, and G more for the selections: counts up, frequencies down. Evaluated with the
+    client's head (point ``server``), and right after local training (point ``local``). Clients that never train fit
+    their head with the selection on.
+
+    Deviations and readings:
+    * The head is the client's own, as in pFedBayesPT's comparison; SGPT averages it (``head="global"``).
+    * freq_g is what the server has counted over all clients and rounds before this one, and fixed within a round. In
+      the authors' code clients run one after the other and the counts go on from batch to batch. In both the counts
+      never decay.
+    * With ``batch_majority`` the selections are counted after the vote.
+
+    Args:
+        num_classes: C.
+        num_clients: N.
+        backbone: a ViT with a class token, frozen.
+        shared_blocks: layers, from 0, before which a shared token is inserted; the authors have 0-3 or 0-4.
+        group_blocks: layers before which a group token is inserted, after the shared ones; 4-6 or 5-6.
+        num_groups: G; 20 for CIFAR-100, 4 for Office.
+        query_blocks: layers that the query passes; None for all (CIFAR-100), 6 for Office.
+        batch_majority: in training all images of a mini-batch take the group that most of them select (Office).
+        head: ``personal`` or ``global``.
+        prompt_momentum: of the group prompts on the server.
+        key_momentum: of the keys on the server; 0.5 for CIFAR-100, 0 for Office.
+        training: of each of the two stages.
+
+    Raises:
+        ConfigurationError: blocks that the backbone does not have or in another order, no or too many groups, a
+            momentum outside of [0, 1], or a backbone without a class token.
+    """
+
+    evaluate_local = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_clients: int,
+        backbone: PromptedViT,
+        shared_blocks: tuple[int, ...] = (0, 1, 2, 3),
+        group_blocks: tuple[int, ...] = (4, 5, 6),
+        num_groups: int = 20,
+        query_blocks: int | None = None,
+        batch_majority: bool = False,
+        head: Literal["personal", "global"] = "personal",
+        prompt_momentum: float = 0.5,
+        key_momentum: float = 0.5,
+        training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
+    ) -> None:
+        super().__init__(num_clients)
+        width, depth = backbone.embed_dim, backbone.depth
+        blocks = (*shared_blocks, *group_blocks)
+        if not shared_blocks or not group_blocks or sorted(set(blocks)) != list(blocks) or not 0 <= blocks[-1] < depth:
+            raise ConfigurationError(
+                f"shared_blocks and then group_blocks must rise within 0 to {depth - 1}, the layers of this backbone, "
+                f"with at least one each; got {list(shared_blocks)} and {list(group_blocks)}"
+            )
+        if not 1 <= num_groups <= width:
+            raise ConfigurationError(
+                f"num_groups must be from 1 to {width}, since the keys start orthogonal; got {num_groups}"
+            )
+        if query_blocks is not None and not 1 <= query_blocks <= depth:
+            raise ConfigurationError(f"query_blocks must be from 1 to {depth}, or null for all; got {query_blocks}")
+        if not (0 <= prompt_momentum <= 1 and 0 <= key_momentum <= 1):
+            raise ConfigurationError(
+                f"prompt_momentum and key_momentum must be from 0 to 1, got {prompt_momentum} and {key_momentum}"
+            )
+        if not backbone.vit.has_class_token:
+            raise ConfigurationError("SGPT reads the class token, and this backbone has none; take another ViT")
+        self.backbone = backbone
+        self.shared_blocks, self.group_blocks = tuple(shared_blocks), tuple(group_blocks)
+        self.num_groups = num_groups
+        self.query_blocks = query_blocks
+        self.batch_majority = batch_majority
+        self.group_server = GroupServer(prompt_momentum, key_momentum)
+        self.training_settings = training
+        self.shared_prompts = nn.Parameter(torch.zeros(len(shared_blocks), width))
+        self.group_prompts = VisualPromptTokens(num_groups, width, len(group_blocks), backbone.patch_size)
+        self.group_keys = nn.Parameter(orthonormal_keys(num_groups, width))
+        self.head = LinearHead(backbone.num_features, num_classes)
+        prompts = ("shared_prompts", "group_prompts", "group_keys")
+        self.shared = (*prompts, "head") if head == "global" else prompts
+        self.personal = () if head == "global" else ("head",)
+
+    def default_server(self) -> Server:
+        """The server that counts selections."""
+        return self.group_server
+
+    def local_phases(self) -> list[Phase]:
+        """Selection off: shared prompts and head. Selection on: group prompts, keys and head."""
+        training = self.training_settings
+        return [training.phase("shared_prompts", "head"), training.phase("group_prompts", "group_keys", "head")]
+
+    def new_client_phases(self) -> list[Phase]:
+        """The head, in the second of the two stages."""
+        fitting = new_client_training(self.training_settings).phase("head")
+        return [replace(fitting, epochs=0), fitting]
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """The query, [B, d]."""
+        return {"query": F.relu(self.backbone.grow(x, {}, self.query_blocks)[:, 0])}
+
+    def logits(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Logits [B, C] of images with the selection off, or with each image's group, one-hot rows [B, G]."""
+        tokens = dict(zip(self.shared_blocks, self.shared_prompts.unsqueeze(1), strict=True))
+        if chosen is None:
+            return self.head(self.backbone.grow(x, tokens)[:, 0])
+        # A product instead of an index: its gradient is the same sum on every device.
+        own = torch.einsum("bg,lgd->lbd", chosen, self.group_prompts())
+        tokens |= dict(zip(self.group_blocks, own.unsqueeze(2), strict=True))
+        return self.head(self.backbone.grow(x, tokens)[:, : 1 + len(own)].mean(1))
+
+    def classify(self, x: Tensor, query: Tensor) -> Tensor:
+        """Logits [B, C], each image in the group nearest to its query [B, d]."""
+        return self.logits(x, one_hot(nearest_group(key_similarity(query, self.group_keys)), self.num_groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C] of images [B, 3, H, W], each in its nearest group."""
+        return self.classify(x, self.frozen_features(x)["query"])
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """As ``forward``, with the query that the engine has."""
+        return self.classify(batch.x, batch.features["query"])
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """CE in the first stage; in the second, CE less the mean cosine of query and selected key, and selections."""
+        if batch.phase == 0:
+            return cross_entropy(self.logits(batch.x), batch.y, batch.mask)
+        similarity = key_similarity(batch.features["query"], self.group_keys)
+        chosen = one_hot(training_group(similarity, client.received[FREQUENCY]), self.num_groups)
+        if self.batch_majority:
+            chosen = majority(chosen, batch.mask)
+        agreement = masked_mean((similarity * chosen).sum(1), batch.mask)
+        loss = cross_entropy(self.logits(batch.x, chosen), batch.y, batch.mask) - agreement
+        return loss, {SELECTIONS: (chosen * batch.mask.unsqueeze(1)).sum(0)}
+
+    def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
+        """How often the client selected each group in this round, [G]."""
+        none = torch.zeros(self.num_groups, device=self.group_keys.device)
+        return {SELECTIONS: totals.get(SELECTIONS, none)}

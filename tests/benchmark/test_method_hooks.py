@@ -1,0 +1,349 @@
+"""The hooks of the contract that only some families use: each on a small method made for it."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation import Ragged, build, fit, learned
+from torch import Tensor
+
+from benchmark.batch import Block, Blocks, PlannedPhase, RoundPlan
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.server import Message, Server
+from datamodules.manifest import FromManifest, manifest_hash, write_manifest
+from datamodules.partition import ClientSplits
+from datamodules.source import ImagePool
+from methods.fedavg import FedAvg
+from methods.fedvpt import FedVPT
+from methods.losses import cross_entropy
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+
+
+def fedavg(kind: type, *overrides: str) -> tuple[Any, Any]:
+    template, data = build("FedAvg", *overrides)
+    return kind(8, 11, template.backbone, LocalTraining(lr=0.02, epochs=1)), data
+
+
+def fedvpt(kind: type, *overrides: str, **training: Any) -> tuple[Any, Any]:
+    template, data = build("FedVPT", *overrides)
+    return kind(8, 11, template.backbone, 2, LocalTraining(**{"lr": 0.1, "epochs": 1, **training})), data
+
+
+class Disclosing(FedVPT):
+    """The prompt stays with its client, and the server sees it."""
+
+    shared = ()
+    disclosed = ("prompt",)
+
+    def default_server(self) -> Server:
+        return Watching()
+
+
+class Watching(Server):
+    """Remembers uploads, and sends everybody the mean of what it has seen last under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[int, Message]] = []
+
+    def broadcast(self, method: Any, clients: Sequence[int]) -> Message:
+        return {"prompt.tokens": torch.full_like(method.template("prompt.tokens"), 7.0)}
+
+    def finish_round(self, method: Any, clients: Sequence[int], updates: Sequence[Message], weights: Tensor) -> None:
+        self.seen.append(dict(zip(clients, updates, strict=True)))
+
+
+def test_disclosed_parameters_stay_with_their_client_and_are_uploaded() -> None:
+    method, data = fedvpt(Disclosing, "--data.clients_per_round=4")
+    fit(method, data, 2)
+    rows = method.bank.all_rows("prompt.tokens")
+    last = {client: message for seen in method.server.seen for client, message in seen.items()}
+    for client in range(11):
+        if client in last:
+            assert set(last[client]) == {"prompt.tokens"}
+            assert torch.equal(last[client]["prompt.tokens"], rows[client])
+            assert rows[client].abs().max() < 5, "a broadcast never overwrites what is disclosed"
+        else:
+            assert torch.equal(rows[client], method.template("prompt.tokens"))
+    assert method.server.traffic.per_client()["up_floats"] == method.template("prompt.tokens").numel()
+
+
+class Preparing(FedVPT):
+    """Keeps the prompt that a client starts from in ``prepared``, and pulls towards it."""
+
+    calls: list[tuple[str, str]]
+
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        self.calls.append((kind, split))
+        return {"anchor": self.prompt() * 2, "head": client.parameters["head.weight"].clone()}
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        assert not client.prepared["anchor"].requires_grad
+        return super().client_loss(client, batch) + (self.prompt() - client.prepared["anchor"]).square().sum()
+
+
+def test_prepare_is_called_once_a_round_and_once_an_evaluation() -> None:
+    results = []
+    for width in (1, 4):
+        method, data = fedvpt(Preparing, f"--data.cohort_width={width}", "--data.clients_per_round=4", lr=0.01)
+        method.calls = []
+        fit(method, data, 1)
+        # round 0 and round 1, points server and local, once for each cohort
+        cohorts = math.ceil(11 / width)
+        assert method.calls.count(("evaluate", "test")) == 2 * 2 * cohorts
+        assert method.calls.count(("train", "train")) == math.ceil(4 / width)
+        results.append(learned(method))
+    for name, value in results[0].items():
+        assert torch.equal(value, results[1][name]) or value.isnan().any(), name
+
+
+class LinearProbe(FedVPT):
+    """A head on the frozen ViT's features, which may be cached."""
+
+    needs_images = False
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        return {"cls": self.backbone(x)}
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        return cross_entropy(self.head(batch.features["cls"]), batch.y, batch.mask)
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        return self.head(batch.features["cls"])
+
+
+@pytest.mark.parametrize("overrides", [[], ["--data.transform.augment=fedbn"]])
+def test_cached_features_change_nothing(overrides: list[str]) -> None:
+    results, touched = [], []
+    for cached in ("true", "false", "auto"):
+        method, data = fedvpt(LinearProbe, f"--data.cache_features={cached}", *overrides)
+        shapes: list[torch.Size] = []
+        loss = method.client_loss
+
+        def spy(client: Client, batch: MiniBatch, loss: Any = loss, shapes: Any = shapes) -> Tensor:
+            shapes.append(batch.x.shape)
+            return loss(client, batch)
+
+        method.client_loss = spy
+        fit(method, data, 2)
+        touched.append(any(shape[1] for shape in shapes))
+        results.append(learned(method))
+    assert touched == [bool(overrides), True, bool(overrides)], "cached runs do not touch training images"
+    for name, value in results[0].items():
+        for other in results[1:]:
+            torch.testing.assert_close(value, other[name], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+class Counting(FedAvg):
+    """Counts the labels it meets and uploads the counts."""
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        classes = torch.arange(8)
+        counts = ((batch.y[:, None] == classes) & batch.mask[:, None]).sum(0).float()
+        return super().client_loss(client, batch), {"counts": counts, "images": batch.mask.sum().float()}
+
+    def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"counts": totals["counts"], "known": client.class_counts.float()}
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_totals_of_a_round_are_uploaded_and_scalars_recorded(width: int) -> None:
+    method, data = fedavg(Counting, f"--data.cohort_width={width}", "--data.clients_per_round=11")
+    uploads: dict[int, Message] = {}
+    end = method.end_cohort
+    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
+    trainer = fit(method, data, 1)
+    for client, rows in enumerate(data.splits.train):
+        expected = np.bincount(data.pool.labels.numpy()[rows], minlength=8).tolist()
+        assert uploads[client]["counts"].tolist() == expected
+        assert uploads[client]["known"].tolist() == expected
+    recorded = trainer.callbacks[0].values[1, "local", "train", "images"]
+    steps = [math.ceil(len(rows) / data.batch_size) for rows in data.splits.train]
+    assert recorded.tolist() == pytest.approx([len(r) / s for r, s in zip(data.splits.train, steps, strict=True)])
+    assert (1, "local", "train", "loss") in trainer.callbacks[0].values
+    assert set(method.shared_names) <= set(uploads[0])
+    assert not set(method.shared_names) & {"counts", "known"}
+
+
+def test_an_upload_may_not_take_the_name_of_a_parameter() -> None:
+    class Clashing(FedAvg):
+        def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {"head.weight": client.parameters["head.weight"]}
+
+    method, data = fedavg(Clashing)
+    with pytest.raises(ConfigurationError, match=r"returns 'head.weight', which is a parameter"):
+        fit(method, data, 1)
+
+
+class Halved(FedVPT):
+    """Takes half of every step on the prompt."""
+
+    def transform_update(self, client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"prompt.tokens": 0.5 * update["prompt.tokens"]}
+
+
+def test_an_update_can_be_transformed() -> None:
+    overrides = ["--data.batch_size=64", "--data.clients_per_round=11", "--data.cohort_width=4"]
+    (plain, data), (halved, other) = (fedvpt(kind, *overrides) for kind in (FedVPT, Halved))
+    start = plain.prompt.tokens.detach().clone()
+    fit(plain, data, 1)
+    fit(halved, other, 1)
+    # One step a client: every client's prompt moves half as far, and so does their mean; heads are untouched by it.
+    torch.testing.assert_close(
+        halved.template("prompt.tokens") - start, 0.5 * (plain.template("prompt.tokens") - start)
+    )
+    assert torch.equal(halved.bank.all_rows("head.weight"), plain.bank.all_rows("head.weight"))
+
+
+def test_steps_cut_the_epochs_short() -> None:
+    plan = RoundPlan([0], {0: np.arange(10)}, [PlannedPhase(2, steps=5), PlannedPhase(3, steps=99)], 3, False, 1, 0, 1)
+    whole = RoundPlan([0], {0: np.arange(10)}, [PlannedPhase(2)], 3, False, 1, 0, 1)
+    assert [plan[i].phase for i in range(len(plan))] == [0] * 5 + [1] * 12
+    assert all(torch.equal(plan[i].index, whole[i].index) for i in range(5))
+    assert plan[4].phase_end
+    assert plan[4].own_end == (True,)
+
+
+def test_blocks_hold_every_step_once_and_never_two_cohorts() -> None:
+    indices = {c: np.arange(c, c + 7) for c in range(5)}
+    plan = RoundPlan(list(range(5)), indices, [PlannedPhase(3)], 3, False, 2, 0, 1)
+    blocks = Blocks([plan, plan], 4)
+    made = [blocks[i] for i in range(len(blocks))]
+    assert [len(b.steps) for b in made] == [4, 4, 1] * 6
+    assert [s.step for b in made for s in b.steps] == [plan[i].step for i in range(len(plan))] * 2
+    for block in made:
+        assert isinstance(block, Block)
+        assert len({step.cohort for step in block.steps}) == 1
+        assert [step.first for step in block.steps[1:]] == [False] * (len(block.steps) - 1)
+
+
+class Cosine(FedVPT):
+    def local_phases(self) -> list[Phase]:
+        return [LocalTraining(lr=0.4, epochs=1, schedule="cosine").phase("prompt", "head")]
+
+
+def test_a_cosine_schedule_runs_over_the_rounds_and_survives_a_resume(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def watched() -> tuple[Any, Any]:
+        method, data = fedvpt(Cosine)
+        start = method._start_phase
+
+        def start_phase(phase: Phase, optimizer: Any) -> None:
+            start(phase, optimizer)
+            rates.append(getattr(optimizer, "optimizer", optimizer).param_groups[0]["lr"])
+
+        method._start_phase = start_phase
+        return method, data
+
+    method, data = watched()
+    fit(method, data, 4)
+    expected = [0.4 * 0.5 * (1 + math.cos(math.pi * t / 4)) for t in range(4)]
+    assert sorted(set(rates), reverse=True) == pytest.approx(expected)
+
+
+class Rescaled(FedVPT):
+    """Clients that never train fit their head, and the server then doubles it."""
+
+    def new_client_phases(self) -> list[Phase]:
+        return [LocalTraining(lr=0.5, epochs=2).phase("head"), LocalTraining(lr=0.0, epochs=1).phase("head")]
+
+    def default_server(self) -> Server:
+        return Doubling()
+
+
+class Doubling(Server):
+    def adapt_new_clients(self, method: Any, clients: Sequence[int], phase: int, values: Message) -> Message:
+        self.norms = [*getattr(self, "norms", []), values["head.weight"].norm().item()]
+        return {"head.weight": 2 * values["head.weight"]} if phase == 0 else {}
+
+
+def test_new_clients_never_train_and_are_fitted_on_a_copy_before_their_test() -> None:
+    method, data = fedvpt(Rescaled, "--data.new_clients=0.5", "--data.clients_per_round=3")
+    new, old = data.new_clients, data.training_clients
+    assert (len(new), sorted(new + old)) == (6, list(range(11)))
+    trainer = fit(method, data, 2)
+    assert all(set(method.server.select(r)) <= set(old) for r in range(1, 20))
+    rows = method.bank.all_rows("head.weight")
+    fresh, _ = fedvpt(Rescaled)
+    assert all(torch.equal(rows[c], fresh.head.weight) for c in new), "the copy is thrown away"
+    values = trainer.callbacks[0].values
+    tested, fitted = values[2, "server", "test", "accuracy"], values[2, "server", "new", "accuracy"]
+    assert (~tested.isnan()).nonzero().flatten().tolist() == old
+    assert (~fitted.isnan()).nonzero().flatten().tolist() == new
+    first, second = method.server.norms[-2:]
+    assert second == pytest.approx(2 * first)
+    assert not any(point == "local" and split == "new" for _, point, split, _ in values)
+
+
+class TwoSpaces(Ragged):
+    """Classes 0 to 4 are trained, 5 to 7 are only tested, in an order of their own."""
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        labels, test = pool.labels.numpy(), pool.test.numpy()
+        base, novel = (6, 2, 1, 0, 4), (7, 3, 5)
+        train = np.flatnonzero(np.isin(labels, base) & ~test)
+        held = np.flatnonzero(np.isin(labels, base) & test)
+        other = np.flatnonzero(np.isin(labels, novel) & test)
+        cut = [rows.astype(np.int64) for rows in np.array_split(train, 11)]
+        return ClientSplits(
+            cut,
+            [held] * 11,
+            {"novel": [other] * 11},
+            {"train": base, "test": base, "novel": novel},
+        )
+
+
+class AnyClasses(FedVPT):
+    open_vocabulary = True
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        return self(batch.x)[:, list(self.label_spaces[batch.split])]
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
+
+
+def test_labels_count_within_the_label_space_of_their_split() -> None:
+    method, data = fedvpt(AnyClasses)
+    data.partition = TwoSpaces()
+    fit(method, data, 1)
+    batch = data.fill(next(iter(data.val_dataloader())).steps[0])
+    assert batch.split == "test"
+    classes = data.pool.labels[batch.index[0][batch.mask[0]]]
+    assert [(6, 2, 1, 0, 4)[i] for i in batch.y[0][batch.mask[0]]] == classes.tolist()
+    assert method.scores["server", "test"].num_classes == 5
+    assert method.scores["server", "novel"].num_classes == 3
+    assert data.manifest["label_spaces"]["novel"] == [7, 3, 5]
+
+
+def test_label_spaces_survive_a_manifest(tmp_path: Path) -> None:
+    _, data = fedvpt(AnyClasses)
+    data.partition = TwoSpaces()
+    data.setup()
+    write_manifest(tmp_path / "split.json", data.manifest)
+    _, again = fedvpt(AnyClasses)
+    again.partition = FromManifest(str(tmp_path / "split.json"))
+    again.setup()
+    assert manifest_hash(again.manifest) == manifest_hash(data.manifest)
+    assert again.label_spaces == data.label_spaces
+    assert all(
+        np.array_equal(a, b) for a, b in zip(again.splits.others["novel"], data.splits.others["novel"], strict=True)
+    )
+    text = (tmp_path / "split.json").read_text().replace('"novel": [3', '"novel": [11')
+    (tmp_path / "changed.json").write_text(text.replace('"others": {"novel": [', '"others": {"novel": [0, ', 1))
+    with pytest.raises(ConfigurationError, match="split 'novel' do not have the recorded sha256"):
+        FromManifest(str(tmp_path / "changed.json"))
+
+
+def test_a_method_of_fixed_classes_refuses_label_spaces() -> None:
+    method, data = fedvpt(FedVPT)
+    data.partition = TwoSpaces()
+    with pytest.raises(ConfigurationError, match="FedVPT classifies among all classes"):
+        fit(method, data, 1)

@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import numpy_generator
+from datamodules.digits import DigitDomains
+from datamodules.manifest import FromManifest, make_manifest, write_manifest
+from datamodules.partition import DomainPerClient
+from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut
+from datamodules.source import ImagePool, ImageSource
+
+CLASSES, DOMAINS, TRAIN, TEST = 3, 4, 26, 9  # images of each class and domain
+
+
+class FourDomains(ImageSource):
+    class_names = ("wren", "owl", "kite")
+    domain_names = ("photo", "sketch", "oil", "toy")
+
+
+def make_pool(group=None):
+    labels, domains, sides = np.indices((CLASSES, DOMAINS, TRAIN + TEST)).reshape(3, -1)
+    n = len(labels)
+    return ImagePool(
+        images=torch.zeros(n, 3, 1, 1, dtype=torch.uint8),
+        labels=torch.from_numpy(labels),
+        test=torch.from_numpy(sides >= TRAIN),
+        domains=torch.from_numpy(domains),
+        group=torch.arange(n) if group is None else group,
+    )
+
+
+POOL = make_pool()
+
+
+def split(partition, pool=POOL, seed=0):
+    return partition.split(pool, numpy_generator(seed, "partition"))
+
+
+def table(held):
+    """[client, domain, class] counts."""
+    domains, labels = POOL.domains.numpy(), POOL.labels.numpy()
+    return np.array([np.bincount(domains[rows] * CLASSES + labels[rows], minlength=12).reshape(4, 3) for rows in held])
+
+
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_domains_are_dealt_evenly_to_m_holders(m, random, seed):
+    splits = split(DomainsPerClient(m, random), seed=seed)
+    for held, images in ((splits.train, TRAIN), (splits.test, TEST)):
+        counts = table(held)
+        np.testing.assert_array_equal(counts.sum(axis=0), images)  # all images, each once
+        np.testing.assert_array_equal((counts.sum(axis=2) > 0).sum(axis=1), m)
+        np.testing.assert_array_equal((counts.sum(axis=2) > 0).sum(axis=0), m)
+        assert [len(rows) for rows in held] == [CLASSES * images] * DOMAINS  # as many for every m
+        held_counts = counts[counts.sum(axis=2) > 0]
+        assert held_counts.min() >= images // m
+        assert held_counts.max() <= -(-images // m)
+    holders = table(splits.train).sum(axis=2) > 0
+    np.testing.assert_array_equal(holders, table(splits.test).sum(axis=2) > 0)
+    if not random:
+        expected = [[(domain - client) % DOMAINS < m for domain in range(DOMAINS)] for client in range(DOMAINS)]
+        np.testing.assert_array_equal(holders, expected)
+
+
+def test_random_domains_depend_on_the_generator_alone():
+    drawn = {str(table(split(DomainsPerClient(2, random=True), seed=seed).train).sum(axis=2) > 0) for seed in range(8)}
+    assert len(drawn) > 1
+    first, again = (split(DomainsPerClient(3, random=True), seed=5) for _ in range(2))
+    for one, other in zip(first.train + first.test, again.train + again.test, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_one_domain_each_is_domain_per_client():
+    mine, theirs = split(DomainsPerClient(1)), split(DomainPerClient())
+    for one, other in zip(mine.train + mine.test, theirs.train + theirs.test, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_names():
+    source = FourDomains()
+    assert DomainsPerClient(1).client_names(source) == ["photo", "sketch", "oil", "toy"]
+    assert DomainsPerClient(1, random=True).client_names(source) == [f"client {client}" for client in range(4)]
+    assert DomainsPerClient(2).client_names(source) == [f"client {client}" for client in range(4)]
+    assert LeaveOneDomainOut(1).client_names(source) == ["photo", "oil", "toy"]
+
+
+@pytest.mark.parametrize("target", range(DOMAINS))
+def test_the_target_is_tested_whole_and_trains_nowhere(target):
+    splits = split(LeaveOneDomainOut(target))
+    domains = POOL.domains.numpy()
+    assert len(splits.train) == DOMAINS - 1
+    for rows in splits.test:
+        np.testing.assert_array_equal(rows, np.flatnonzero(domains == target))
+    sources = [domain for domain in range(DOMAINS) if domain != target]
+    for domain, rows in zip(sources, splits.train, strict=True):
+        np.testing.assert_array_equal(rows, np.flatnonzero((domains == domain) & ~POOL.test.numpy()))
+
+
+def test_what_shows_a_target_image_does_not_train():
+    group = torch.arange(len(POOL.labels))
+    train = [np.flatnonzero((POOL.domains.numpy() == domain) & ~POOL.test.numpy()) for domain in range(DOMAINS)]
+    group[train[2][4]] = group[train[0][7]]
+    pool = make_pool(group)
+    splits = split(LeaveOneDomainOut(0), pool)
+    assert train[2][4] not in splits.train[1]
+    assert [len(rows) for rows in splits.train] == [78, 77, 78]
+    assert [len(rows) for rows in split(LeaveOneDomainOut(1), pool).train] == [78, 78, 78]
+
+
+@pytest.mark.parametrize("partition", [DomainsPerClient(2), DomainsPerClient(3, random=True), LeaveOneDomainOut(2)])
+def test_read_back_from_a_manifest(tmp_path, partition):
+    splits = split(partition)
+    manifest = make_manifest(partition, POOL, splits, FourDomains(), 0)
+    assert manifest["arguments"] == partition.arguments()
+    write_manifest(tmp_path / "split.json", manifest)
+    loaded = FromManifest(str(tmp_path / "split.json"))
+    again = split(loaded)
+    for one, other in zip(splits.train + splits.test, again.train + again.test, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert loaded.client_names(FourDomains()) == partition.client_names(FourDomains())
+
+
+def test_on_the_digits_whose_test_images_are_in_every_domain():
+    pool = DigitDomains().load()
+    for partition in (DomainsPerClient(2), DomainsPerClient(6, random=True), LeaveOneDomainOut(5)):
+        splits = split(partition, pool)
+        assert len(splits.train) == (5 if isinstance(partition, LeaveOneDomainOut) else 6)
+
+
+def test_what_the_data_do_not_allow():
+    with pytest.raises(ConfigurationError, match="domains must be at least 1, got 0"):
+        DomainsPerClient(0)
+    with pytest.raises(ConfigurationError, match="domains=5 is more than the 4 domains of the data set"):
+        DomainsPerClient(5).client_names(FourDomains())
+    with pytest.raises(ConfigurationError, match="domains=5 is more than the 4 domains of the data set"):
+        split(DomainsPerClient(5))
+    with pytest.raises(ConfigurationError, match="target must be at least 0, got -1"):
+        LeaveOneDomainOut(-1)
+    with pytest.raises(ConfigurationError, match=r"target=4 is no domain .* has 0 photo, 1 sketch, 2 oil, 3 toy"):
+        LeaveOneDomainOut(4).client_names(FourDomains())
+    with pytest.raises(ConfigurationError, match="target=4 is no domain"):
+        split(LeaveOneDomainOut(4))
+    FourDomains.domain_names, names = ("photo",), FourDomains.domain_names
+    try:
+        with pytest.raises(ConfigurationError, match="needs a data set of at least two domains"):
+            LeaveOneDomainOut(0).client_names(FourDomains())
+    finally:
+        FourDomains.domain_names = names
