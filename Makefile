@@ -7,7 +7,7 @@ PRESET ?= demo
 JOBS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow check table1 bench clean
+.PHONY: help install test test-slow check table1 report reproduction bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,12 @@ check: $(STAMP) ## lint, types and tests
 
 table1: $(STAMP) ## pFedPG's Table 1: make table1 (demo) or make table1 PRESET=paper DATA_DIR=...
 	$(BIN)/benchmark table table1 --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+
+report: $(STAMP) ## results/report.html: everything recorded, on one page that opens from disk
+	$(BIN)/benchmark report
+
+reproduction: $(STAMP) ## results/REPRODUCTION.md: every published table, and what was run of it
+	$(BIN)/benchmark reproduction
 
 bench: $(STAMP) ## engine against a plain PyTorch loop, width 1 against 10
 	$(BIN)/python -m benchmark.speed

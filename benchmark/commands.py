@@ -14,11 +14,20 @@ KEPT_RUNS = Path("results/runs")
 
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
+    from benchmark.runner import Cluster
     from benchmark.tables import run_table
 
-    data_dir = arguments.data_dir or os.environ.get("DATA_DIR") or None
     result = run_table(
-        arguments.name, arguments.preset, data_dir, arguments.jobs, seeds=arguments.seeds, kept=arguments.kept
+        arguments.name,
+        arguments.preset,
+        _data_dir(arguments),
+        arguments.jobs,
+        seeds=arguments.seeds,
+        kept=arguments.kept,
+        baseline=arguments.baseline,
+        cluster=Cluster(arguments.partition, arguments.time, arguments.gpus, arguments.cpus)
+        if arguments.slurm
+        else None,
     )
     print(result.markdown.read_text())
     print(f"written: {result.markdown}, {result.csv}, {result.latex}")
@@ -26,6 +35,10 @@ def table(arguments: argparse.Namespace) -> int:
         log = f" (log: {outcome.log})" if outcome.log else ""
         print(f"failed: {name}: {outcome.error}{log}", file=sys.stderr)
     return 1 if result.failed else 0
+
+
+def _data_dir(arguments: argparse.Namespace) -> str | None:
+    return arguments.data_dir or os.environ.get("DATA_DIR") or None
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -71,15 +84,34 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check records against the files beside them."""
-    from benchmark.results import verify_record
+    """Check records: hashes and versions, on request the configuration, or by running again."""
+    from benchmark.verification import check_run
 
     bad = 0
-    for run_dir in arguments.run_dirs:
-        problems = verify_record(run_dir)
+    for run_dir in arguments.run_dirs or sorted(path.parent for path in KEPT_RUNS.glob("*/record.json")):
+        problems, remarks = check_run(run_dir, arguments.resolve, arguments.rerun, _data_dir(arguments))
         bad += bool(problems)
-        print("\n".join(problems) if problems else f"{run_dir}: ok")
+        print("\n".join([*(problems or [f"{run_dir}: ok"]), *remarks]), flush=True)
     return 1 if bad else 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write one HTML page of all records and tables that opens from disk."""
+    from benchmark.report import write_report
+
+    page = write_report(arguments.page, arguments.results_dir, arguments.runs)
+    print(f"written: {page.path} ({page.path.stat().st_size / 1e6:.1f} MB, {page.runs} runs, {page.tables} tables)")
+    for problem in page.problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    return 1 if page.problems else 0
+
+
+def reproduction(arguments: argparse.Namespace) -> int:
+    """Write results/REPRODUCTION.md: every published table, and what was run of it here."""
+    from benchmark.reproduction import write_notes
+
+    print(f"written: {write_notes(arguments.results_dir)}")
+    return 0
 
 
 def keep(arguments: argparse.Namespace) -> int:
@@ -142,9 +174,17 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("name", help="a table of configs/tables, or a YAML file")
     entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
-    entry.add_argument("--jobs", type=int, default=1, help="runs at a time; default %(default)s")
+    entry.add_argument(
+        "--jobs", type=int, help="runs at a time, each on the GPU with the fewest of them; default 1, with --slurm all"
+    )
     entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
+    entry.add_argument("--baseline", metavar="ROW", help="compare the other rows with this one, pair by pair")
+    entry.add_argument("--slurm", action="store_true", help="run as jobs of a Slurm cluster (needs submitit)")
+    entry.add_argument("--partition", help="of Slurm; default the cluster's")
+    entry.add_argument("--time", type=int, default=24 * 60, help="minutes of a job; default %(default)s")
+    entry.add_argument("--gpus", type=int, default=1, help="of a job; default %(default)s")
+    entry.add_argument("--cpus", type=int, default=8, help="of a job; default %(default)s")
     entry.set_defaults(run=table)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=Path)
@@ -155,10 +195,30 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--split", choices=("train", "test"), default="train")
     entry.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the data: source.root=/data")
     entry.set_defaults(run=partition)
-    for function in (verify, keep):
-        entry = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
-        entry.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
-        entry.set_defaults(run=function)
+    entry = commands.add_parser("verify", help=verify.__doc__, description=verify.__doc__)
+    entry.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help=f"default: all of {KEPT_RUNS}")
+    entry.add_argument("--resolve", action="store_true", help="does the configuration still mean the same?")
+    entry.add_argument(
+        "--rerun",
+        type=float,
+        nargs="?",
+        const=120.0,
+        metavar="SECONDS",
+        help="run again what took at most so long, default %(const)s, and compare every number",
+    )
+    entry.add_argument("--data_dir", help="folder of the data sets, for --rerun; default the environment's DATA_DIR")
+    entry.set_defaults(run=verify)
+    entry = commands.add_parser("keep", help=keep.__doc__, description=keep.__doc__)
+    entry.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    entry.set_defaults(run=keep)
+    entry = commands.add_parser("report", help=report.__doc__, description=report.__doc__)
+    entry.add_argument("page", type=Path, nargs="?", default=Path("results/report.html"), help="default %(default)s")
+    entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
+    entry.add_argument("--runs", type=Path, help="a further folder of runs, such as runs")
+    entry.set_defaults(run=report)
+    entry = commands.add_parser("reproduction", help=reproduction.__doc__, description=reproduction.__doc__)
+    entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
+    entry.set_defaults(run=reproduction)
     return top
 
 

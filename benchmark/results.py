@@ -13,6 +13,7 @@ The summaries live in ``record.json``, so that many runs can be compared without
 """
 
 import dataclasses
+import gc
 import hashlib
 import json
 import math
@@ -620,11 +621,17 @@ def read_records(folder: str | Path) -> "tuple[dict[Path, RunRecord], list[str]]
     """
     records: dict[Path, RunRecord] = {}
     problems: list[str] = []
-    for path in sorted(Path(folder).glob("*/record.json")):
-        try:
-            records[path.parent] = read_record(path.parent)
-        except ConfigurationError as error:
-            problems.append(str(error))
+    collecting = gc.isenabled()
+    gc.disable()  # what is made here stays; looking through it again and again is half of the time
+    try:
+        for path in sorted(Path(folder).glob("*/record.json")):
+            try:
+                records[path.parent] = read_record(path.parent)
+            except ConfigurationError as error:
+                problems.append(str(error))
+    finally:
+        if collecting:
+            gc.enable()
     return records, problems
 
 

@@ -7,6 +7,7 @@ Paths in a table are relative to the folder the command is started in, the repos
     metric: accuracy                          # of metrics.parquet; default accuracy
     split: test                               # default test
     summary: last                             # last | last10 | best_on_test; default last
+    baseline: FedAvg                          # optional: a row; the others are compared with it, pair by pair
     presets:
       paper:
         note: One sentence under the title.   # optional
@@ -16,6 +17,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
+            config: office_caltech10          # optional; what stands for {data} in the rows' configs, default: name
+            panel: Domains                    # optional; groups of one panel stand side by side under this heading
             configs: [configs/base.yaml]      # optional; read before the row's
             overrides: ["--data.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
             columns:                          # default: every client, then the average
@@ -24,50 +27,33 @@ Paths in a table are relative to the folder the command is started in, the repos
               - {statistic: average, label: Avg, paper: {dataset: Office-Caltech10, setting: avg over domains}}
                 # statistic: average | worst | worst_decile | std | pooled; `paper` may name metric (default accuracy)
                 # and backbone (needed where the CSV has several). No `paper`: no published number, no difference.
+              - {statistic: average, label: F1, metric: macro_f1}  # another metric or split than the table's
+              - {label: HM, harmonic: [Local, Base, Novel]}        # of columns further left
             cost: {dataset: both, setting: communication cost, metric: params per round}  # optional: floats one way
     rows:
       - label: pFedPG                         # the paper's name of the method
         name: pfedpg                          # [a-z0-9_]; part of run directories
-        configs: ["configs/pfedpg_{data}.yaml"]  # {data}: the group's name; read after base and data configs
+        configs: ["configs/pfedpg_{data}.yaml"]  # {data}: the group's config or name; read after base and data configs
         overrides: {paper: ["--model.lr=0.1"]}   # optional; per preset
         point: local                          # server | local: where the row's number is read
         also: {generated prompts: server}     # optional; further readings of the same run, below it
 
 A *cell* is one run: row x data x seed. Its directory is ``<row>-<data>-s<seed>-<hash>``, where the hash is of the
 configs' contents and the overrides alone. So a finished cell is never run again, not by another table either; a killed
-one continues from its checkpoint; and two runners that share a directory do each cell once.
+one continues from its checkpoint (:mod:`benchmark.runner`).
 """
 
-import contextlib
-import fcntl
-import hashlib
-import json
 import math
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmark.errors import ConfigurationError
-from benchmark.results import (
-    RunRecord,
-    client_values,
-    is_finished,
-    read_metrics,
-    read_record,
-    verify_record,
-    write_text,
-)
+from benchmark.results import METRICS, SPLITS, RunRecord, client_values, read_metrics, read_record, write_text
+from benchmark.runner import CELL_PROGRAM, Cell, Cluster, Outcome, Work, content_hash, read_yaml, run_cells
+from benchmark.statistics import Comparison, paired_comparison
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +62,6 @@ Point = Literal["server", "local"]
 Statistic = Literal["average", "worst", "worst_decile", "std", "pooled"]
 Summary = Literal["last", "last10", "best_on_test"]
 
-CELL_PROGRAM = (sys.executable, "-m", "benchmark.cli")
 RUNNER_OPTIONS = ("--config", "--run_dir", "--seed_everything", "--ckpt_path")
 STATISTIC_LABELS = {
     "average": "Avg",
@@ -95,7 +80,6 @@ POINT_NOTES = {
     "local": "the client's state at the end of its local training, before aggregation",
 }
 PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
-GRACE_SECONDS = 10.0
 
 
 # --- the table's YAML -----------------------------------------------------------------------------------------------
@@ -113,11 +97,14 @@ class PaperNumber:
 
 @dataclass(frozen=True)
 class Column:
-    """One client (``"*"``: every client), or a statistic over clients."""
+    """One client (``"*"``: every client), a statistic over clients, or the harmonic mean of columns to the left."""
 
     label: str | None = None
     client: str | None = None
     statistic: Statistic = "average"
+    metric: str | None = None
+    split: str | None = None
+    harmonic: list[str] = field(default_factory=list)
     paper: PaperNumber | None = None
 
 
@@ -131,6 +118,8 @@ class DataGroup:
     overrides: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=lambda: [Column(client="*"), Column(statistic="average")])
     cost: PaperNumber | None = None
+    panel: str | None = None
+    config: str | None = None
 
 
 @dataclass(frozen=True)
@@ -165,21 +154,9 @@ class Table:
     rows: list[Row]
     paper: list[str] = field(default_factory=list)
     metric: str = "accuracy"
-    split: Literal["test", "val"] = "test"
+    split: str = "test"
     summary: Summary = "last"
-
-
-def _yaml(path: Path) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read ({error}); start the command in the repository's root"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    baseline: str | None = None
 
 
 def load_table(name: str) -> Table:
@@ -197,7 +174,7 @@ def load_table(name: str) -> Table:
         raise ConfigurationError(
             f"there is no table {path}; tables here: {', '.join(known) or 'none (start the command in the root)'}"
         )
-    content = _yaml(path)
+    content = read_yaml(path)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--table", type=Table)
     try:
@@ -237,47 +214,33 @@ def _check_table(table: Table, path: Path) -> None:
         unknown = sorted(set(row.overrides) - set(table.presets))
         if unknown:
             raise ConfigurationError(f"{path}: row {row.label} has overrides for {unknown[0]}, which is no preset")
+    for group in groups:
+        _check_columns(table, group, path)
+    _check_baseline(table, path)
+
+
+def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
+    left: list[str] = []
+    for column in group.columns:
+        metric, split = column.metric or table.metric, column.split or table.split
+        if metric not in METRICS or split not in SPLITS:
+            raise ConfigurationError(
+                f"{path}: there is no {metric} on {split}; metrics are {', '.join(METRICS)}, splits {', '.join(SPLITS)}"
+            )
+        missing = [label for label in column.harmonic if label not in left]
+        if missing:
+            raise ConfigurationError(f"{path}: no column {missing[0]!r} stands left of the harmonic mean that names it")
+        if column.label is not None:
+            left.append(column.label)
+
+
+def _check_baseline(table: Table, path: Path | str) -> None:
+    labels = [row.label for row in table.rows]
+    if table.baseline is not None and table.baseline not in labels:
+        raise ConfigurationError(f"{path}: the baseline {table.baseline!r} is no row; rows are {', '.join(labels)}")
 
 
 # --- cells ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a table: a row on a data group with a seed.
-
-    Attributes:
-        name: of the run directory.
-        configs: files, later ones win.
-        overrides: command line arguments, later ones win; may hold ``{data_dir}``.
-        seed: of the run.
-    """
-
-    name: str
-    configs: tuple[str, ...]
-    overrides: tuple[str, ...]
-    seed: int
-
-
-def _content(path: Path) -> Any:
-    """A config's content, with the YAML files it refers to put in their places."""
-
-    def inlined(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): inlined(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [inlined(entry) for entry in value]
-        if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (path.parent / value).is_file():
-            return _content(path.parent / value)
-        return value
-
-    return inlined(_yaml(path))
-
-
-def _digest(configs: Sequence[str], overrides: Sequence[str]) -> str:
-    content = [[_content(Path(entry)) for entry in configs], list(overrides)]
-    spelled = json.dumps(content, sort_keys=True, default=str)  # default: YAML knows dates
-    return hashlib.sha256(spelled.encode()).hexdigest()[:8]
 
 
 def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed: int) -> Cell:
@@ -286,9 +249,13 @@ def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed
     Raises:
         ConfigurationError: a config file is missing or is no YAML.
     """
-    configs = (*preset.base, *group.configs, *(entry.replace("{data}", group.name) for entry in row.configs))
+    configs = (
+        *preset.base,
+        *group.configs,
+        *(entry.replace("{data}", group.config or group.name) for entry in row.configs),
+    )
     overrides = (*preset.overrides, *group.overrides, *row.overrides.get(preset_name, ()))
-    return Cell(f"{row.name}-{group.name}-s{seed}-{_digest(configs, overrides)}", configs, overrides, seed)
+    return Cell(f"{row.name}-{group.name}-s{seed}-{content_hash(configs, overrides)}", configs, overrides, seed)
 
 
 def make_cells(table: Table, preset_name: str, preset: Preset) -> dict[tuple[str, str, int], Cell]:
@@ -305,299 +272,48 @@ def make_cells(table: Table, preset_name: str, preset: Preset) -> dict[tuple[str
     }
 
 
-def cell_command(cell: Cell, run_dir: Path, data_dir: Path | None, program: Sequence[str] = CELL_PROGRAM) -> list[str]:
-    """The command of a cell; it continues from ``checkpoints/last.ckpt`` where that file is there."""
-    command = [*program, "fit"]
-    for entry in cell.configs:
-        command += ["--config", entry]
-    command += ["--run_dir", str(run_dir), "--seed_everything", str(cell.seed)]
-    command += [entry.replace("{data_dir}", str(data_dir)) for entry in cell.overrides]
-    checkpoint = run_dir / "checkpoints" / "last.ckpt"
-    return [*command, "--ckpt_path", str(checkpoint)] if checkpoint.is_file() else command
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a cell: the directory of its record, or else its error in one line and its log."""
-
-    run_dir: Path | None
-    error: str = ""
-    log: Path | None = None
-
-
-def finished_outcome(cell: Cell, folders: Sequence[Path]) -> Outcome | None:
-    """The cell's outcome from a record in one of the folders; None where there is no record yet."""
-    for folder in folders:
-        run_dir = folder / cell.name
-        if not is_finished(run_dir):
-            continue
-        problems = verify_record(run_dir)
-        if not problems and read_record(run_dir).seed != cell.seed:
-            problems = [f"{run_dir} was run with seed {read_record(run_dir).seed}, expected {cell.seed}"]
-        if problems:
-            return Outcome(None, f"{problems[0]}; remove {run_dir} to run it again")
-        return Outcome(run_dir)
-    return None
-
-
-def _last_line(log: Path) -> str:
-    """The last line of a log that says something, without colours, at most 300 characters."""
-    try:
-        with log.open("rb") as stream:
-            stream.seek(max(0, log.stat().st_size - 16_384))
-            text = stream.read().decode(errors="replace")
-    except OSError:
-        return ""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
-    return lines[-1][:300] if lines else ""
-
-
-class _CellLock:
-    """An advisory lock on a run directory, held by the runner *and* by the cell's process.
-
-    The kernel frees it when the last of them ends, however they end: a killed runner blocks nobody, and while its cell
-    still goes on, no other runner starts that cell a second time. The file says who has it, and whether the last
-    attempt failed; it is never deleted (deleting would let two runners hold two files of one name).
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self.descriptor = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-
-    def acquire(self) -> bool:
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self.descriptor)
-            return False
-        return True
-
-    def failed_before(self) -> bool:
-        return os.pread(self.descriptor, 4096, 0).startswith(b"failed")
-
-    def write(self, state: str) -> None:
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, f"{state}: process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def release(self) -> None:
-        os.close(self.descriptor)
-
-
-class _Display:
-    """How far the cells are: one live line in a terminal, plain lines elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.console = Console(soft_wrap=True, highlight=False, markup=False)
-        self.live = (
-            Progress(
-                TextColumn("runs"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[running]}", markup=False),
-                console=self.console,
-            )
-            if self.console.is_terminal
-            else None
-        )
-        self.task = self.live.add_task("runs", total=total, running="") if self.live else None
-
-    def __enter__(self) -> "_Display":
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live:
-            self.live.stop()
-
-    def line(self, text: str) -> None:
-        if self.live:
-            self.console.print(text)
-        else:
-            print(text, flush=True)
-
-    def update(self, done: int, running: Sequence[str]) -> None:
-        if self.live and self.task is not None:
-            self.live.update(self.task, completed=done, running=", ".join(running))
-
-
-@dataclass(frozen=True)
-class _Running:
-    cell: Cell
-    lock: _CellLock
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    started: float
-
-
-def _start(
-    cell: Cell, lock: _CellLock, run_dir: Path, data_dir: Path | None, program: Sequence[str], jobs: int
-) -> _Running:
-    lock.write("running")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if jobs > 1:  # else every child would start as many threads as there are cores
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    log = run_dir / "log.txt"
-    command = cell_command(cell, run_dir, data_dir, program)
-    with log.open("ab") as stream:
-        stream.write(f"$ {' '.join(command)}\n".encode())
-        stream.flush()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=(lock.descriptor,),
-            start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
-        )
-    return _Running(cell, lock, process, log, time.monotonic())
-
-
-def _end(running: Sequence[_Running]) -> None:
-    """End children and theirs: ask, wait a while, then kill."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for entry in running:
-            if entry.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(entry.process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
-            for entry in running:
-                entry.process.wait(max(0.0, deadline - time.monotonic()) if number == signal.SIGTERM else None)
-    for entry in running:
-        entry.lock.release()
-
-
-@contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the children like Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def run_cells(
-    cells: Sequence[Cell],
-    runs_dir: Path,
-    kept_dir: Path | None,
-    data_dir: Path | None = None,
-    jobs: int = 1,
-    program: Sequence[str] = CELL_PROGRAM,
-) -> dict[str, Outcome]:
-    """Do every cell that has no record in ``runs_dir`` or ``kept_dir``; outcomes by the cell's name.
-
-    A cell that fails stops no other. A cell that another runner is at is waited for. Ctrl-C ends the children.
-    """
-    outcomes: dict[str, Outcome] = {}
-    waited: set[str] = set()  # seen in another runner's hands
-    running: list[_Running] = []
-    folders = (runs_dir,) if kept_dir is None else (runs_dir, kept_dir)
-    unique = {cell.name: cell for cell in cells}
-    pending: deque[Cell] = deque()
-    for cell in unique.values():
-        outcome = finished_outcome(cell, folders)
-        if outcome is None:
-            pending.append(cell)
-        else:
-            outcomes[cell.name] = outcome
-    with _Display(len(unique)) as display, _termination_as_interrupt():
-        if outcomes:
-            display.line(f"{len(outcomes)} of {len(unique)} runs are there already")
-
-        def settle(cell: Cell, outcome: Outcome, seconds: float) -> None:
-            outcomes[cell.name] = outcome
-            said = "finished" if outcome.run_dir else f"FAILED: {outcome.error}"
-            display.line(f"[{len(outcomes)}/{len(unique)}] {cell.name} {said} ({seconds:.0f} s)")
-
-        try:
-            while pending or running:
-                for entry in [entry for entry in running if entry.process.poll() is not None]:
-                    running.remove(entry)
-                    outcome = finished_outcome(entry.cell, folders) or Outcome(None, _failure(entry), entry.log)
-                    entry.lock.write("finished" if outcome.run_dir else "failed")
-                    entry.lock.release()
-                    settle(entry.cell, outcome, time.monotonic() - entry.started)
-                for _ in range(len(pending)):
-                    if len(running) >= jobs:
-                        break
-                    cell = pending.popleft()
-                    run_dir = runs_dir / cell.name
-                    lock = _CellLock(run_dir)
-                    if not lock.acquire():
-                        if cell.name not in waited:
-                            display.line(f"{cell.name} is run by another process; waiting for it")
-                        waited.add(cell.name)
-                        pending.append(cell)
-                        continue
-                    found = finished_outcome(cell, folders)
-                    if found is None and cell.name in waited and lock.failed_before():
-                        log = run_dir / "log.txt"
-                        found = Outcome(None, _last_line(log) or "failed in another process", log)
-                    if found is not None:
-                        lock.release()
-                        settle(cell, found, 0.0)
-                        continue
-                    if not cell.name.endswith(_digest(cell.configs, cell.overrides)):
-                        lock.release()
-                        settle(cell, Outcome(None, "its configs changed while it waited; start the command again"), 0.0)
-                        continue
-                    display.line(f"{cell.name} started, log in {run_dir / 'log.txt'}")
-                    running.append(_start(cell, lock, run_dir, data_dir, program, jobs))
-                display.update(len(outcomes), [entry.cell.name for entry in running])
-                if pending or running:
-                    time.sleep(0.1)
-        finally:
-            _end(running)
-    return outcomes
-
-
-def _failure(entry: _Running) -> str:
-    code = entry.process.returncode
-    if code < 0:
-        return f"killed by signal {-code} ({signal.Signals(-code).name})"
-    line = _last_line(entry.log)
-    said = "" if line.startswith("$ ") else line
-    return said or (f"exit status {code}" if code else "ended without writing a record")
-
-
-# --- rendering ------------------------------------------------------------------------------------------------------
+# --- reading the records ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One reading of one row on one data group: what is printed, over seeds."""
+    """One reading of one row on one data group, over its finished seeds."""
 
     method: str
     reading: str
     point: str
     values: dict[str, list[float]]  # column label -> one value per finished seed
-    floats: list[float]
-    megabytes: list[float]
-    rounds: list[int]
-    seconds: list[float]
+    statistics: dict[tuple[str, str], list[float]]  # (summary, statistic) of the table's metric -> likewise
+    clients: dict[int, list[float]]  # seed -> the table's metric, one value per client
+    records: dict[int, RunRecord]  # seed -> record
     seeds: int
     errors: list[str]
 
+    @property
+    def name(self) -> str:
+        return f"{self.method}, {self.reading}" if self.reading else self.method
 
-def _read_paper(paths: Sequence[str]) -> "pd.DataFrame":
+    def communicated(self, *names: str) -> list[float]:
+        """Sums of these entries of the records' communication, one per finished seed."""
+        return [sum(record.communication[name] for name in names) for record in self.records.values()]
+
+    def seconds(self) -> list[float]:
+        return [record.seconds["total"] for record in self.records.values()]
+
+    def rounds(self) -> list[int]:
+        return [record.rounds_trained for record in self.records.values()]
+
+    def peaks(self) -> list[float]:
+        """Peak memory in bytes, of the seeds where it is known."""
+        return [float(r.peak_memory_bytes) for r in self.records.values() if r.peak_memory_bytes is not None]
+
+
+def read_paper(paths: Sequence[str]) -> "pd.DataFrame":
+    """Published numbers, columns as ``results/paper/README.md`` explains them.
+
+    Raises:
+        ConfigurationError: a file is missing or has other columns.
+    """
     import pandas as pd
 
     columns = ["paper", "table", "dataset", "setting", "backbone", "method", "metric", "value", "std"]
@@ -637,57 +353,106 @@ def _expanded(group: DataGroup, records: Sequence[RunRecord]) -> list[Column]:
     columns = []
     for column in group.columns:
         if column.client == "*":
-            columns += [Column(label=name, client=name) for name in names]
+            columns += [replace(column, label=name, client=name) for name in names]
         else:
-            label = column.label or column.client or STATISTIC_LABELS[column.statistic]
-            columns.append(Column(label, column.client, column.statistic, column.paper))
+            default = "HM" if column.harmonic else column.client or STATISTIC_LABELS[column.statistic]
+            columns.append(replace(column, label=column.label or default))
     return columns
 
 
-def _value(column: Column, record: RunRecord, by_client: dict[str, float], table: Table, point: str) -> float:
-    if column.client is not None:
-        if column.client not in by_client:
-            raise ConfigurationError(f"no client {column.client!r}; the run has {', '.join(record.client_names)}")
-        value: float | None = by_client[column.client]
-    else:
-        try:
-            value = record.summary[point][table.split][table.metric][table.summary].get(column.statistic)
-        except KeyError:
-            raise ConfigurationError(f"the run has no {table.metric} on {table.split} at the point '{point}'") from None
-    if value is None:
-        return math.nan
-    return 100 * value if table.metric in PERCENT else value
+def _summaries(record: RunRecord, point: str, split: str, metric: str) -> dict[str, Any]:
+    try:
+        return dict(record.summary[point][split][metric])
+    except KeyError:
+        raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'") from None
+
+
+def _scaled(value: float | None, metric: str) -> float:
+    return math.nan if value is None else 100 * value if metric in PERCENT else value
+
+
+class _Reader:
+    """Reads one run at one point for the columns of a table; the metrics file is opened once."""
+
+    def __init__(self, run_dir: Path, table: Table, point: str) -> None:
+        self.record = read_record(run_dir)
+        self.metrics = read_metrics(run_dir)
+        self.table = table
+        self.point = point
+
+    def clients(self, metric: str, split: str) -> list[float]:
+        values = client_values(self.metrics, self.record, self.point, split, metric, self.table.summary)
+        return [_scaled(value, metric) for value in values]
+
+    def value(self, column: Column, so_far: dict[str, float]) -> float:
+        metric, split = column.metric or self.table.metric, column.split or self.table.split
+        if column.harmonic:
+            parts = [so_far[label] for label in column.harmonic]
+            return len(parts) / sum(1 / part for part in parts) if all(parts) else 0.0
+        if column.client is None:
+            entry = _summaries(self.record, self.point, split, metric)
+            return _scaled(entry.get(self.table.summary, {}).get(column.statistic), metric)
+        if column.client not in self.record.client_names:
+            names = ", ".join(self.record.client_names)
+            raise ConfigurationError(f"no client {column.client!r}; the run has {names}")
+        return self.clients(metric, split)[self.record.client_names.index(column.client)]
 
 
 def _line(
-    row: Row, reading: str, point: str, columns: Sequence[Column], outcomes: Sequence[Outcome], table: Table
+    row: Row,
+    reading: str,
+    point: str,
+    columns: Sequence[Column],
+    outcomes: dict[int, Outcome],
+    table: Table,
 ) -> _Line:
-    line = _Line(
-        row.label, reading, point, {str(column.label): [] for column in columns}, [], [], [], [], len(outcomes), []
-    )
-    for outcome in outcomes:
+    line = _Line(row.label, reading, point, {str(c.label): [] for c in columns}, {}, {}, {}, len(outcomes), [])
+    for seed, outcome in outcomes.items():
         if outcome.run_dir is None:
             line.errors.append(outcome.error)
             continue
-        record = read_record(outcome.run_dir)
         try:
-            by_client: dict[str, float] = {}
-            if any(column.client is not None for column in columns):
-                values = client_values(
-                    read_metrics(outcome.run_dir), record, point, table.split, table.metric, table.summary
-                )
-                by_client = dict(zip(record.client_names, values, strict=True))
-            found = [_value(column, record, by_client, table, point) for column in columns]
+            reader = _Reader(outcome.run_dir, table, point)
+            found: dict[str, float] = {}
+            for column in columns:
+                found[str(column.label)] = reader.value(column, found)
+            clients = reader.clients(table.metric, table.split)
+            entry = _summaries(reader.record, point, table.split, table.metric)
         except ConfigurationError as error:
             line.errors.append(f"{outcome.run_dir}: {error}")
             continue
-        for column, value in zip(columns, found, strict=True):
-            line.values[str(column.label)].append(value)
-        line.floats.append(record.communication["up_floats"])
-        line.megabytes.append((record.communication["up_bytes"] + record.communication["down_bytes"]) / 1e6)
-        line.rounds.append(record.rounds_trained)
-        line.seconds.append(record.seconds["total"])
+        for label, value in found.items():
+            line.values[label].append(value)
+        for summary in SUMMARY_NOTES:
+            for statistic, value in entry.get(summary, {}).items():
+                if statistic in STATISTIC_LABELS and value is not None:
+                    line.statistics.setdefault((summary, statistic), []).append(_scaled(value, table.metric))
+        line.clients[seed] = clients
+        line.records[seed] = reader.record
     return line
+
+
+def _against(line: _Line, baseline: _Line) -> Comparison | None:
+    """The line minus the baseline over the seeds that both have; None where there is nothing to compare.
+
+    A seed counts only if both ran on the same partition.
+    """
+    shared = [
+        seed
+        for seed, record in line.records.items()
+        if seed in baseline.records and record.manifest_hash == baseline.records[seed].manifest_hash
+    ]
+    if not shared:
+        return None
+    partitions = {line.records[seed].manifest_hash for seed in shared}
+    ours, theirs = ([side.clients[seed] for seed in shared] for side in (line, baseline))
+    try:
+        return paired_comparison(ours, theirs, same_clients=len(partitions) == 1)
+    except ValueError:  # no client has a value on both sides
+        return None
+
+
+# --- numbers as text -------------------------------------------------------------------------------------------------
 
 
 def _mean_std(values: Sequence[float]) -> tuple[float, float]:
@@ -708,14 +473,14 @@ def _with_std(values: Sequence[float], digits: int) -> str:
     return _number(mean, digits) + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.2f}"
+def _signed(value: float, digits: int = 2) -> str:
+    return f"{value:+.{digits}f}"
 
 
 def _floats(value: float) -> str:
     """A number of floats in the papers' manner: 7.68e3."""
-    if value == 0:
-        return "0"
+    if value == 0 or math.isnan(value):
+        return "" if math.isnan(value) else "0"
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -729,6 +494,13 @@ def _span(values: Sequence[int]) -> str:
     return "" if not values else str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
 
 
+def _digits(metric: str) -> int:
+    return 2 if metric in PERCENT else 4
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class _Block:
     heading: str
@@ -736,43 +508,119 @@ class _Block:
     body: list[list[str]]
 
 
-def _our_block(
-    group: DataGroup, columns: Sequence[Column], lines: Sequence[_Line], paper: "pd.DataFrame", digits: int
-) -> _Block:
-    """A group's table: per method a line of ours and, where the paper has numbers, its line and the difference."""
-    labels = [str(column.label) for column in columns]
-    compared = any(column.paper for column in columns)
+@dataclass(frozen=True)
+class _Read:
+    """A data group with its columns and what was read of its runs; the lines of all groups are in the same order."""
+
+    group: DataGroup
+    columns: list[Column]
+    lines: list[_Line]
+
+
+def _heading(text: str, table: Table) -> str:
+    return f"{text}, best round, chosen on test data" if table.summary == "best_on_test" else text
+
+
+def _our_block(panel: str, reads: Sequence[_Read], paper: "pd.DataFrame", table: Table) -> _Block:
+    """The groups of a panel side by side: per method a line of ours and, where the paper has numbers, its line and the
+    difference.
+    """
+    placed = [(position, column) for position, read in enumerate(reads) for column in read.columns]
+    several = len(reads) > 1
+    labels = [
+        str(column.label)
+        if not several
+        else reads[position].group.label
+        if len(reads[position].columns) == 1
+        else f"{reads[position].group.label}: {column.label}"
+        for position, column in placed
+    ]
+    compared = any(column.paper for _, column in placed)
     header = ["Method", *(["Source"] if compared else []), *labels, "Floats up", "MB up + down", "Rounds", "Seconds"]
     body = []
-    for line in lines:
-        name = f"{line.method}, {line.reading}" if line.reading else line.method
-        done = len(line.rounds)
-        if done and done < line.seeds:
-            name += f" ({done} of {line.seeds} seeds)"
-        if done:
-            cells = [_with_std(line.values[label], digits) for label in labels]
-            tail = [
-                _floats(_mean_std(line.floats)[0]),
-                _number(_mean_std(line.megabytes)[0], 3),
-                _span(line.rounds),
-                _number(_mean_std(line.seconds)[0], 0),
-            ]
-        else:
-            cells, tail = ["failed"] * len(labels), [""] * 4
+    for lines in zip(*(read.lines for read in reads), strict=True):
+        name, done = lines[0].name, min(len(line.records) for line in lines)
+        if done and done < lines[0].seeds:
+            name += f" ({done} of {lines[0].seeds} seeds)"
+        cells = [
+            _with_std(lines[position].values[str(column.label)], _digits(column.metric or table.metric))
+            if lines[position].records
+            else "failed"
+            for position, column in placed
+        ]
+        tails = [
+            (
+                _floats(_mean_std(line.communicated("up_floats"))[0]),
+                _number(_mean_std(line.communicated("up_bytes", "down_bytes"))[0] / 1e6, 3),
+                _span(line.rounds()),
+                _number(_mean_std(line.seconds())[0], 0),
+            )
+            for line in lines
+            if line.records
+        ]
+        tail = [" / ".join(dict.fromkeys(column)) for column in zip(*tails, strict=True)] if tails else [""] * 4
         body.append([name, *(["ours"] if compared else []), *cells, *tail])
-        if not compared or line.reading:
+        if not compared or lines[0].reading:
             continue
-        published = [paper_value(paper, line.method, column.paper) if column.paper else None for column in columns]
-        cost = paper_value(paper, line.method, group.cost) if group.cost else None
-        if cost is None and all(value is None for value in published):
+        published = [
+            paper_value(paper, lines[0].method, column.paper) if column.paper else None for _, column in placed
+        ]
+        costs = [paper_value(paper, lines[0].method, read.group.cost) for read in reads if read.group.cost]
+        cost = " / ".join(dict.fromkeys(_published(value) for value in costs if value is not None))
+        if not cost and all(value is None for value in published):
             continue
-        body.append(["", "paper", *map(_published, published), _published(cost), "", "", ""])
+        body.append(["", "paper", *map(_published, published), cost, "", "", ""])
         differences = [
-            "" if value is None or not line.values[label] else _signed(_mean_std(line.values[label])[0] - value)
-            for value, label in zip(published, labels, strict=True)
+            ""
+            if value is None or not lines[position].values[str(column.label)]
+            else _signed(_mean_std(lines[position].values[str(column.label)])[0] - value)
+            for value, (position, column) in zip(published, placed, strict=True)
         ]
         body.append(["", "difference", *differences, "", "", "", ""])
-    return _Block(group.label, header, body)
+    return _Block(_heading(panel, table), header, body)
+
+
+STATISTIC_COLUMNS = (
+    ("Last", "last", "average"),
+    ("Last ten", "last10", "average"),
+    ("Best (chosen on test data)", "best_on_test", "average"),
+    ("Worst client", "", "worst"),
+    ("Worst decile", "", "worst_decile"),
+    ("Spread over clients", "", "std"),
+)
+
+
+def _statistics_block(read: _Read, table: Table) -> _Block:
+    """Rounds, clients and costs of each method on one data group."""
+    digits = _digits(table.metric)
+    header = ["Method", *(label for label, _, _ in STATISTIC_COLUMNS), "kB up", "kB down", "Seconds", "Peak MB"]
+    body = []
+    for line in read.lines:
+        if not line.records:
+            continue
+        values = [
+            _with_std(line.statistics.get((summary or table.summary, statistic), []), digits)
+            for _, summary, statistic in STATISTIC_COLUMNS
+        ]
+        up, down = (_number(_mean_std(line.communicated(name))[0] / 1e3, 1) for name in ("up_bytes", "down_bytes"))
+        peak = _mean_std(line.peaks())[0] / 1e6
+        body.append([line.name, *values, up, down, _number(_mean_std(line.seconds())[0], 0), _number(peak, 0)])
+    return _Block(f"{read.group.label}: rounds, clients and costs", header, body)
+
+
+def _paired_block(read: _Read, baseline: str, table: Table) -> _Block | None:
+    """Every method minus the baseline, paired by seed and client; None where the baseline has no run."""
+    reference = next(line for line in read.lines if line.method == baseline and not line.reading)
+    digits = _digits(table.metric)
+    body = []
+    for line in read.lines:
+        found = None if line is reference else _against(line, reference)
+        if found is None:
+            continue
+        interval = "" if math.isnan(found.low) else f"{_signed(found.low, digits)} to {_signed(found.high, digits)}"
+        body.append([line.name, _signed(found.mean, digits), interval, str(found.pairs), str(found.seeds), found.over])
+    header = ["Method", "Difference", "95 % interval", "Pairs", "Seeds", "Interval over"]
+    return _Block(f"{read.group.label}: against {baseline}, paired", header, body) if body else None
 
 
 def _paper_blocks(table: Table, paper: "pd.DataFrame") -> list[_Block]:
@@ -799,7 +647,16 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*|<>\[\]])", r"\\\1", text)
 
 
-def _footnotes(table: Table, preset: Preset, lines: Sequence[_Line], records: Sequence[RunRecord]) -> list[str]:
+PAIRED_NOTE = (
+    "Paired: client by client and seed by seed on the same partition, method minus baseline; a t-interval whose "
+    "variance is that over clients plus, with several seeds, that over seeds (Welch-Satterthwaite degrees of freedom)."
+)
+
+
+def _footnotes(
+    table: Table, preset: Preset, reads: Sequence[_Read], records: Sequence[RunRecord], paired: bool
+) -> list[str]:
+    lines = [line for read in reads for line in read.lines]
     unit = ", in per cent" if table.metric in PERCENT else ""
     seeds = f"one seed ({preset.seeds[0]}), hence no standard deviation"
     if len(preset.seeds) > 1:
@@ -807,13 +664,18 @@ def _footnotes(table: Table, preset: Preset, lines: Sequence[_Line], records: Se
     metric = table.metric.replace("_", " ").capitalize()
     notes = [f"{metric} on the {table.split} split{unit}, of {SUMMARY_NOTES[table.summary]}; {seeds}."]
     for point in dict.fromkeys(line.point for line in lines):
-        named = dict.fromkeys(
-            f"{line.method}, {line.reading}" if line.reading else line.method for line in lines if line.point == point
-        )
+        named = dict.fromkeys(line.name for line in lines if line.point == point)
         notes.append(f"Read at the point '{point}' ({POINT_NOTES[point]}): {'; '.join(named)}.")
     notes.append(
-        "Floats up: numbers one participating client sends in a round. MB: 10^6 bytes, both ways, client and round."
+        "Floats up: numbers one participating client sends in a round. MB and kB: 10^6 and 10^3 bytes, per "
+        "participating client and round. Peak MB: of the GPU, or of the process on a CPU."
     )
+    notes.append(
+        "Worst client, worst decile (mean of the worst tenth) and spread (standard deviation over clients) are of "
+        f"{SUMMARY_NOTES[table.summary]}. The best round is chosen on test data and hence optimistic."
+    )
+    if paired:
+        notes.append(PAIRED_NOTE)
     if records:
         hardware = dict.fromkeys(
             f"{record.device} ({record.environment.get('hardware', {}).get('cpu', 'unknown')}, "
@@ -832,9 +694,63 @@ def _footnotes(table: Table, preset: Preset, lines: Sequence[_Line], records: Se
     return notes
 
 
+# --- the long form ---------------------------------------------------------------------------------------------------
+
+
+def _long_rows(read: _Read, table: Table, paper: "pd.DataFrame", baseline: str | None) -> list[dict[str, Any]]:
+    """One entry per number of a group: its columns, every summary and statistic, and the paired comparisons."""
+    rows: list[dict[str, Any]] = []
+    reference = next((line for line in read.lines if line.method == baseline and not line.reading), None)
+    for line in read.lines:
+        shared: dict[str, Any] = {
+            "dataset": read.group.label,
+            "method": line.method,
+            "reading": line.reading,
+            "point": line.point,
+            "seeds": len(line.records),
+            "floats_up": _mean_std(line.communicated("up_floats"))[0],
+            "bytes_up": _mean_std(line.communicated("up_bytes"))[0],
+            "bytes_down": _mean_std(line.communicated("down_bytes"))[0],
+            "rounds": _span(line.rounds()),
+            "seconds": _mean_std(line.seconds())[0],
+            "peak_memory_bytes": _mean_std(line.peaks())[0],
+            "error": " / ".join(dict.fromkeys(line.errors)),
+        }
+        of_table: dict[str, Any] = {"split": table.split, "metric": table.metric}
+        for column in read.columns:
+            mean, std = _mean_std(line.values[str(column.label)])
+            published = paper_value(paper, line.method, column.paper) if column.paper and not line.reading else None
+            entry: dict[str, Any] = {"split": column.split or table.split, "metric": column.metric or table.metric}
+            entry |= {"kind": "column", "column": column.label, "summary": table.summary, "ours": mean, "std": std}
+            entry |= {"paper": published, "difference": None if published is None else mean - published}
+            rows.append(shared | entry)
+        for (summary, statistic), values in line.statistics.items():
+            mean, std = _mean_std(values)
+            entry = {"kind": "statistic", "column": statistic, "summary": summary, "ours": mean, "std": std}
+            rows.append(shared | of_table | entry)
+        found = _against(line, reference) if reference is not None and line is not reference else None
+        if found is not None:
+            entry = {"kind": "paired", "column": f"minus {baseline}", "summary": table.summary, "ours": found.mean}
+            entry |= {"low": found.low, "high": found.high, "pairs": found.pairs, "seeds": found.seeds}
+            rows.append(shared | of_table | entry)
+    return rows
+
+
+LONG_COLUMNS = (
+    *("table", "preset", "title", "kind", "dataset", "method", "reading", "point", "split", "metric", "summary"),
+    *("column", "ours", "std", "seeds", "paper", "difference", "low", "high", "pairs"),
+    *("floats_up", "bytes_up", "bytes_down", "rounds", "seconds", "peak_memory_bytes", "error"),
+)
+"""Columns of a table's CSV. ``kind``: "column" is a number of the table itself, "statistic" one over clients for each
+summary, "paired" a difference to the baseline with its interval ``low`` to ``high``. Accuracies in per cent."""
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Rendered:
-    """A table as Markdown, CSV (long: one line per number) and LaTeX."""
+    """A table as Markdown, CSV (long: one line per number, :data:`LONG_COLUMNS`) and LaTeX."""
 
     markdown: str
     csv: str
@@ -849,7 +765,7 @@ def render(
     cells: dict[tuple[str, str, int], Cell],
     outcomes: dict[str, Outcome],
 ) -> Rendered:
-    """The table from its cells (:func:`make_cells`) and their outcomes (:func:`run_cells`).
+    """The table from its cells (:func:`make_cells`) and their outcomes (:func:`benchmark.runner.run_cells`).
 
     Raises:
         ConfigurationError: the paper's CSV cannot be read, or a column names a number that is not unique.
@@ -857,23 +773,18 @@ def render(
     import pandas as pd
     from tabulate import tabulate
 
-    paper = _read_paper(table.paper)
-    demo = preset_name == "demo"
-    digits = 2 if table.metric in PERCENT else 4
-    blocks: list[_Block] = []
-    all_lines: list[_Line] = []
+    paper = read_paper(table.paper)
+    reads: list[_Read] = []
     records: dict[Path, RunRecord] = {}
     failed: dict[str, Outcome] = {}
-    long: list[dict[str, Any]] = []
     for group in preset.data:
         by_row = []
         for row in table.rows:
-            names = [cells[group.name, row.label, seed].name for seed in preset.seeds]
-            by_row.append([outcomes[cell] for cell in names])
-            failed |= {cell: outcomes[cell] for cell in names if outcomes[cell].run_dir is None}
-        here = {
-            outcome.run_dir: read_record(outcome.run_dir) for entry in by_row for outcome in entry if outcome.run_dir
-        }
+            names = {seed: cells[group.name, row.label, seed].name for seed in preset.seeds}
+            by_row.append({seed: outcomes[cell] for seed, cell in names.items()})
+            failed |= {cell: outcomes[cell] for cell in names.values() if outcomes[cell].run_dir is None}
+        finished = [outcome.run_dir for entry in by_row for outcome in entry.values() if outcome.run_dir]
+        here = {run_dir: read_record(run_dir) for run_dir in finished}
         records |= here
         columns = _expanded(group, list(here.values()))
         lines = [
@@ -881,44 +792,22 @@ def render(
             for row, entry in zip(table.rows, by_row, strict=True)
             for reading, point in {"": row.point, **row.also}.items()
         ]
-        all_lines += lines
-        blocks.append(_our_block(group, columns, lines, paper, digits))
-        for line in lines:
-            for column in columns:
-                mean, std = _mean_std(line.values[str(column.label)])
-                published = None
-                if column.paper and not line.reading:
-                    published = paper_value(paper, line.method, column.paper)
-                long.append(
-                    {
-                        "table": name,
-                        "preset": preset_name,
-                        "dataset": group.label,
-                        "method": line.method,
-                        "reading": line.reading,
-                        "point": line.point,
-                        "split": table.split,
-                        "metric": table.metric,
-                        "summary": table.summary,
-                        "column": column.label,
-                        "ours": mean,
-                        "std": std,
-                        "seeds": len(line.rounds),
-                        "paper": published,
-                        "difference": mean - published if published is not None else None,
-                        "floats_up": _mean_std(line.floats)[0],
-                        "megabytes_up_down": _mean_std(line.megabytes)[0],
-                        "rounds": _span(line.rounds),
-                        "seconds": _mean_std(line.seconds)[0],
-                        "error": " / ".join(dict.fromkeys(line.errors)),
-                    }
-                )
-    notes = _footnotes(table, preset, all_lines, list(records.values()))
+        reads.append(_Read(group, columns, lines))
+    panels: dict[str, list[_Read]] = {}
+    for read in reads:
+        panels.setdefault(read.group.panel or read.group.label, []).append(read)
+    blocks = [_our_block(panel, part, paper, table) for panel, part in panels.items()]
+    blocks += [_statistics_block(read, table) for read in reads]
+    paired = [] if table.baseline is None else [_paired_block(read, table.baseline, table) for read in reads]
+    blocks += [block for block in paired if block is not None]
+    long = [row for read in reads for row in _long_rows(read, table, paper, table.baseline)]
+    title = f"Demo: {table.title}" if preset_name == "demo" else table.title
+    frame = pd.DataFrame(long).assign(table=name, preset=preset_name, title=title)
+    any_paired = any(block is not None for block in paired)
+    notes = _footnotes(table, preset, reads, list(records.values()), any_paired)
     problems = [f"{cell}: {outcome.error}" for cell, outcome in failed.items()]
-    problems += [
-        error for line in all_lines for error in line.errors if error not in {o.error for o in failed.values()}
-    ]
-    title = f"Demo: {table.title}" if demo else table.title
+    known = {outcome.error for outcome in failed.values()}
+    problems += [error for read in reads for line in read.lines for error in line.errors if error not in known]
     published_blocks = _paper_blocks(table, paper) if not any(c.paper for g in preset.data for c in g.columns) else []
     aside = "The paper's numbers, on other data with another backbone: not comparable with the numbers above."
 
@@ -942,10 +831,7 @@ def render(
     latex += [f"% failed: {problem}\n" for problem in dict.fromkeys(problems)]
     if published_blocks:
         latex += [f"% {aside}\n", *map(latex_block, published_blocks)]
-    return Rendered("\n".join(parts), pd.DataFrame(long).to_csv(index=False), "\n".join(latex))
-
-
-# --- the whole ------------------------------------------------------------------------------------------------------
+    return Rendered("\n".join(parts), frame.reindex(columns=list(LONG_COLUMNS)).to_csv(index=False), "\n".join(latex))
 
 
 @dataclass(frozen=True)
@@ -962,34 +848,39 @@ def run_table(
     name: str,
     preset: str = "demo",
     data_dir: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     results_dir: str | Path = "results",
     runs_dir: str | Path = "runs",
     seeds: Sequence[int] | None = None,
     kept: bool = False,
+    baseline: str | None = None,
+    cluster: Cluster | None = None,
     program: Sequence[str] = CELL_PROGRAM,
 ) -> TableResult:
     """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``.
 
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
-    ``results_dir/runs``. ``seeds`` replaces the preset's.
+    ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``cluster`` runs the cells as its jobs.
 
     Raises:
-        ConfigurationError: a bad table, a missing config or paper CSV, an unknown preset, no ``data_dir`` where the
-            preset needs one, ``jobs`` below 1. All before anything runs.
+        ConfigurationError: a bad table, a missing config or paper CSV, an unknown preset or baseline, no ``data_dir``
+            where the preset needs one, ``jobs`` below 1, no cluster. All before anything runs.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
     """
     table = load_table(name)
     if preset not in table.presets:
         raise ConfigurationError(f"table {name} has no preset {preset!r}; it has {', '.join(table.presets)}")
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs is {jobs}, expected at least 1")
     chosen = table.presets[preset]
     if seeds is not None:
         if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
             raise ConfigurationError(f"seeds are different integers from 0, got {list(seeds)}")
-        chosen = Preset(chosen.data, list(seeds), chosen.base, chosen.overrides, chosen.note)
-    _read_paper(table.paper)
+        chosen = replace(chosen, seeds=list(seeds))
+    if baseline is not None:
+        table = replace(table, baseline=baseline)
+        _check_baseline(table, name)
+    read_paper(table.paper)
     cells = make_cells(table, preset, chosen)
     folder = None if data_dir is None else Path(data_dir).expanduser().absolute()
     if folder is None and any("{data_dir}" in entry for cell in cells.values() for entry in cell.overrides):
@@ -999,8 +890,8 @@ def run_table(
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"data_dir {folder} is not a folder")
     results = Path(results_dir)
-    kept_dir = results / "runs" if kept else None
-    outcomes = run_cells(list(cells.values()), Path(runs_dir), kept_dir, folder, jobs, program)
+    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program))
+    outcomes = run_cells(list(cells.values()), work, jobs, cluster)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
     stem = f"{Path(name).stem}_{preset}"
     target = results / "tables"

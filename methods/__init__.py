@@ -7,12 +7,16 @@ from methods.fedper import FedPer
 from methods.fedpr import FedPR
 from methods.fedprox import FedProx
 from methods.fedrep import FedRep
+from methods.fedrod import FedRoD
 from methods.fedvpt import FedVPT, FedVPTDeep
+from methods.headtune import HeadTune
 from methods.local import Local
 from methods.moon import MOON
+from methods.perfedavg import PerFedAvg
 from methods.pfedpg import PFedPG
 from methods.pfedpt import PFedPT
 from methods.sgpt import SGPT
+from methods.singlesetvpt import SingleSetVPT
 
 __all__ = [
     "MOON",
@@ -24,9 +28,13 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "FedVPT",
     "FedVPTDeep",
+    "HeadTune",
     "Local",
     "PFedPG",
     "PFedPT",
+    "PerFedAvg",
+    "SingleSetVPT",
 ]

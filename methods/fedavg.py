@@ -27,8 +27,7 @@ class FedAvg(FederatedMethod):
         num_clients: N.
         backbone: images [B, 3, H, W] to features [B, d]; trained from whatever weights it holds.
         training: of backbone and head together; lr 0.005 and E=5 are pFedPT's.
-        visual_prompt: a prompt on the pixels, or None.
-        prompt_training: of that prompt; lr 1.0 and 5 epochs are the paper's, momentum 0.5 is its code's.
+        visual_prompt: a prompt on the pixels, with its own training, or None.
     """
 
     shared: tuple[str, ...] = ("backbone", "head")
@@ -40,14 +39,12 @@ class FedAvg(FederatedMethod):
         backbone: nn.Module,
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
         super().__init__(num_clients)
         self.backbone = backbone
         self.head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
         self.training_settings = training
         self.visual_prompt = visual_prompt
-        self.prompt_training = prompt_training
         if visual_prompt is not None:
             self.personal = (*self.personal, "visual_prompt")
 
@@ -60,7 +57,13 @@ class FedAvg(FederatedMethod):
         return self.head(self.backbone(x))
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy."""
+        """Cross-entropy in the prompt's phase, the method's objective in its own."""
+        if self.visual_prompt is not None and batch.phase == 0:
+            return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
+        return self.model_loss(client, batch)
+
+    def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """The objective under which the model is trained: cross-entropy of the prompted images."""
         return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
@@ -71,14 +74,10 @@ class FedAvg(FederatedMethod):
         """What the prompt needs of chance."""
         return {} if self.visual_prompt is None else self.visual_prompt.draw(generator)
 
-    def in_prompt_phase(self, batch: MiniBatch) -> bool:
-        """Whether this step of local training belongs to the phase in which the prompt is trained."""
-        return self.visual_prompt is not None and batch.phase == 0
-
     def local_phases(self) -> list[Phase]:
         """The prompt, if there is one; then the model."""
-        own = self.model_phases()
-        return own if self.visual_prompt is None else [self.prompt_training.phase("visual_prompt"), *own]
+        prompt = self.visual_prompt
+        return [*([] if prompt is None else [prompt.training_settings.phase("visual_prompt")]), *self.model_phases()]
 
     def model_phases(self) -> list[Phase]:
         """Backbone and head together."""

@@ -27,7 +27,6 @@ class FedBABU(FedAvg):
         finetuning: of the copy before it is evaluated.
         finetuned: what of the copy is fine-tuned: body and head (``all``) or the ``head``.
         visual_prompt: a prompt on the pixels, or None.
-        prompt_training: of that prompt.
     """
 
     shared = ("backbone",)
@@ -41,9 +40,8 @@ class FedBABU(FedAvg):
         finetuning: LocalTraining = LocalTraining(lr=0.005, epochs=1),
         finetuned: Literal["all", "head"] = "all",
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
         self.finetuning = finetuning
         self.finetuned = finetuned
 

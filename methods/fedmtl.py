@@ -76,7 +76,6 @@ class FedMTL(FedAvg):
         mtl_grad: see above.
         training: of backbone and head together; momentum 0.5 is the code's.
         visual_prompt: a prompt on the pixels, or None; it is no part of W.
-        prompt_training: of that prompt.
 
     Raises:
         ConfigurationError: an unknown ``mtl_grad``.
@@ -93,9 +92,8 @@ class FedMTL(FedAvg):
         mtl_grad: Literal["live", "detached"] = "live",
         training: LocalTraining = LocalTraining(lr=0.005, momentum=0.5),
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
         if mtl_grad not in ("live", "detached"):
             raise ConfigurationError(f"mtl_grad is live or detached, got {mtl_grad!r}")
         self.mtl_grad = mtl_grad
@@ -111,10 +109,10 @@ class FedMTL(FedAvg):
         others = (torch.arange(m, device=self.device) != client.received["column"]) / max(m - 1, 1)
         return {name: torch.tensordot(others, value, dims=1) for name, value in columns.items()}
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+    def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus what of the penalty depends on the client's own model."""
-        loss = super().client_loss(client, batch)
-        if self.mtl_grad == "detached" or self.in_prompt_phase(batch):
+        loss = super().model_loss(client, batch)
+        if self.mtl_grad == "detached":
             return loss
         m = len(client.received["columns.head.bias"])
         own = {name: client.parameters[name] for name in client.prepared}

@@ -26,14 +26,11 @@ class FedProx(FedAvg):
         mu: float = 1e-4,
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
         self.mu = mu
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+    def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus the proximal term."""
-        loss = super().client_loss(client, batch)
-        if not self.mu or self.in_prompt_phase(batch):
-            return loss
-        return loss + self.mu / 2 * squared_distance(client.parameters, client.received)
+        loss = super().model_loss(client, batch)
+        return loss + self.mu / 2 * squared_distance(client.parameters, client.received) if self.mu else loss

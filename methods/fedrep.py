@@ -27,8 +27,7 @@ class FedRep(FedAvg):
         backbone: images [B, 3, H, W] to features [B, d].
         head_training: of the head, first.
         training: of the body, second.
-        visual_prompt: a prompt on the pixels, or None.
-        prompt_training: of that prompt; it shares the head's phase and so its epochs.
+        visual_prompt: a prompt on the pixels, or None; it shares the head's phase and so its epochs.
 
     Raises:
         ConfigurationError: prompt and head differ in more than lr, momentum and weight decay.
@@ -45,19 +44,21 @@ class FedRep(FedAvg):
         head_training: LocalTraining = LocalTraining(lr=0.01),
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
         self.head_training = head_training
-        if visual_prompt is not None and replace(prompt_training.phase(), groups=()) != head_training.phase_of():
+        if visual_prompt is None:
+            return
+        of_prompt = visual_prompt.training_settings
+        if replace(of_prompt.phase(), groups=()) != head_training.phase_of():
             raise ConfigurationError(
-                f"FedRep trains prompt and head in one phase, got prompt_training {prompt_training} and head_training "
-                f"{head_training}; they may differ in lr, momentum and weight_decay alone"
+                f"FedRep trains prompt and head in one phase, got {of_prompt} for the prompt and {head_training} for "
+                "the head; they may differ in lr, momentum and weight_decay alone"
             )
 
     def local_phases(self) -> list[Phase]:
         """Head, with the prompt if there is one; then body."""
         own = [self.head_training.group("head")]
         if self.visual_prompt is not None:
-            own = [self.prompt_training.group("visual_prompt"), *own]
+            own = [self.visual_prompt.training_settings.group("visual_prompt"), *own]
         return [self.head_training.phase_of(*own), self.training_settings.phase("backbone")]

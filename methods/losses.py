@@ -47,4 +47,5 @@ def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperatur
         [B], between 0 and ``log(1 + e^{2/tau})``.
     """
     near, far = F.cosine_similarity(z, z_received, dim=1), F.cosine_similarity(z, z_previous, dim=1)
-    return F.softplus((far - near) / temperature)
+    # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
+    return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0]

@@ -29,7 +29,6 @@ class MOON(FedAvg):
         temperature: tau.
         training: of backbone and head together.
         visual_prompt: a prompt on the pixels, or None.
-        prompt_training: of that prompt.
     """
 
     def __init__(
@@ -41,9 +40,8 @@ class MOON(FedAvg):
         temperature: float = 0.5,
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt, prompt_training)
+        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
         self.mu = mu
         self.temperature = temperature
 
@@ -55,10 +53,10 @@ class MOON(FedAvg):
         """The local backbone becomes the previous one."""
         return {name: client.parameters[name] for name in client.kept}
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+    def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus the contrast."""
-        if not self.mu or self.in_prompt_phase(batch):
-            return super().client_loss(client, batch)
+        if not self.mu:
+            return super().model_loss(client, batch)
         x = self.prompted(batch.x, batch.noise)
         z = self.backbone(x)
         received, previous = (self._features(values, x) for values in (client.received, client.kept))

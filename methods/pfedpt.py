@@ -23,8 +23,7 @@ class PFedPT(FedAvg):
         num_clients: N.
         backbone: images [B, 3, H, W] to features [B, d].
         training: of backbone and head, second.
-        visual_prompt: by default a frame of 4 pixels on images of 32.
-        prompt_training: of the prompt, first.
+        visual_prompt: trained first; by default a frame of 4 pixels on images of 32.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class PFedPT(FedAvg):
         backbone: nn.Module,
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
-        prompt_training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
         prompt = PaddingPrompt() if visual_prompt is None else visual_prompt
-        super().__init__(num_classes, num_clients, backbone, training, prompt, prompt_training)
+        super().__init__(num_classes, num_clients, backbone, training, prompt)

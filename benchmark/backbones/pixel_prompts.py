@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.client import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import keyed_initialization
 
@@ -21,6 +22,8 @@ class PixelPrompt(nn.Module):
         image_size: H, side of the square images, in pixels.
         channels: 3, or 1 for one prompt that is added to all three colours.
         init: start of every entry: ``normal`` is N(0, 1), drawn for the seed of the run.
+        training: of the prompt, in methods that train it in a phase of its own; lr 1.0 and 5 epochs are pFedPT's,
+            momentum 0.5 is its code's.
 
     Raises:
         ConfigurationError: the prompt does not fit into the image, or an unknown number of channels or ``init``.
@@ -32,6 +35,7 @@ class PixelPrompt(nn.Module):
         image_size: int = 32,
         channels: Literal[1, 3] = 3,
         init: Literal["normal", "zeros"] = "normal",
+        training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
         super().__init__()
         largest = self.largest(image_size)
@@ -45,6 +49,7 @@ class PixelPrompt(nn.Module):
             )
         self.size = size
         self.image_size = image_size
+        self.training_settings = training
         with keyed_initialization("pixel prompt"):
             for name, (height, width) in self.parts().items():
                 start = torch.randn if init == "normal" else torch.zeros

@@ -10,7 +10,8 @@ import pytest
 from benchmark import commands, tables
 from benchmark.commands import main
 from benchmark.results import COLUMNS, RunRecord, write_json, write_record, write_text
-from benchmark.tables import Outcome, TableResult
+from benchmark.runner import Cluster, Outcome
+from benchmark.tables import TableResult
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_help_answers_without_loading_torch_or_pandas() -> None:
     root = Path(commands.__file__).parents[1]
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert run.stdout.splitlines()[-1] == "set()"
-    for name in ("table", "show", "verify", "keep"):
+    for name in ("table", "show", "verify", "keep", "report", "reproduction"):
         assert name in run.stdout
 
 
@@ -74,7 +75,9 @@ def test_show_prints_the_summary(
 
 def test_verify_says_what_is_wrong(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run_dir)]) == 0
-    assert capsys.readouterr().out == f"{run_dir}: ok\n"
+    first, remark = capsys.readouterr().out.splitlines()
+    assert first == f"{run_dir}: ok"
+    assert remark.startswith(f"{run_dir}: other versions here: ")
     (run_dir / "config.yaml").write_text("seed_everything: 1\n")
     assert main(["verify", str(run_dir)]) == 1
     assert "config.yaml was changed after the run" in capsys.readouterr().out
@@ -108,8 +111,8 @@ def test_table_hands_its_options_on(
 
     Path("t.md").write_text("the table itself")
 
-    def run_table(*arguments: object, seeds: list[int] | None, kept: bool) -> TableResult:
-        asked.append((*arguments, seeds, kept))
+    def run_table(*arguments: object, **options: object) -> TableResult:
+        asked.append((*arguments, *options.values()))
         return TableResult(Path("t.md"), Path("t.csv"), Path("t.tex"), failed)
 
     monkeypatch.setattr(tables, "run_table", run_table)
@@ -118,11 +121,12 @@ def test_table_hands_its_options_on(
     monkeypatch.setenv("DATA_DIR", "/from/environment")
     assert main(["table", "table1", "--preset", "paper", "--jobs", "3", "--seeds", "4", "5"]) == 0
     failed["alpha-digits-s0-0"] = Outcome(None, "no memory", Path("runs/alpha/log.txt"))
-    assert main(["table", "table1", "--data_dir", "/given", "--kept"]) == 1
+    slurm = ["--slurm", "--partition", "gpu", "--time", "90", "--gpus", "2", "--cpus", "4"]
+    assert main(["table", "table1", "--data_dir", "/given", "--kept", "--baseline", "FedAvg", *slurm]) == 1
     assert asked == [
-        ("table1", "demo", None, 1, None, False),
-        ("table1", "paper", "/from/environment", 3, [4, 5], False),
-        ("table1", "demo", "/given", 1, None, True),
+        ("table1", "demo", None, None, None, False, None, None),
+        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, None),
+        ("table1", "demo", "/given", None, None, True, "FedAvg", Cluster("gpu", 90, 2, 4)),
     ]
     printed = capsys.readouterr()
     assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in printed.err
@@ -130,7 +134,7 @@ def test_table_hands_its_options_on(
 
 
 def test_an_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run_table(*arguments: object, seeds: list[int] | None, kept: bool) -> TableResult:
+    def run_table(*arguments: object, **options: object) -> TableResult:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tables, "run_table", run_table)
@@ -163,3 +167,17 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     assert "no manifest or data configuration at" in capsys.readouterr().err
     assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0"]) == 2
     assert "alpha must be a positive number" in capsys.readouterr().err
+
+
+def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report"]) == 2  # no results here
+    assert main(["keep", str(run_dir)]) == 0
+    assert main(["verify"]) == 0  # what is kept
+    assert f"results/runs/{run_dir.name}: ok" in capsys.readouterr().out
+    assert main(["report"]) == 0
+    assert "written: results/report.html (0.0 MB, 1 runs, 0 tables)" in capsys.readouterr().out
+    (tmp_path / "results" / "runs" / run_dir.name / "record.json").write_text("{}")
+    assert main(["report", "page.html"]) == 1
+    assert "left out: " in capsys.readouterr().err
+    assert main(["reproduction"]) == 2
+    assert "REPRODUCTION.template.md is missing" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from benchmark.method import Group, LocalTraining, Phase
 from methods import FedRep, PFedPT
 
 FEW = ["--data.partition.init_args.num_clients=4", "--data.clients_per_round=3"]
-SHORT = "--model.init_args.prompt_training.epochs=1"
+SHORT = "--model.init_args.visual_prompt.init_args.training.epochs=1"
 ALL = ("FedAvg", "FedProx", "MOON", "FedPer", "FedRep", "FedBABU", "Local", "FedMTL")
 
 
@@ -185,10 +185,14 @@ def test_fedreps_head_is_trained_at_its_own_rate_beside_the_prompt() -> None:
 
 def test_fedrep_refuses_two_lengths_of_its_first_phase() -> None:
     backbone = build("FedAvg")[0].backbone
-    settings = {"head_training": LocalTraining(0.01, epochs=1), "visual_prompt": PaddingPrompt(image_size=16)}
-    FedRep(8, 11, backbone, prompt_training=LocalTraining(1.0, epochs=1, momentum=0.9), **settings)
+
+    def made(training: LocalTraining) -> FedRep:
+        prompt = PaddingPrompt(image_size=16, training=training)
+        return FedRep(8, 11, backbone, LocalTraining(0.01, epochs=1), visual_prompt=prompt)
+
+    made(LocalTraining(1.0, epochs=1, momentum=0.9))
     with pytest.raises(ConfigurationError, match=r"FedRep trains prompt and head in one phase.*lr, momentum and"):
-        FedRep(8, 11, backbone, prompt_training=LocalTraining(1.0, epochs=3), **settings)
+        made(LocalTraining(1.0, epochs=3))
 
 
 # ---------------------------------------------------------------- what a method becomes
@@ -208,7 +212,7 @@ def idle_first(method: Any, epochs: int) -> None:
     ("conf", "kind"), [*((conf, "PaddingPrompt") for conf in ("PFedPT", *ALL)), ("FedAvg", "RandomPatchPrompt")]
 )
 def test_with_an_idle_prompt_of_zeros_it_is_the_plain_method_bit_for_bit(conf: str, kind: str) -> None:
-    idle = ["--model.init_args.prompt_training.lr=0", SHORT]
+    idle = ["--model.init_args.visual_prompt.init_args.training.lr=0", SHORT]
     prompted = run(conf, prompt(kind, init="zeros"), *idle)
     plain, data = build("FedAvg" if conf == "PFedPT" else conf, *FEW)
     if conf != "FedRep":
@@ -281,7 +285,7 @@ def test_fedbabus_prompt_rests_while_the_copy_is_fine_tuned() -> None:
 )
 def test_messages_have_the_papers_size_and_no_prompt(conf: str, floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TinyImages, "class_names", tuple(f"class{c}" for c in range(10)))
-    epochs = [f"--model.init_args.{phase}training.epochs=1" for phase in ("", "prompt_")]
+    epochs = ["--model.init_args.training.epochs=1", SHORT]
     cifar = ["--model.init_args.backbone.init_args.image_size=32", "--data.source.init_args.size=32"]
     two = ["--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.batch_size=16"]
     method, data = build(conf, prompt(size=4, image_size=32), *epochs, *cifar, *two)
@@ -372,7 +376,7 @@ BACKBONES = {
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_works_with_transformers(conf: str, backbone: str) -> None:
     two = ["--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.batch_size=16"]
-    epochs = [f"--model.init_args.{phase}training.epochs=1" for phase in ("", "prompt_")]
+    epochs = ["--model.init_args.training.epochs=1", SHORT]
     given = f"--model.init_args.backbone={json.dumps(BACKBONES[backbone])}"
     method, data = build(conf, given, prompt(), *two, *epochs)
     method.configure_model()

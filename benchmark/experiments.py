@@ -1,0 +1,184 @@
+"""Finished runs, grouped over seeds and described in a reader's words."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.results import RunRecord, config_hash, read_config, read_metrics, read_records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DATASETS = {
+    "DigitDomains": "Digits in domains",
+    "CIFAR10": "CIFAR-10",
+    "CIFAR100": "CIFAR-100",
+    "OfficeCaltech10": "Office-Caltech10",
+    "DomainNet10": "DomainNet-10",
+    "DermoscopicFL": "Dermoscopic-FL",
+    "TinyImageNet": "TinyImageNet",
+    "Flowers102": "Flowers-102",
+    "OxfordPets": "Oxford Pets",
+    "StanfordCars": "Stanford Cars",
+    "Caltech101": "Caltech-101",
+    "Food101": "Food-101",
+    "UCF101": "UCF-101",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: its directory.
+        record: what it left behind.
+        config: its resolved configuration.
+    """
+
+    folder: Path
+    record: RunRecord
+    config: dict[str, Any]
+
+    @cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """The long table."""
+        return read_metrics(self.folder)
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """A value of the configuration by its dotted key."""
+        value: Any = self.config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return default if value is None else value
+
+    @property
+    def dataset(self) -> str:
+        """Name of the data set."""
+        return DATASETS.get(self.record.dataset, self.record.dataset)
+
+    @property
+    def demo(self) -> bool:
+        """Whether data or models are the embedded ones: nothing to compare with a paper."""
+        return self.record.dataset == "DigitDomains" or "micro" in self.backbone
+
+    @property
+    def partition(self) -> tuple[str, dict[str, Any]]:
+        """Class of the partition and its arguments, as configured."""
+        given = self.get("data.partition", {})
+        path = given if isinstance(given, str) else given.get("class_path", "")
+        return path.rpartition(".")[2], (given.get("init_args") or {}) if isinstance(given, dict) else {}
+
+    @property
+    def setting(self) -> str:
+        """What the clients are."""
+        name, arguments = self.partition
+        count = len(self.record.client_names)
+        clients = f"{count} clients" if count != 1 else "1 client"
+        if name in ("DirichletShared", "DirichletMerged", "DirichletFewShot"):
+            words = f"Dirichlet({arguments.get('alpha')}), {clients}"
+        elif name == "DomainPerClient":
+            words = "one domain a client"
+        else:
+            given = ", ".join(
+                f"{key.replace('_', ' ')} {value}"
+                for key, value in arguments.items()
+                if value is not None and key not in ("num_clients", "max_retries")
+            )
+            words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) + (f" ({given})" if given else "") + f", {clients}"
+        chosen, share = self.get("data.clients_per_round"), self.get("data.participation", 1.0)
+        if chosen is not None and chosen < count:
+            return f"{words}, {chosen} a round"
+        return words if share == 1.0 else f"{words}, {100 * share:g} % a round"
+
+    @property
+    def backbone(self) -> str:
+        """Name of the model and the side of the images it sees, where the configuration says so."""
+        given = self.get("model.init_args.backbone") or self.get("model.init_args.clip", {})
+        arguments = (given.get("init_args") or {}) if isinstance(given, dict) else {}
+        path = given if isinstance(given, str) else given.get("class_path", "")
+        name = arguments.get("name") or path.rpartition(".")[2] or "no backbone"
+        size = arguments.get("image_size") or self.get("data.transform.init_args.size")
+        return f"{name}, {size} px" if size else str(name)
+
+    @property
+    def epochs(self) -> Any:
+        """Local epochs of a round, where the configuration has them in one place."""
+        return self.get("model.init_args.training.epochs") or self.get("model.init_args.training.init_args.epochs")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        runs: at least one, in the order of their seeds.
+        name: of the method, with what tells it from other experiments of the method in the same place.
+    """
+
+    runs: tuple[Run, ...]
+    name: str
+
+    @property
+    def first(self) -> Run:
+        """One of the runs, for what they share."""
+        return self.runs[0]
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Data set, setting and backbone: what experiments that are compared have in common."""
+        return self.first.dataset, self.first.setting, self.first.backbone
+
+
+def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """All finished runs below these folders, each directory name once, and what cannot be read."""
+    runs: dict[str, Run] = {}
+    problems: list[str] = []
+    for folder in folders:
+        records, bad = read_records(folder)
+        problems += bad
+        for path, record in records.items():
+            try:
+                runs.setdefault(path.name, Run(path, record, read_config(path / "config.yaml")))
+            except ConfigurationError as error:
+                problems.append(str(error))
+    return list(runs.values()), problems
+
+
+def group(runs: Sequence[Run]) -> list[Experiment]:
+    """Experiments in the order of data set, setting, backbone and method."""
+    by_config: dict[str, list[Run]] = {}
+    for run in runs:
+        config = {key: value for key, value in run.config.items() if key != "seed_everything"}
+        by_config.setdefault(config_hash(config), []).append(run)
+    together = [tuple(sorted(part, key=lambda run: run.record.seed)) for part in by_config.values()]
+    unnamed = [Experiment(part, part[0].record.method) for part in together]
+    unnamed.sort(key=lambda each: (each.first.demo, *each.place, each.name, str(each.first.folder)))
+    named = []
+    for each in unnamed:
+        rivals = [other for other in unnamed if other.place == each.place and other.name == each.name]
+        named.append(Experiment(each.runs, each.name + _distinction(each, rivals)))
+    return named
+
+
+def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
+    """The first settings in which an experiment differs from others of its method, in brackets."""
+    if len(rivals) == 1:
+        return ""
+    flat = [_flat(rival.first.config) for rival in rivals]
+    own = flat[list(rivals).index(experiment)]
+    keys = [key for key in own if key.startswith(("model", "data", "trainer.max_epochs"))]
+    differing = [key for key in keys if len({json.dumps(each.get(key), default=str) for each in flat}) > 1]
+    shown = [f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}" for key in differing if own[key] is not None][:3]
+    return f" ({', '.join(shown)})" if shown else f" ({experiment.first.folder.name})"
+
+
+def _flat(config: Any, key: str = "") -> dict[str, Any]:
+    if not isinstance(config, dict):
+        return {key: config}
+    return {k: v for name, part in config.items() for k, v in _flat(part, f"{key}.{name}".lstrip(".")).items()}

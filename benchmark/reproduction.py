@@ -1,0 +1,293 @@
+"""``results/REPRODUCTION.md``: every published table, and what was run of it here.
+
+What is written by hand stands in ``results/REPRODUCTION.template.md``. A line ``{{table NAME}}`` there is replaced by
+what the records and tables say about ``results/paper/NAME.csv``, ``{{summary}}`` by one line for each published table.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.experiments import Experiment, Run, group, read_runs
+from benchmark.results import write_text
+from benchmark.tables import Table, load_table, read_paper
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEMPLATE = "REPRODUCTION.template.md"
+ALIASES: dict[str, tuple[str, ...]] = {
+    "local": ("singlesetfull", "local", "localtraining"),
+    "fedvptdeep": ("fedvptd",),
+    "localclip": ("localtraining",),
+    "zeroshotclip": ("clip",),
+}
+PARTITIONS = {
+    "DirichletShared": "dir{alpha}",
+    "DirichletMerged": "dir{alpha}",
+    "IID": "iid",
+    "IIDPFLlib": "iid",
+    "DisjointClasses": "disjoint c={classes_per_client}",
+    "PathologicalPFLlib": "pathological",
+    "PathologicalRandom": "pathological",
+    "AtMostClasses": "s={classes}",
+    "DomainsPerClient": "m={domains}",
+    "DomainPerClient": "avg over domains",
+    "LeaveOneDomainOut": "LODO",
+    "NonOverlapping": "pathological",
+    "BaseToNovel": "base-to-novel",
+}
+"""How the papers' CSVs call a setting: what their ``setting`` begins with."""
+
+
+@dataclass(frozen=True)
+class _Published:
+    """One published table and which tables of ours are after it."""
+
+    name: str
+    numbers: "pd.DataFrame"
+    tables: dict[str, Table]
+
+    @property
+    def title(self) -> str:
+        first = self.numbers.iloc[0]
+        return f"{first['paper']} Table {first['table']}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _read_published(results: Path, tables_dir: Path) -> list[_Published]:
+    tables = {path.stem: load_table(str(path)) for path in sorted(tables_dir.glob("*.yaml"))}
+    found = []
+    for path in sorted((results / "paper").glob("*.csv"), key=lambda path: _natural(path.stem)):
+        after = {
+            name: table for name, table in tables.items() if any(Path(entry).name == path.name for entry in table.paper)
+        }
+        found.append(_Published(path.stem, read_paper([str(path)]), after))
+    return found
+
+
+def _natural(name: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _results_of(results: Path, name: str, preset: str) -> "pd.DataFrame | None":
+    """The table's CSV; None where the table has not been made."""
+    import pandas as pd
+
+    path = results / "tables" / f"{name}_{preset}.csv"
+    if not path.is_file():
+        return None
+    try:
+        frame: pd.DataFrame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        return frame.loc[frame["kind"] == "column"].fillna({"reading": "", "error": ""})
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(f"{path} is not a table's CSV of this version; make it again: {error}") from error
+
+
+def _distance(frame: "pd.DataFrame") -> str:
+    """How far the table is from the paper."""
+    compared = frame[frame["difference"].notna()]
+    if not len(compared):
+        return "no number of it stands beside a published one"
+    gaps = compared["difference"].astype(float)
+    worst = compared.iloc[int(gaps.abs().to_numpy().argmax())]
+    return (
+        f"{len(compared)} numbers beside the paper's: mean difference {gaps.mean():+.2f}, mean distance "
+        f"{gaps.abs().mean():.2f}, farthest {worst['method']}, {worst['dataset']}, {worst['column']}: "
+        f"{worst['ours']:.2f} against {worst['paper']:.2f}"
+    )
+
+
+def _table_lines(results: Path, published: _Published) -> list[str]:
+    """What was made of our tables after this one."""
+    lines = []
+    for name, table in published.tables.items():
+        for preset_name, preset in table.presets.items():
+            command = f"`benchmark table {name} --preset {preset_name}`"
+            frame = _results_of(results, name, preset_name)
+            if frame is None:
+                lines.append(f"- {command}: **not run yet**.")
+                continue
+            failed = len(frame.loc[frame["error"] != "", ["dataset", "method", "reading"]].drop_duplicates())
+            missing = f" {failed} of its lines have failed runs." if failed else ""
+            files = f"[results](tables/{name}_{preset_name}.md)"
+            rounds = ", ".join(dict.fromkeys(str(value) for value in frame["rounds"].dropna()))
+            scale = f"{len(preset.seeds)} seed{'s' if len(preset.seeds) > 1 else ''}, {rounds} rounds"
+            note = f" {preset.note}" if preset.note else ""
+            lines.append(f"- {command} ({scale}): {files}; {_distance(frame)}.{note}{missing}")
+    return lines
+
+
+def _setting_fits(run: Run, setting: str) -> bool:
+    name, arguments = run.partition
+    pattern = PARTITIONS.get(name)
+    if pattern is None:
+        return False
+    try:
+        expected = pattern.format(**arguments)
+    except KeyError:
+        return False
+    first = setting.partition(";")[0].strip()
+    return first == expected or (pattern in ("pathological", "LODO", "base-to-novel") and first.startswith(expected))
+
+
+def _names(run: Run) -> tuple[str, ...]:
+    name = _plain(run.record.method)
+    return ALIASES.get(name, (name,))
+
+
+def _backbone_fits(run: Run, backbone: str) -> bool:
+    return ("cnn" in run.backbone.lower()) == (backbone == "CNN")
+
+
+def _beside(run: Run, published: _Published) -> "pd.DataFrame":
+    """The published averages with the run's data set, setting and method; the backbones may differ in size."""
+    rows = published.numbers
+    rows = rows[rows["metric"].isin(["accuracy", "best accuracy", "Average"])]
+    own = [_plain(run.dataset), _plain(run.record.dataset), _plain(run.dataset).removesuffix("10")]
+    fits = [
+        _plain(str(row.dataset)) in own
+        and _plain(str(row.method)) in _names(run)
+        and _setting_fits(run, str(row.setting))
+        and _backbone_fits(run, str(row.backbone))
+        for row in rows.itertuples()
+    ]
+    return rows[fits]
+
+
+def _readings(experiment: Experiment) -> str:
+    """Average test accuracy of the last round at the points where it was read, over seeds."""
+    said = []
+    for point, words in (("server", "after aggregation"), ("local", "after local training")):
+        try:
+            values = [run.record.summary[point]["test"]["accuracy"]["last"]["average"] * 100 for run in experiment.runs]
+        except (KeyError, TypeError):
+            continue
+        said.append(f"{math.fsum(values) / len(values):.2f} {words}")
+    return ", ".join(said) or "not evaluated on test data"
+
+
+def _hardware(runs: Sequence[Run]) -> str:
+    return "; ".join(
+        dict.fromkeys(
+            f"{run.record.environment.get('hardware', {}).get('cores', '?')} cores of "
+            f"{run.record.environment.get('hardware', {}).get('cpu', 'an unknown CPU')}"
+            if run.record.device == "cpu"
+            else run.record.device
+            for run in runs
+        )
+    )
+
+
+def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list[str]:
+    """Runs with a published number's data set, setting and method, at whatever scale they were."""
+    lines = []
+    for experiment in experiments:
+        run = experiment.first
+        rows = _beside(run, published)
+        if not len(rows) or run.demo:
+            continue
+        theirs = ", ".join(
+            f"{row.value:.2f}" + (f" ({row.backbone})" if str(row.backbone) not in ("", "nan") else "")
+            for row in rows.itertuples()
+        )
+        epochs = f", E={run.epochs}" if run.epochs else ""
+        seeds = f"seed {run.record.seed}" if len(experiment.runs) == 1 else f"{len(experiment.runs)} seeds"
+        minutes = sum(each.record.seconds["total"] for each in experiment.runs) / 60
+        columns = [
+            experiment.name,
+            f"{run.dataset}, {run.setting}",
+            f"{run.backbone}, {run.record.rounds_trained} rounds{epochs}, {seeds}",
+            _readings(experiment),
+            theirs,
+            f"{_hardware(experiment.runs)}, {minutes:.0f} min",
+            f"`{run.folder.name}`",
+        ]
+        lines.append(f"| {' | '.join(columns)} |")
+    if lines:
+        lines.insert(0, "|---|---|---|---|---|---|---|")
+        lines.insert(0, "| method | data | scale | ours, last round | paper | hardware | record in `runs/` |")
+    return lines
+
+
+def _statistics_only(published: _Published) -> bool:
+    return set(published.numbers["setting"]) == {"dataset statistics"}
+
+
+def _block(results: Path, published: _Published, experiments: Sequence[Experiment]) -> str:
+    numbers = published.numbers
+    methods, settings = numbers["method"].nunique(), numbers[["dataset", "setting"]].drop_duplicates()
+    source = f"[{published.name}.csv](paper/{published.name}.csv)"
+    if _statistics_only(published):
+        return f"{len(numbers)} sizes of data sets ({source}); nothing to run."
+    lines = [
+        f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source})."
+    ]
+    tables = _table_lines(results, published)
+    runs = _run_lines(experiments, published)
+    lines += ["", *(tables or ["- No table of this project is after it yet: **not run**."])]
+    if runs:
+        lines += ["", "Single runs with the same method, data and kind of partition, at another scale:", "", *runs]
+    return "\n".join(lines)
+
+
+def _summary(results: Path, published: Sequence[_Published], experiments: Sequence[Experiment]) -> str:
+    lines = [
+        "| published table | numbers | paper's setting | other presets | single runs nearby |",
+        "|---|---|---|---|---|",
+    ]
+    for each in published:
+        if _statistics_only(each):
+            lines.append(f"| {each.title} | {len(each.numbers)} sizes | nothing to run | | |")
+            continue
+        made = {
+            (name, preset): _results_of(results, name, preset) is not None
+            for name, table in each.tables.items()
+            for preset in table.presets
+        }
+        of_paper = [done for (_, preset), done in made.items() if preset == "paper"]
+        state = "run" if of_paper and all(of_paper) else "not run yet" if of_paper else "no table yet"
+        others = ", ".join(
+            f"{preset} {'run' if done else 'not run yet'}" for (_, preset), done in made.items() if preset != "paper"
+        )
+        nearby = max(0, len(_run_lines(experiments, each)) - 2)
+        lines.append(f"| {each.title} | {len(each.numbers)} | {state} | {others} | {nearby or 'none'} |")
+    return "\n".join(lines)
+
+
+def write_notes(results_dir: Path = Path("results"), tables_dir: Path = Path("configs/tables")) -> Path:
+    """Write ``REPRODUCTION.md`` from the template beside it, the tables and the kept records.
+
+    Raises:
+        ConfigurationError: no template, a table of it that does not exist, or a published table that it leaves out.
+    """
+    template = results_dir / TEMPLATE
+    if not template.is_file():
+        raise ConfigurationError(f"{template} is missing; start the command in the repository's root")
+    published = {each.name: each for each in _read_published(results_dir, tables_dir)}
+    text = template.read_text()
+    named = re.findall(r"^\{\{table (\w+)\}\}$", text, re.MULTILINE)
+    wrong = sorted(set(named) ^ set(published))
+    if wrong or len(named) != len(set(named)):
+        raise ConfigurationError(
+            f"{template} must name every table of {results_dir / 'paper'} once, as {{{{table NAME}}}}; "
+            f"missing, unknown or twice: {', '.join(wrong or sorted(named))}"
+        )
+    runs, problems = read_runs([results_dir / "runs"])
+    if problems:
+        raise ConfigurationError(problems[0])
+    experiments = group(runs)
+    for name, each in published.items():
+        text = text.replace(f"{{{{table {name}}}}}", _block(results_dir, each, experiments))
+    text = text.replace("{{summary}}", _summary(results_dir, list(published.values()), experiments))
+    path = results_dir / "REPRODUCTION.md"
+    note = f"<!-- Made by `benchmark reproduction` from {TEMPLATE}: change that, not this. -->\n"
+    write_text(path, note + text)
+    return path

@@ -1,0 +1,95 @@
+"""FedRoD: a generic head that is shared and, on the same features, a personal one that is not."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from benchmark.backbones.head import LinearHead
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from methods.fedvpt import new_client_training
+from methods.losses import cross_entropy
+
+#: Stands for the number of images of a class that a client does not have; with 0 its logit would be -inf.
+FEWEST_IMAGES = 1e-8
+
+
+def balanced_logits(logits: Tensor, class_counts: Tensor) -> Tensor:
+    """``z_c + log n_c``: their cross-entropy is the balanced softmax loss (Ren et al., NeurIPS 2020).
+
+    Args:
+        logits: z, [B, C].
+        class_counts: n, training images of each class, [C]; 0 counts as 1e-8.
+
+    Returns:
+        [B, C].
+    """
+    return logits + class_counts.to(logits.dtype).clamp(min=FEWEST_IMAGES).log()
+
+
+class FedRoD(FederatedMethod):
+    """FedRoD (Chen and Chao, "On Bridging Generic and Personalized Federated Learning", ICLR 2022), linear version.
+
+    With features z of the backbone, generic head G and personal head P of client k, which has n_kc images of class c:
+    ``CE(G(z) + log n_k, y)`` trains backbone and G, and ``CE(sg[G(z)] + P(sg[z]), y)`` trains P alone, both on every
+    mini-batch; sg stops gradients. The server averages backbone and G weighted with n_k, P never leaves its client.
+    Evaluated with ``G(z) + P(z)``; the losses of both terms are recorded as means over the training steps.
+
+    Readings: counts are clamped to 1e-8, since log 0 is -inf. P starts as a copy of G, as in PFLlib. The two terms
+    have no parameter in common, so that one SGD with one rate on their sum is two optimizers. A gradient clip takes the
+    norm over both.
+
+    Args:
+        num_classes: C.
+        num_clients: N.
+        backbone: images [B, 3, H, W] to features [B, d].
+        training: of backbone and both heads.
+        personal_init: P at the start: a ``copy`` of G, or ``zero``, with which P says nothing at the start.
+
+    Raises:
+        ConfigurationError: an unknown ``personal_init``.
+    """
+
+    shared = ("backbone", "head")
+    personal = ("personal_head",)
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_clients: int,
+        backbone: nn.Module,
+        training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, clip=1.0),
+        personal_init: Literal["copy", "zero"] = "copy",
+    ) -> None:
+        super().__init__(num_clients)
+        if personal_init not in ("copy", "zero"):
+            raise ConfigurationError(f"personal_init is copy or zero, got {personal_init!r}")
+        self.backbone = backbone
+        self.head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
+        self.personal_head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
+        self.personal_head.load_state_dict(self.head.state_dict())
+        if personal_init == "zero":
+            for parameter in self.personal_head.parameters():
+                nn.init.zeros_(parameter)
+        self.training_settings = training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Personal logits [B, C] of images [B, 3, H, W]."""
+        z = self.backbone(x)
+        return self.head(z) + self.personal_head(z)
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of both terms, and each of them."""
+        z = self.backbone(batch.x)
+        generic = self.head(z)
+        balanced = cross_entropy(balanced_logits(generic, client.class_counts), batch.y, batch.mask)
+        personal = cross_entropy(generic.detach() + self.personal_head(z.detach()), batch.y, batch.mask)
+        return balanced + personal, {"generic_loss": balanced, "personal_loss": personal}
+
+    def local_phases(self) -> list[Phase]:
+        """All together."""
+        return [self.training_settings.phase("backbone", "head", "personal_head")]
+
+    def new_client_phases(self) -> list[Phase]:
+        """The personal head."""
+        return [new_client_training(self.training_settings).phase("personal_head")]

@@ -1,0 +1,150 @@
+"""FedRoD: what each of its two terms trains, and what the counts of classes do."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import build, fit
+from torch import nn
+
+from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, MiniBatch
+from methods.fedrod import FedRoD, balanced_logits
+
+ZERO = "--model.init_args.personal_init=zero"
+
+
+def test_balanced_logits_by_hand() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5]])
+    made = balanced_logits(logits, torch.tensor([2, 1, 0]))
+    torch.testing.assert_close(made, torch.tensor([[1 + 0.693147, 2.0, 0.5 - 18.420681]]))
+    # p(0) = 2 e^1 / (2 e^1 + e^2): the class without images takes no part.
+    p = 2 * torch.e / (2 * torch.e + torch.e**2)
+    torch.testing.assert_close(made.softmax(1)[0, 0].item(), p, rtol=1e-6, atol=0)
+    assert made.isfinite().all()
+
+
+def test_equal_counts_are_plain_cross_entropy() -> None:
+    logits, y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 4, 0])
+    balanced = F.cross_entropy(balanced_logits(logits, torch.full((5,), 7)), y)
+    torch.testing.assert_close(balanced, F.cross_entropy(logits, y))
+
+
+def terms(method: Any, data: Any) -> dict[str, torch.Tensor]:
+    """Both losses of some images, with gradients into the method's own parameters."""
+    data.setup()
+    method.requires_grad_(True)
+    with torch.no_grad():  # away from where both heads are one
+        method.personal_head.weight += 0.1 * torch.randn(8, 192, generator=torch.Generator().manual_seed(1))
+    x, y = data.transform(data.pool.images[:4], None), data.pool.labels[:4]
+    client = Client({}, {}, {}, {}, torch.tensor([5, 1, 0, 2, 9, 9, 1, 4]))
+    return method.client_loss(client, MiniBatch(x, y, torch.ones(4, dtype=torch.bool)))[1]
+
+
+def test_each_term_trains_its_own_parameters_alone() -> None:
+    method, data = build("FedRoD")
+    losses = terms(method, data)
+    for loss, trains in (("generic_loss", ("backbone", "head.")), ("personal_loss", ("personal_head",))):
+        method.zero_grad()
+        losses[loss].backward(retain_graph=True)
+        for name, parameter in method.named_parameters():
+            moved = parameter.grad is not None and bool(parameter.grad.any())
+            assert moved == name.startswith(trains), (loss, name)
+
+
+def test_agrees_with_two_optimizers_client_by_client() -> None:
+    everybody = "--data.clients_per_round=11"
+    method, data = build("FedRoD", everybody)
+    fit(method, data, 2)
+    fresh, _ = build("FedRoD", everybody)
+    body, generic = fresh.backbone.requires_grad_(True), fresh.head.requires_grad_(True)
+    personal = [copy.deepcopy(generic) for _ in range(11)]
+    for round in (1, 2):
+        uploads = []
+        for client in range(11):
+            b, g, p = copy.deepcopy(body), copy.deepcopy(generic), personal[client]
+            shared = torch.optim.SGD([*b.parameters(), *g.parameters()], 0.02, momentum=0.5)
+            own = torch.optim.SGD(p.parameters(), 0.02, momentum=0.5)
+            counts = torch.bincount(data.pool.labels[torch.from_numpy(data.splits.train[client])], minlength=8)
+            plan = RoundPlan([client], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
+            for batch in (plan[i] for i in range(len(plan))):
+                rows = batch.index[0][batch.mask[0]]
+                x, y = data.transform(data.pool.images[rows], None), data.pool.labels[rows]
+                z = b(x)
+                logits = g(z)
+                shared.zero_grad()
+                F.cross_entropy(logits + counts.clamp(min=1e-8).log(), y).backward()
+                own.zero_grad()
+                F.cross_entropy(logits.detach() + p(z.detach()), y).backward()
+                shared.step()
+                own.step()
+            uploads.append(nn.ModuleList([b, g]))
+        shares = [len(data.train_indices[c]) / sum(map(len, data.train_indices.values())) for c in range(11)]
+        for value, *theirs in zip(
+            [*body.parameters(), *generic.parameters()], *(m.parameters() for m in uploads), strict=True
+        ):
+            value.data = sum(s * q.data for s, q in zip(shares, theirs, strict=True))
+    for name, value in zip(method.shared_names, [*body.parameters(), *generic.parameters()], strict=True):
+        torch.testing.assert_close(method.template(name), value.detach(), rtol=1e-3, atol=5e-6)
+    rows = method.bank.all_rows("personal_head.weight")
+    for client in range(11):
+        torch.testing.assert_close(rows[client], personal[client].weight.detach(), rtol=1e-3, atol=5e-6)
+
+
+def test_the_personal_head_starts_as_a_copy_or_at_zero() -> None:
+    copied, _ = build("FedRoD")
+    assert torch.equal(copied.personal_head.weight, copied.head.weight)
+    assert torch.equal(copied.personal_head.bias, copied.head.bias)
+    zero, data = build("FedRoD", ZERO)
+    assert not zero.personal_head.weight.any()
+    assert not zero.personal_head.bias.any()
+    data.setup()
+    x = data.transform(data.pool.images[:5], None)
+    assert torch.equal(zero(x), zero.head(zero.backbone(x))), "personal and generic predictions agree"
+    with pytest.raises(ConfigurationError, match="personal_init is copy or zero, got 'mean'"):
+        FedRoD(8, 11, copied.backbone, personal_init="mean")  # type: ignore[arg-type]
+
+
+def test_it_sends_backbone_and_generic_head_and_is_tested_with_both_heads() -> None:
+    method, data = build("FedRoD")
+    trainer = fit(method, data, 2)
+    model = sum(p.numel() for p in (*method.backbone.parameters(), *method.head.parameters()))
+    assert method.server.traffic.per_client()["up_floats"] == model
+    client = 4
+    rows = torch.from_numpy(data.splits.test[client])
+    z = method.backbone(data.transform(data.pool.images[rows], None))
+    own = (method.bank.all_rows(f"personal_head.{n}")[client] for n in ("weight", "bias"))
+    loss = F.cross_entropy(method.head(z) + F.linear(z, *own), data.pool.labels[rows]).item()
+    values = trainer.callbacks[0].values
+    assert values[2, "server", "test", "loss"][client].item() == pytest.approx(loss, rel=1e-4)
+    both = values[2, "local", "train", "generic_loss"] + values[2, "local", "train", "personal_loss"]
+    torch.testing.assert_close(values[2, "local", "train", "loss"], both, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_new_client_fits_its_personal_head_on_the_shared_model() -> None:
+    method, data = build("FedRoD", ZERO, "--data.new_clients=0.3", "--data.clients_per_round=4")
+    trainer = fit(method, data, 1)
+    client = data.new_clients[0]
+    head = nn.Linear(192, 8)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    optimizer = torch.optim.SGD(head.parameters(), 0.02, momentum=0.5)
+    plan = RoundPlan([client], data.train_indices, [PlannedPhase(5, "adapt")], 4, False, 1, data.seed, 0)
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            z = method.backbone(data.transform(data.pool.images[rows], None))
+        return method.head(z).detach() + head(z)
+
+    for batch in (plan[i] for i in range(len(plan))):
+        rows = batch.index[0][batch.mask[0]]
+        optimizer.zero_grad()
+        F.cross_entropy(logits(rows), data.pool.labels[rows]).backward()
+        optimizer.step()
+    rows = torch.from_numpy(data.splits.test[client])
+    expected = F.cross_entropy(logits(rows), data.pool.labels[rows]).item()
+    recorded = trainer.callbacks[0].values[1, "server", "new", "loss"][client].item()
+    assert recorded == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,139 @@
+"""Head-Tune: a convex problem on features that never change."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import build, fit, learned
+
+from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.method import Client, LocalTraining, MiniBatch
+from methods.fedavg import FedAvg
+
+
+def features_of(method: Any, data: Any) -> torch.Tensor:
+    """The backbone's features of the whole pool."""
+    with torch.no_grad():
+        return method.backbone(data.transform(data.pool.images, None))
+
+
+def test_it_is_fedavg_of_a_linear_model() -> None:
+    method, data = build("HeadTune")
+    trainer = fit(method, data, 3)
+    fresh, _ = build("HeadTune")
+    features, labels = features_of(fresh, data), data.pool.labels
+    weight, bias = (p.detach().double() for p in (fresh.head.weight, fresh.head.bias))
+    for round in (1, 2, 3):
+        selected = method.server.select(round)
+        total = sum(len(data.train_indices[c]) for c in selected)
+        mean = [torch.zeros_like(weight), torch.zeros_like(bias)]
+        for client in selected:
+            plan = RoundPlan([client], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
+            w, b = weight.clone(), bias.clone()
+            moment = [torch.zeros_like(w), torch.zeros_like(b)]
+            for step in (plan[i] for i in range(len(plan))):
+                rows = step.index[0][step.mask[0]]
+                z = features[rows].double()
+                # The gradient of softmax regression, by hand.
+                error = (F.softmax(z @ w.T + b, 1) - F.one_hot(labels[rows], 8)) / len(rows)
+                for i, (value, gradient) in enumerate(((w, error.T @ z), (b, error.sum(0)))):
+                    moment[i] = 0.9 * moment[i] + gradient
+                    value -= 0.02 * moment[i]
+            for i, value in enumerate((w, b)):
+                mean[i] += len(data.train_indices[client]) / total * value
+        weight, bias = mean
+    torch.testing.assert_close(method.template("head.weight").double(), weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(method.template("head.bias").double(), bias, rtol=1e-4, atol=1e-6)
+    for client in (0, 5):
+        rows = torch.from_numpy(data.splits.test[client])
+        loss = F.cross_entropy(features[rows].double() @ weight.T + bias, labels[rows]).item()
+        recorded = trainer.callbacks[0].values[3, "server", "test", "loss"][client].item()
+        assert recorded == pytest.approx(loss, rel=1e-4), "the global head is evaluated"
+    sent = weight.numel() + bias.numel()
+    assert method.server.traffic.per_client()["up_floats"] == sent
+
+
+def test_cached_features_change_nothing() -> None:
+    results = []
+    for cached in ("true", "false"):
+        method, data = build("HeadTune", f"--data.cache_features={cached}")
+        shapes: list[torch.Size] = []
+        loss = method.client_loss
+
+        def spy(client: Client, batch: MiniBatch, loss: Any = loss, shapes: Any = shapes) -> torch.Tensor:
+            shapes.append(batch.x.shape)
+            return loss(client, batch)
+
+        method.client_loss = spy
+        fit(method, data, 3)
+        assert all((shape[1] == 0) == (cached == "true") for shape in shapes)
+        results.append(learned(method))
+    for name, value in results[0].items():
+        # Images go through the backbone in other batches, so sums may be taken in another order.
+        torch.testing.assert_close(value, results[1][name], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_the_objective_is_convex_in_the_head() -> None:
+    method, data = build("HeadTune")
+    data.setup()
+    rows = torch.arange(24)
+    features, y, mask = features_of(method, data)[rows], data.pool.labels[rows], torch.ones(24, dtype=torch.bool)
+    batch = MiniBatch(torch.zeros(24, 0), y, mask, features={"features": features})
+
+    def loss(head: dict[str, torch.Tensor]) -> float:
+        client = Client(head, {}, {}, {}, torch.zeros(8, dtype=torch.int64))
+        return torch.func.functional_call(_Loss(method), {f"method.{n}": v for n, v in head.items()}, (client, batch))
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        one, two = (
+            {n: torch.randn(p.shape, generator=generator) for n, p in method.named_parameters() if n.startswith("head")}
+            for _ in range(2)
+        )
+        middle = {n: 0.3 * one[n] + 0.7 * two[n] for n in one}
+        assert loss(middle) <= 0.3 * loss(one) + 0.7 * loss(two) + 1e-6
+
+
+class _Loss(torch.nn.Module):
+    def __init__(self, method: torch.nn.Module) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, client: Client, batch: MiniBatch) -> Any:
+        return self.method.client_loss(client, batch).item()
+
+
+def test_at_rate_0_fedavg_of_the_whole_vit_predicts_as_its_untrained_head_does() -> None:
+    tune, data = build("HeadTune", "--model.init_args.training.lr=0")
+    values = fit(tune, data, 1).callbacks[0].values
+    template, data = build("HeadTune")
+    average = FedAvg(8, 11, template.backbone, LocalTraining(lr=0.0, epochs=1))
+    expected = fit(average, data, 1).callbacks[0].values
+    for metric in ("accuracy", "loss"):
+        torch.testing.assert_close(
+            values[1, "server", "test", metric], expected[1, "server", "test", metric], rtol=1e-5, atol=1e-6
+        )
+        # All clients have one model.
+        assert torch.equal(values[0, "server", "test", metric], values[1, "server", "test", metric])
+
+
+def test_a_new_client_fits_a_copy_of_the_global_head() -> None:
+    method, data = build("HeadTune", "--data.new_clients=0.3", "--data.clients_per_round=4")
+    trainer = fit(method, data, 1)
+    features, labels = features_of(method, data), data.pool.labels
+    client = data.new_clients[0]
+    start = method.template("head.weight").clone()
+    w, b = (method.template(f"head.{n}").clone().requires_grad_() for n in ("weight", "bias"))
+    optimizer = torch.optim.SGD([w, b], lr=0.02, momentum=0.9)
+    plan = RoundPlan([client], data.train_indices, [PlannedPhase(5, "adapt")], 4, False, 1, data.seed, 0)
+    for step in (plan[i] for i in range(len(plan))):
+        rows = step.index[0][step.mask[0]]
+        optimizer.zero_grad()
+        F.cross_entropy(features[rows] @ w.T + b, labels[rows]).backward()
+        optimizer.step()
+    rows = torch.from_numpy(data.splits.test[client])
+    expected = F.cross_entropy(features[rows] @ w.T + b, labels[rows]).item()
+    recorded = trainer.callbacks[0].values[1, "server", "new", "loss"][client].item()
+    assert recorded == pytest.approx(expected, rel=1e-4)
+    assert torch.equal(method.template("head.weight"), start)

@@ -1,0 +1,185 @@
+"""Per-FedAvg against plain PyTorch with two explicit backward passes a step."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import build, fit
+from torch import nn
+
+from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, LocalTraining, MiniBatch
+from methods.fedavg import FedAvg
+from methods.perfedavg import PerFedAvg
+
+ARGUMENT = "--model.init_args"
+
+
+def plain(data: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The images and labels of a step of one client."""
+    rows = batch.index[0][batch.mask[0]]
+    return data.transform(data.pool.images[rows], None), data.pool.labels[rows]
+
+
+def one_after_another(rounds: int, alpha: float) -> nn.Module:
+    """The federation simulated client by client."""
+    method, data = build("PerFedAvg")
+    data.setup()
+    model = nn.Sequential(method.backbone, method.head).requires_grad_(True)
+    server = method.default_server()
+    server.seed, server.training_clients, server.participants = data.seed, list(range(11)), 7
+    for round in range(1, rounds + 1):
+        selected = server.select(round)
+        plan = RoundPlan(selected, data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
+        results = []
+        for client in selected:
+            local = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(local.parameters(), 0.02, momentum=0.5)
+            for batch in (b for b in (plan[i] for i in range(len(plan))) if b.clients == (client,)):
+                x, y = plain(data, batch)
+                start = copy.deepcopy(local.state_dict())
+                if len(y) > 1:
+                    local.zero_grad()
+                    F.cross_entropy(local(x[1::2]), y[1::2]).backward()
+                    with torch.no_grad():
+                        for p in local.parameters():
+                            p -= alpha * p.grad
+                local.zero_grad()
+                F.cross_entropy(local(x[0::2]), y[0::2]).backward()
+                local.load_state_dict(start)
+                nn.utils.clip_grad_norm_(local.parameters(), 1.0)
+                optimizer.step()
+            results.append(local)
+        total = sum(len(data.train_indices[c]) for c in selected)
+        shares = [len(data.train_indices[c]) / total for c in selected]
+        for p, *own in zip(model.parameters(), *(m.parameters() for m in results), strict=True):
+            p.data = sum(s * q.data for s, q in zip(shares, own, strict=True))
+    return model
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_agrees_with_two_backward_passes_client_by_client(width: int) -> None:
+    model = one_after_another(2, 0.05)
+    method, data = build("PerFedAvg", f"--data.cohort_width={width}")
+    fit(method, data, 2)
+    for name, value in zip(method.shared_names, model.parameters(), strict=True):
+        torch.testing.assert_close(method.template(name), value.detach(), rtol=1e-4, atol=2e-6)
+
+
+class SecondHalves(FedAvg):
+    """FedAvg on every second image of a mini-batch."""
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> torch.Tensor:
+        half = replace(batch, x=batch.x[::2], y=batch.y[::2], mask=batch.mask[::2])
+        return super().client_loss(client, half)
+
+
+def test_without_inner_steps_it_is_fedavg_on_the_second_halves() -> None:
+    method, data = build("PerFedAvg", f"{ARGUMENT}.inner_lr=0")
+    fit(method, data, 2)
+    template, data = build("PerFedAvg")
+    halves = SecondHalves(8, 11, template.backbone, template.training_settings)
+    fit(halves, data, 2)
+    for name in method.shared_names:
+        torch.testing.assert_close(method.template(name), halves.template(name), rtol=1e-5, atol=1e-7)
+
+
+def test_an_inner_step_makes_a_difference_and_an_outer_rate_of_0_none() -> None:
+    for arguments, moves in (((), True), ((f"{ARGUMENT}.training.lr=0",), False)):
+        method, data = build("PerFedAvg", *arguments)
+        start = {n: p.detach().clone() for n, p in method.named_parameters()}
+        fit(method, data, 2)
+        assert all(torch.equal(method.template(n), start[n]) != moves for n in method.shared_names)
+    with_step, data = build("PerFedAvg")
+    fit(with_step, data, 1)
+    without, data = build("PerFedAvg", f"{ARGUMENT}.inner_lr=0")
+    fit(without, data, 1)
+    assert (with_step.template("head.weight") - without.template("head.weight")).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 4])
+def test_the_halves_of_a_padded_batch(images: int) -> None:
+    method, data = build("PerFedAvg")
+    data.setup()
+    x, y = data.transform(data.pool.images[:4], None), data.pool.labels[:4]
+    mask = torch.arange(4) < images
+    parameters = {n: p.detach().clone().requires_grad_() for n, p in method.named_parameters()}
+    client = Client(parameters, {}, {}, {"inner_lr": torch.tensor(0.05)}, torch.zeros(8))
+    loss = method.client_loss(client, MiniBatch(x, y.masked_fill(~mask, -100), mask))
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    # By hand: rows 1, 3 are b1 and rows 0, 2 are b2, as far as they hold images.
+    first, second = ([i for i in rows if i < images] for rows in ((1, 3), (0, 2)))
+    model = nn.Sequential(method.backbone, method.head).requires_grad_(True)
+    if first:
+        F.cross_entropy(model(x[first]), y[first]).backward()
+        for p in model.parameters():
+            p.data -= 0.05 * p.grad
+        model.zero_grad()
+    expected = F.cross_entropy(model(x[second]), y[second])
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", ["step", "epoch"])
+def test_a_copy_takes_its_steps_before_the_test_and_the_model_stays(steps: str) -> None:
+    method, data = build("PerFedAvg", f"{ARGUMENT}.personal_steps={steps}")
+    trainer = fit(method, data, 1)
+    other, data = build("PerFedAvg")
+    fit(other, data, 1)
+    assert all(torch.equal(method.template(n), other.template(n)) for n in method.shared_names)
+    client = 5  # 12 images, three mini-batches
+    local = nn.Sequential(copy.deepcopy(method.backbone), copy.deepcopy(method.head)).requires_grad_(True)
+    plan = RoundPlan([client], data.train_indices, [PlannedPhase(1, "finetune")], 4, False, 1, data.seed, 0)
+    assert len(plan) == 3
+    for i in range(1 if steps == "step" else 3):
+        x, y = plain(data, plan[i])
+        local.zero_grad()
+        F.cross_entropy(local(x), y).backward()
+        for p in local.parameters():
+            p.data -= 0.05 * p.grad
+    rows = torch.from_numpy(data.splits.test[client])
+    loss = F.cross_entropy(local(data.transform(data.pool.images[rows], None)), data.pool.labels[rows]).item()
+    recorded = trainer.callbacks[0].values[1, "server", "test", "loss"][client].item()
+    assert recorded == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_mini_batches_of_one_image_are_fedavgs(width: int) -> None:
+    results = []
+    for conf in ("PerFedAvg", "FedAvg"):
+        clip = "--model.init_args.training.clip=1"
+        method, data = build(conf, "--data.batch_size=1", f"--data.cohort_width={width}", clip)
+        fit(method, data, 1)
+        results.append(method)
+    per, average = results
+    for name in per.shared_names:
+        torch.testing.assert_close(per.template(name), average.template(name), rtol=1e-5, atol=1e-7)
+
+
+def test_the_inner_rate_is_that_of_training_unless_given() -> None:
+    template, _ = build("PerFedAvg")
+    training = LocalTraining(lr=0.03)
+    assert PerFedAvg(8, 11, template.backbone, training).inner_lr == 0.03
+    assert PerFedAvg(8, 11, template.backbone, training, inner_lr=0.0).inner_lr == 0
+
+
+def test_bad_arguments_are_refused() -> None:
+    template, _ = build("PerFedAvg")
+    with pytest.raises(ConfigurationError, match=r"inner_lr must be 0 or more, .* got -0.1"):
+        PerFedAvg(8, 11, template.backbone, inner_lr=-0.1)
+    with pytest.raises(ConfigurationError, match="personal_steps is step or epoch, got 'two'"):
+        PerFedAvg(8, 11, template.backbone, personal_steps="two")  # type: ignore[arg-type]
+
+
+def test_memory_of_a_client_can_be_measured() -> None:
+    method, data = build("PerFedAvg")
+    fit(method, data, 0)
+    x = data.transform(data.pool.images[:4], None).unsqueeze(0)
+    model = sum(p.numel() * p.element_size() for p in (*method.backbone.parameters(), *method.head.parameters()))
+    assert method.bytes_per_client(x, data.pool.labels[:4].unsqueeze(0)) > 4 * model
