@@ -7,10 +7,13 @@ PRESET ?= demo
 JOBS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow check table1 report reproduction bench clean
+# Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
+TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
+.PHONY: help install test test-slow check report reproduction bench clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  make TABLE        one of: $(TABLES)"
 	@echo "  variables: PRESET=demo|paper  DATA_DIR=folder of the data sets  JOBS=runs at a time"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -33,9 +36,10 @@ check: $(STAMP) ## lint, types and tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-table1: $(STAMP) ## pFedPG's Table 1: make table1 (demo) or make table1 PRESET=paper DATA_DIR=...
-	$(BIN)/benchmark table table1 --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+$(TABLES): $(STAMP)
+	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
 
+table1: ## pFedPG's Table 1 (demo); table2 to table5 likewise, other papers' below
 report: $(STAMP) ## results/report.html: everything recorded, on one page that opens from disk
 	$(BIN)/benchmark report
 

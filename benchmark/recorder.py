@@ -60,7 +60,16 @@ class Recorder(Callback):
             write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and tell the loggers what to group this run by."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        names = {
+            "method": type(pl_module).__name__,
+            "dataset": type(data.source).__name__,
+            "setting": data.partition.description,
+            "seed": data.seed,
+        }
+        for logger in trainer.loggers:
+            logger.log_hyperparams(names)
         self._began = time.perf_counter()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,7 +126,9 @@ class Recorder(Callback):
             )
             for (round, point, split, metric), values in sorted(self.values.items())
         ]
-        return pd.concat(parts, ignore_index=True)
+        table = pd.concat(parts, ignore_index=True)
+        # A client that did not take part has nothing to report.
+        return table[(table["split"] != "train") | table["value"].notna()].reset_index(drop=True)
 
     def print_scores(self, client_names: list[str]) -> None:
         """Print a table of clients x metrics for everything that was evaluated last."""

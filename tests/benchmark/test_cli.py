@@ -57,10 +57,15 @@ def test_a_run_leaves_a_whole_record_in_its_directory() -> None:
         "weight_decay": 0.001,
         "clip": None,
         "optimizer": "sgd",
+        "steps": None,
+        "schedule": "constant",
     }
     metrics = pd.read_parquet(run / "metrics.parquet")
     assert set(metrics["round"]) == {0, 1}
-    assert len(metrics) == 2 * 11 * 2 * 4
+    assert len(metrics[metrics["split"] == "test"]) == 2 * 11 * 2 * 4
+    of_training = metrics[metrics["split"] == "train"]
+    assert set(zip(of_training["round"], of_training["metric"], strict=True)) == {(1, "loss")}
+    assert len(of_training) == 7  # the clients that took part
     assert len(json.loads((run / "manifest.json").read_text())["clients"]) == 11
 
 
@@ -140,7 +145,7 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
         (["--data.partition=IID", "--data.partition.num_clients=100"], "client"),
         (["--data.cohort_width=0"], "data.cohort_width must be at least 1 (clients stepped together) or auto, got 0"),
         (["--data.participation=0"], "data.participation must be a fraction in (0, 1], got 0"),
-        (["--data.clients_per_round=12"], "between 1 and the number of clients, 11; got 12"),
+        (["--data.clients_per_round=12"], "between 1 and the number of clients that train, 11; got 12"),
         (
             [
                 "--model.init_args.backbone.init_args.weights=file",

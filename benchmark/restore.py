@@ -1,0 +1,131 @@
+"""A finished run's method and data once more, from its directory alone; and the data of a configuration."""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from benchmark.errors import ConfigurationError
+from benchmark.results import read_config
+
+if TYPE_CHECKING:  # slow to import
+    from benchmark.method import FederatedMethod
+    from datamodules.base import FederatedDataModule
+
+
+def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[FederatedMethod, FederatedDataModule]":
+    """The method of a run as it was after its last round, in evaluation mode on the CPU, and the run's data, set up.
+
+    Shared parameters hold the server's values; what is each client's own lies in the method's bank, from where
+    :func:`become_client` takes it.
+
+    Args:
+        run_dir: holds ``config.yaml`` and ``checkpoints/last.ckpt``.
+        data_dir: replaces the data set's ``root``, for a run that was made elsewhere.
+
+    Raises:
+        ConfigurationError: no checkpoint was kept, it is not one of this configuration, the data are missing or
+            another split, or the method's server sends every client something else (which no checkpoint of the method
+            holds).
+    """
+    from benchmark.checkpoint import read_checkpoint
+    from benchmark.server import Server
+
+    folder = Path(run_dir)
+    config = read_config(folder / "config.yaml")
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    if not checkpoint.is_file():
+        raise ConfigurationError(
+            f"{folder} has kept no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
+            "another run"
+        )
+    content = read_checkpoint(checkpoint)
+    method, data = _built({name: config.get(name) for name in ("seed_everything", "model", "data")}, data_dir)
+    if type(method.default_server()).broadcast is not Server.broadcast:
+        raise ConfigurationError(
+            f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
+            "had from the checkpoint alone; use `lightning-cli validate --ckpt_path`"
+        )
+    data.setup()
+    if type(data).__qualname__ in content:
+        data.load_state_dict(content[type(data).__qualname__])
+    method.configure_model()
+    method.on_load_checkpoint(content)
+    method.load_state_dict(content["state_dict"], strict=False)  # frozen weights are not in it
+    return method.eval(), data
+
+
+def become_client(method: "FederatedMethod", client: int) -> None:
+    """Put what is this client's own into the method's parameters, so that plain calls of it are this client's.
+
+    Args:
+        method: from :func:`restore`; changed in place.
+        client: its index.
+    """
+    assert method.bank is not None
+    for name in method.own_names:
+        method.template(name).data.copy_(method.bank.all_rows(name)[client])
+
+
+def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[FederatedMethod, FederatedDataModule]":
+    """Method and data as the command line makes them, with the links between the two."""
+    from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI, FederatedParser
+    from benchmark.method import FederatedMethod
+    from datamodules.base import FederatedDataModule
+
+    if data_dir is not None:
+        config["data"]["source"].setdefault("init_args", {})["root"] = str(data_dir)
+    config["trainer"] = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+    }
+    with patch.object(sys, "argv", ["lightning-cli"]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cli = FederatedCLI(
+            FederatedMethod,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults=TRAINER_DEFAULTS,
+            parser_class=FederatedParser,
+            args=config,
+            run=False,
+        )
+    return cli.model, cli.datamodule
+
+
+def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModule":
+    """The data of a configuration such as those in ``configs/data``, set up.
+
+    Args:
+        path: of the YAML.
+        overrides: as on the command line without the leading dashes: ``source.root=/data``.
+
+    Raises:
+        ConfigurationError: no such file, not a data configuration, or data that are missing.
+    """
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
+    from datamodules.base import FederatedDataModule
+
+    if not path.is_file():
+        raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
+    top = ArgumentParser(exit_on_error=False)
+    top.add_argument("--config", action=ActionConfigFile)
+    top.add_class_arguments(FederatedDataModule)
+    try:
+        settings = top.parse_args([f"--config={path}", *(f"--{override}" for override in overrides)])
+    except argparse.ArgumentError as error:
+        raise ConfigurationError(f"{path} is no data configuration: {error}") from error
+    given = top.instantiate_classes(settings).as_dict()
+    given.pop("config")
+    data = FederatedDataModule(**given)
+    data.setup()
+    return data
