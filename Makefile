@@ -9,7 +9,8 @@ JOBS ?= 1
 .DEFAULT_GOAL := help
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
 TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
-.PHONY: help install test test-slow check report reproduction bench clean $(TABLES)
+FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
+.PHONY: help install test test-slow check pfedpt-figures report reproduction bench clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +20,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,wandb,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,wandb,tensorboard,figures]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything in it
@@ -38,6 +39,9 @@ check: $(STAMP) ## lint, types and tests
 
 $(TABLES): $(STAMP)
 	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+
+pfedpt-figures: $(STAMP) ## figures of the pFedPT paper (demo); one: FIGURES=pfedpt_fig5
+	$(BIN)/benchmark figure $(FIGURES) --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
 
 table1: ## pFedPG's Table 1 (demo); table2 to table5 likewise, other papers' below
 report: $(STAMP) ## results/report.html: everything recorded, on one page that opens from disk

@@ -2,8 +2,18 @@
 
 import logging
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 for name in ("lightning.pytorch", "lightning.fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Contract tests of one method share a reference run: one worker does them all."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        if parameters is not None and item.path.name == "test_contract.py" and "conf" in parameters.params:
+            item.add_marker(pytest.mark.xdist_group(parameters.params["conf"]))

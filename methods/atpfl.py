@@ -1,0 +1,167 @@
+"""ATPFL: TPFL with a contrast between the received prompts and the client's previous ones, in both modalities."""
+
+import copy
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from benchmark.backbones.pixel_prompts import PixelPrompt
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from methods.losses import cross_entropy, masked_mean, model_contrast
+from methods.tpfl import TPFL, TWIN_TRAINING
+
+Prompts = dict[str, Tensor]
+
+
+class ATPFL(TPFL):
+    """ATPFL, augmented TPFL (Zhao et al., "Inclusive Data Representation in Federated Learning", UbiComp/ISWC 2023
+    Companion).
+
+    Objective (Eq. 5) ``l_con + mu (l_aug(z_tau, z_tau_g, z_tau_p) + l_aug(z_v, z_v_g, z_v_p))`` with TPFL's l_con and
+    ``l_aug(z, z_g, z_p) = -log(e^{cos(z,z_g)/G} / (e^{cos(z,z_g)/G} + e^{cos(z,z_p)/G}))``. z_tau are the text features
+    of all classes (compared class by class, mean over the classes), z_v the features of the prompted images (image by
+    image, mean over the mini-batch); _g is under the received prompts, _p under the client's previous ones, both
+    without gradient. Server, message and evaluation are TPFL's. With ``mu=0`` it is TPFL bit for bit.
+
+    Readings: previous prompts are those at the end of the client's last participation, as in MOON and in the caption of
+    the paper's Figure 1; before the first they are the received ones, so that each l_aug is log 2 and has no gradient.
+    The text can also be read as the prompts one local step ago: ``prev="step"``; a round's first step then compares
+    with the end of the last participation. mu and G are not given: 1, and 0.5 as in MOON.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers.
+        num_context: L, tokens of the context.
+        visual_prompt: as in ``TPFL``.
+        mu: weight of the contrasts.
+        temperature: G.
+        prev: what the previous prompts are, of the last ``round`` or of the last ``step``.
+        training: of both prompts.
+        init_words: as in ``TextPromptMethod``.
+
+    Raises:
+        ConfigurationError: an unknown ``prev``, a temperature not above 0.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        visual_prompt: PixelPrompt | None = None,
+        mu: float = 1.0,
+        temperature: float = 0.5,
+        prev: Literal["round", "step"] = "round",
+        training: LocalTraining = TWIN_TRAINING,
+        init_words: str | None = None,
+    ) -> None:
+        super().__init__(num_clients, class_names, clip, num_context, visual_prompt, training, init_words)
+        if prev not in ("round", "step"):
+            raise ConfigurationError(f"ATPFL: prev is round or step, got {prev!r}")
+        if temperature <= 0:
+            raise ConfigurationError(f"ATPFL: temperature must be above 0, got {temperature}")
+        self.mu = mu
+        self.temperature = temperature
+        self.by_step = prev == "step" and mu != 0
+        if self.by_step:  # follow the prompts one step behind: moved by transform_update alone
+            self.previous_context = nn.Parameter(self.context.detach().clone())
+            self.previous_visual_prompt = copy.deepcopy(self.visual_prompt)
+            self.personal = ("previous_context", "previous_visual_prompt")
+
+    # ------------------------------------------------------------------ the previous prompts
+
+    def kept_state(self) -> Prompts:
+        """The local prompts at the end of the client's last participation, and whether there was one."""
+        if not self.mu:
+            return {}
+        prompts = {name: self.template(name).detach().clone() for name in self.parameters_under(self.shared)}
+        return {**prompts, "participated": torch.zeros(())}
+
+    def after_local_training(self, client: Client) -> Prompts:
+        """The local prompts become the previous ones."""
+        if not self.mu:
+            return {}
+        prompts = {name: client.parameters[name] for name in self.shared_names}
+        return {**prompts, "participated": client.kept["participated"].maximum(self.has_moved(client).float())}
+
+    def received_prompts(self, client: Client) -> Prompts:
+        """ONE client: the global prompts of this round."""
+        return {name: client.received[name] for name in self.shared_names}
+
+    def has_moved(self, client: Client) -> Tensor:
+        """ONE client: whether it has taken a step in this round, a boolean scalar."""
+        received = self.received_prompts(client)
+        return torch.stack([(client.parameters[name] != value).any() for name, value in received.items()]).any()
+
+    def previous_prompts(self, client: Client) -> tuple[Prompts, Tensor]:
+        """ONE client: its previous prompts, and whether there are any: else they are the received ones."""
+        previous = {name: client.kept[name] for name in self.shared_names}
+        known = client.kept["participated"] > 0
+        if self.by_step:
+            moved = self.has_moved(client)
+            behind = {name: client.parameters[f"previous_{name}"].detach() for name in previous}
+            previous = {name: torch.where(moved, behind[name], value) for name, value in previous.items()}
+            known = known | moved
+        return previous, known
+
+    def transform_update(self, client: Client, update: Prompts) -> Prompts:
+        """The prompts one step behind move to where the prompts are before this step."""
+        own = client.parameters
+        return {n: own[n.removeprefix("previous_")] - own[n] for n in update if n.startswith("previous_")}
+
+    def local_phases(self) -> list[Phase]:
+        """Both prompts; what follows them takes no step of its own."""
+        phase = self.training_settings.phase(*self.shared)
+        if self.by_step:
+            rest = LocalTraining(lr=0.0).group(*self.personal)
+            phase = self.training_settings.phase_of(*phase.groups, rest)
+        return [phase]
+
+    # ------------------------------------------------------------------ the objective
+
+    def prepare(self, client: Client, kind: str, split: str) -> Prompts:
+        """In training the text features [C, e] under the received and, if it rests, the previous context."""
+        if kind == "evaluate" or not self.mu:
+            return super().prepare(client, kind, split)
+        prepared = {"text_received": self.text_features_under(self.received_prompts(client), split)}
+        if not self.by_step:
+            prepared["text_previous"] = self.text_features_under(self.previous_prompts(client)[0], split)
+        return prepared
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        """Cross-entropy and both contrasts, whose sum is reported as ``contrast``."""
+        if not self.mu:
+            return super().client_loss(client, batch)
+        text, images = self.text_features(batch.split), self.image_features(batch)
+        with torch.no_grad():
+            text_received = client.prepared["text_received"]
+            previous, known = self.previous_prompts(client)
+            if self.by_step:
+                text_previous = self.text_features_under(previous, batch.split)
+            else:
+                text_previous = client.prepared["text_previous"]
+            images_received = self.image_features_under(self.received_prompts(client), batch)
+            images_previous = self.image_features_under(previous, batch)
+        of_text = model_contrast(text, text_received, text_previous, self.temperature).mean()
+        of_images = masked_mean(model_contrast(images, images_received, images_previous, self.temperature), batch.mask)
+        # Without previous prompts both are log 2 with no gradient at all, and not one of rounding errors.
+        contrast = torch.where(known, of_text + of_images, 2 * math.log(2))
+        loss = cross_entropy(self.logits(images, text), batch.y, batch.mask) + self.mu * contrast
+        return loss, {"contrast": contrast}
+
+    def text_features_under(self, prompts: Prompts, split: str) -> Tensor:
+        """Text features [C, e] of a split's classes under other prompts."""
+        return self.clip.text_features(self.class_prompts(split), prompts["context"])
+
+    def image_features_under(self, prompts: Prompts, batch: MiniBatch) -> Tensor:
+        """Features [B, e] of a mini-batch under other prompts."""
+        prefix = "visual_prompt."
+        own = {name.removeprefix(prefix): value for name, value in prompts.items() if name.startswith(prefix)}
+        return self.clip.image_features(functional_call(self.visual_prompt, own, (batch.x, batch.noise)))

@@ -1,0 +1,52 @@
+"""CoOp: every client learns a text prompt of its own and nothing is sent."""
+
+from collections.abc import Sequence
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.method import LocalTraining
+from benchmark.server import Message
+from methods.text_prompt import TRAINING, TextPromptMethod
+
+
+class CoOp(TextPromptMethod):
+    """CoOp (Zhou et al., IJCV 2022) on each client's own images, the local baseline of FedPGP.
+
+    Objective ``CE_k(p_k)``; each client goes on from its own context in the rounds in which it is selected, so that it
+    takes as many steps as in the federated methods. All classes of the training label space are in the softmax, those
+    that the client does not hold too. Evaluated with the client's own context. Nothing is sent.
+
+    With Adam, and a cosine schedule over the rounds, it is the local training of ATPFL (Zhao et al., UbiComp/ISWC'23
+    Companion), where what is trained locally is not stated; ``LocalCLIP`` is the other reading.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers, frozen.
+        num_context: L, tokens of the context.
+        training: of the context.
+        init_words: as ``TextPromptMethod``.
+        local_restart: start from the initial context in every round, as FedPGP's code does; then no client ever trains
+            for more than one round's epochs.
+    """
+
+    shared = ()
+    personal = ("context",)
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        training: LocalTraining = TRAINING,
+        init_words: str | None = None,
+        local_restart: bool = False,
+    ) -> None:
+        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        self.local_restart = local_restart
+
+    def begin_cohort(self, clients: Sequence[int], received: Message, kind: str = "train") -> None:
+        """As usual, or from the initial context."""
+        super().begin_cohort(clients, received, kind)
+        if self.local_restart:
+            self.slot_values()["context"].data.copy_(self.template("context"))

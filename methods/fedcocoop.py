@@ -1,0 +1,72 @@
+"""FedCoCoOp: FedAvg of a text context and of the small network that adapts it to each image."""
+
+import torch
+from torch import Tensor, nn
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.seeds import keyed_initialization
+from methods.losses import cross_entropy
+from methods.text_prompt import TRAINING, TextPromptMethod
+
+
+class FedCoCoOp(TextPromptMethod):
+    """FedAvg of CoCoOp (Zhou et al., "Conditional Prompt Learning for Vision-Language Models", CVPR 2022).
+
+    An image with features f has its own context ``p + meta(f)``: the meta-net is Linear e to e/16, ReLU, Linear e/16 to
+    w, and what it gives is added to each of the L tokens. So every image has its own text features [C, e], and its
+    logits are ``s f^T w_c(p + meta(f))``. All that is trained is shared: p and the meta-net. Evaluated with the global
+    values. Message: L x w numbers and those of the meta-net. With a meta-net of zeros it is PromptFL; with one client
+    it is CoCoOp.
+
+    Readings: FedPGP lists results without a description; its setting of 16 random tokens is taken, where CoCoOp has
+    "a photo of a". The text tower runs B x C times a step: mini-batches and ``data.eval_batch_size`` should be small.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers.
+        num_context: L, tokens of the context.
+        training: of context and meta-net.
+        init_words: as in ``TextPromptMethod``.
+    """
+
+    shared: tuple[str, ...] = ("context", "meta_net")
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        training: LocalTraining = TRAINING,
+        init_words: str | None = None,
+    ) -> None:
+        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        hidden = clip.embed_dim // 16
+        with keyed_initialization("meta-net"):
+            self.meta_net = nn.Sequential(
+                nn.Linear(clip.embed_dim, hidden), nn.ReLU(), nn.Linear(hidden, clip.text_width)
+            )
+
+    def logits_per_image(self, images: Tensor, split: str) -> Tensor:
+        """Logits [B, C] of image features [B, e], each among text features of its own."""
+        contexts = self.prompt() + self.meta_net(images).unsqueeze(1)
+        classes = self.clip.text_features(self.class_prompts(split), contexts)
+        return self.clip.logit_scale * torch.einsum("be,bce->bc", images, classes)
+
+    def forward(self, x: Tensor, split: str = "test") -> Tensor:
+        """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
+        return self.logits_per_image(self.clip.image_features(x), split)
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Cross-entropy."""
+        return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
+
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        """No text features are common to all images."""
+        return {}
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Logits of a mini-batch."""
+        return self.logits_per_image(self.image_features(batch), batch.split)

@@ -1,0 +1,108 @@
+"""FedMaPLe: FedAvg of coupled deep prompts in both towers of CLIP."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod, LocalTraining, MiniBatch
+from benchmark.seeds import keyed_initialization
+from methods.text_prompt import TRAINING, TextPromptMethod
+
+
+class FedMaPLe(TextPromptMethod):
+    """FedAvg of MaPLe (Khattak et al., "MaPLe: Multi-modal Prompt Learning", CVPR 2023).
+
+    n context tokens before the class name, and J = depth - 1 deeper prompts of n tokens that take the context's place
+    at the input of the text tower's layers 2 to depth. Each of these J + 1 prompts [n, w] goes through a linear map of
+    its own to [n, v], which stands behind the patches at the input of the same layer of the image tower. All that is
+    trained is shared: context, deeper prompts, maps. Evaluated with the global values. Message:
+    ``depth (n w + (w + 1) v)`` numbers, 3,555,072 for ViT-B/16. With one client it is MaPLe.
+
+    Readings: the initial values are those of MaPLe's code: the context starts from the first n words of ``init_words``
+    and the rest of them stay where they were, between context and name; deeper prompts are drawn from N(0, 0.02^2); the
+    J maps of the deeper prompts start alike. The rate is FedPGP's for all its methods, 0.001, where MaPLe has 0.0035.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers; the image tower is a ViT.
+        num_context: n, tokens of each prompt.
+        depth: layers with prompts, 1 for the first alone.
+        training: of everything.
+        init_words: words the context starts from; None draws it from N(0, 0.02^2).
+
+    Raises:
+        ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; ``init_words`` of fewer
+            than n words.
+    """
+
+    shared: tuple[str, ...] = ("context", "deep_context", "projection", "deep_projections")
+    needs_images = True
+    # No feature of an image is frozen: the prompts between its patches move.
+    frozen_features = FederatedMethod.frozen_features
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 2,
+        depth: int = 9,
+        training: LocalTraining = TRAINING,
+        init_words: str | None = "a photo of a",
+    ) -> None:
+        if clip.visual_kind != "vit":
+            raise ConfigurationError(
+                "FedMaPLe puts prompts between the patches of a ViT, and this CLIP has a ResNet; use one such as "
+                "ViT-B-16, or another method"
+            )
+        deepest = min(clip.text_depth, clip.vision_depth)
+        if not 1 <= depth <= deepest:
+            raise ConfigurationError(
+                f"FedMaPLe: depth={depth}, the towers have {clip.text_depth} (text) and {clip.vision_depth} (image) "
+                f"layers; give 1 to {deepest}"
+            )
+        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        rest = init_words.split()[num_context:] if init_words else []
+        self.name_template = " ".join([*rest, "{}."])
+        with keyed_initialization("MaPLe"):
+            self.projection = nn.Linear(clip.text_width, clip.vision_width)
+            deep = nn.Linear(clip.text_width, clip.vision_width)
+            drawn = 0.02 * torch.randn(depth - 1, num_context, clip.text_width)
+        if depth > 1:
+            self.deep_context = nn.Parameter(drawn)
+            self.deep_projections = nn.ModuleList(copy.deepcopy(deep) for _ in range(depth - 1))
+        else:
+            self.shared = ("context", "projection")
+        self.depth = depth
+
+    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+        """The rest of the initial words, and the names."""
+        return self.clip.class_prompts(class_names, self.num_context, self.name_template)
+
+    def deep_prompts(self) -> tuple[Tensor | None, Tensor | None]:
+        """ONE client: deeper prompts of the text tower [J, n, w] and of the image tower [J, n, v]."""
+        if self.depth == 1:
+            return None, None
+        mapped = [layer(prompt) for layer, prompt in zip(self.deep_projections, self.deep_context, strict=True)]
+        return self.deep_context, torch.stack(mapped)
+
+    def text_features(self, split: str) -> Tensor:
+        """ONE client: features of the classes of a split under all text prompts, [C, e]."""
+        return self.clip.text_features(self.class_prompts(split), self.prompt(), self.deep_prompts()[0])
+
+    def encode_images(self, x: Tensor) -> Tensor:
+        """ONE client: features [B, e] of images [B, 3, H, W] among all image prompts."""
+        return self.clip.image_features(x, self.projection(self.prompt()), self.deep_prompts()[1])
+
+    def forward(self, x: Tensor, split: str = "test") -> Tensor:
+        """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
+        return self.logits(self.encode_images(x), self.text_features(split))
+
+    def image_features(self, batch: MiniBatch) -> Tensor:
+        """ONE client: features of a mini-batch, [B, e]."""
+        return self.encode_images(batch.x)

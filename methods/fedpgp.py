@@ -1,0 +1,153 @@
+"""FedPGP: a shared text prompt, a low-rank change to it of each client's own, and a contrast of the two."""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.seeds import keyed_initialization
+from methods.losses import cross_entropy
+from methods.text_prompt import TRAINING, TextPromptMethod
+
+Adaptation = Literal["low_rank", "full_rank"]
+Contrast = Literal["both", "no_positive", "no_negative", "none"]
+Sign = Literal["intended", "printed"]
+Anchor = Literal["photo", "placeholder"]
+
+
+def text_contrast(
+    shared: Tensor, anchor: Tensor, own: Tensor, temperature: float, contrast: Contrast, sign: Sign
+) -> Tensor:
+    """FedPGP's second objective, a mean over classes.
+
+    ``both``: ``-log(e^{s(z_G, z_C) / tau} / (e^{s(z_G, z_C) / tau} + e^{s(z_G, z_i) / tau}))`` with s the cosine.
+    ``no_positive``: ``s(z_G, z_i)``. ``no_negative``: ``1 - s(z_G, z_C)``. So the ablations are meant; the paper prints
+    ``1 - s(z_G, z_i)`` and ``s(z_G, z_C)``, which push the other way.
+
+    Args:
+        shared: text features under the shared prompt, z_G, [C, e].
+        anchor: those of hand-written prompts, z_C, [C, e].
+        own: those under the client's prompt, z_i, [C, e].
+        temperature: tau.
+        contrast: ``both``, ``no_positive`` or ``no_negative``.
+        sign: ``intended`` or ``printed``, for the ablations.
+    """
+    if contrast == "both":
+        # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
+        near, far = F.cosine_similarity(shared, anchor, dim=1), F.cosine_similarity(shared, own, dim=1)
+        return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0].mean()
+    if contrast == "no_positive":
+        similarity = F.cosine_similarity(shared, own, dim=1).mean()
+        return similarity if sign == "intended" else 1 - similarity
+    similarity = F.cosine_similarity(shared, anchor, dim=1).mean()
+    return 1 - similarity if sign == "intended" else similarity
+
+
+class FedPGP(TextPromptMethod):
+    """FedPGP (Cui et al., "Harmonizing Generalization and Personalization in Federated Prompt Learning", ICML 2024).
+
+    Client i's prompt is ``p_i = p_G + U_i V_i``, p_G shared, U_i and V_i its own. Objective ``CE_i(p_i) + mu L_con``,
+    where L_con pulls the text features z_G of p_G towards those of hand-written prompts, z_C, and away from those of
+    p_i, z_i (``text_contrast``). Gradients reach p_G through z_G and p_i, and U_i, V_i through p_i; z_C is constant.
+    p_G, U_i and V_i are trained together; the server averages p_G weighted with n_k. Message: p_G alone, L x w numbers
+    each way, as PromptFL's. Evaluated with the new p_G and the client's own U_i V_i, the initial ones if it was never
+    selected.
+
+    The prompts are written as tokens x width (the paper writes the transpose). Readings: tau is the code's; mu is the
+    paper's, the code's commands have 0.5; z_C is the paper's "a photo of a <class>", the code has the
+    placeholder string "X X ... X <class>". The change of full rank starts at 0, so that p_i starts at p_G.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers, frozen.
+        num_context: L, tokens of the context.
+        bottleneck: b, columns of U and rows of V; with 0 the client has no change of its own.
+        mu: weight of L_con.
+        temperature: tau.
+        adaptation: ``low_rank``, U V; or ``full_rank``, L x w free numbers (an ablation).
+        contrast: ``both``; ``no_positive``, ``no_negative`` or ``none`` are ablations.
+        ablation_sign: of ``no_positive`` and ``no_negative``; see ``text_contrast``.
+        zc: ``photo`` or ``placeholder``.
+        training: of p_G, U and V.
+        init_words: of p_G; as ``TextPromptMethod``. U and V are drawn from N(0, 0.02^2).
+
+    Raises:
+        ConfigurationError: an unknown choice, a negative ``bottleneck``, or a ``temperature`` not above 0.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        bottleneck: int = 8,
+        mu: float = 1.0,
+        temperature: float = 0.5,
+        adaptation: Adaptation = "low_rank",
+        contrast: Contrast = "both",
+        ablation_sign: Sign = "intended",
+        zc: Anchor = "photo",
+        training: LocalTraining = TRAINING,
+        init_words: str | None = None,
+    ) -> None:
+        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        for name, value, kind in (
+            ("adaptation", adaptation, Adaptation),
+            ("contrast", contrast, Contrast),
+            ("ablation_sign", ablation_sign, Sign),
+            ("zc", zc, Anchor),
+        ):
+            if value not in get_args(kind):
+                raise ConfigurationError(f"{name} is one of {', '.join(get_args(kind))}; got {value!r}")
+        if bottleneck < 0 or temperature <= 0:
+            raise ConfigurationError(
+                f"bottleneck must be 0 or more and temperature above 0, got {bottleneck} and {temperature}"
+            )
+        self.contrast_weight = 0.0 if contrast == "none" else mu
+        self.temperature = temperature
+        self.adaptation, self.contrast, self.ablation_sign, self.zc = adaptation, contrast, ablation_sign, zc
+        width = clip.text_width
+        if adaptation == "full_rank":
+            self.change = nn.Parameter(torch.zeros(num_context, width))
+            self.personal = ("change",)
+        else:
+            with keyed_initialization("low-rank adaptation"):
+                self.u = nn.Parameter(0.02 * torch.randn(num_context, bottleneck))
+                self.v = nn.Parameter(0.02 * torch.randn(bottleneck, width))
+            self.personal = ("u", "v")
+
+    def configure_model(self) -> None:
+        """Make the hand-written prompts of the training label space too."""
+        if self.bank is None:
+            words = "a photo of a {}." if self.zc == "photo" else "X " * self.num_context + "{}."
+            self.anchor_prompts = self.clip.class_prompts(self.names_of("train"), 0, words)
+        super().configure_model()
+
+    def prompt(self) -> Tensor:
+        """The client's own prompt p_i, [L, w]."""
+        return self.context + (self.change if self.adaptation == "full_rank" else self.u @ self.v)
+
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        """In training the text features z_C of the hand-written prompts, as ``anchor`` [C, e]."""
+        if kind == "evaluate" or not self.contrast_weight:
+            return super().prepare(client, kind, split)
+        return {"anchor": self.clip.text_features(self.anchor_prompts)}
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Cross-entropy under p_i, and the contrast."""
+        if not self.contrast_weight:
+            return super().client_loss(client, batch)
+        # Both prompts in one pass of the text tower.
+        both = torch.stack([self.prompt(), self.context])
+        own, shared = self.clip.text_features(self.class_prompts(batch.split), both)
+        loss = cross_entropy(self.logits(self.image_features(batch), own), batch.y, batch.mask)
+        contrast = text_contrast(
+            shared, client.prepared["anchor"], own, self.temperature, self.contrast, self.ablation_sign
+        )
+        return loss + self.contrast_weight * contrast

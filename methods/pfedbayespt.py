@@ -1,0 +1,346 @@
+"""pFedBayesPT: prompts drawn for every image from a semi-implicit posterior, whose encoder all clients share."""
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.backbones.head import LinearHead
+from benchmark.backbones.prompts import VisualPromptTokens
+from benchmark.backbones.vit import PromptedViT
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.seeds import keyed_initialization
+from methods.fedvpt import new_client_training
+from methods.losses import masked_mean
+from methods.variational import (
+    gaussian_kl,
+    gaussian_negative_entropy,
+    importance_weighted_bound,
+    log_gaussian,
+    log_likelihood,
+    log_mixture,
+    log_predictive,
+    log_standard_gaussian,
+)
+
+#: Standard deviation of the last weights of MLP^mu at the start.
+SMALL = 1e-3
+
+
+class MaskedTokenMLPs(nn.Module):
+    """L perceptrons ``T -> hidden -> tokens`` with GELU along the token axis, one a layer, on LN(f m).
+
+    A token that is left out is 0 before the normalisation and the shift after it, and the others do not notice, so
+    ``LN(f m) = m s + shift`` with s the normalised and scaled features. The first weights mix tokens, so that the mask
+    may as well stand on them: no masked copy of the features is made.
+
+    Args:
+        layers: L.
+        length: T, tokens of an image.
+        hidden: h, width of the hidden layer.
+        tokens: nu, rows that come out.
+        output_std: standard deviation of the last weights at the start; the last biases start at 0, and the first layer
+            as torch's linear layers do.
+    """
+
+    def __init__(self, layers: int, length: int, hidden: int, tokens: int, output_std: float) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(length)
+        self.weight1 = nn.Parameter(torch.empty(layers, 1, hidden, length).uniform_(-bound, bound))
+        self.bias1 = nn.Parameter(torch.empty(layers, 1, hidden, 1).uniform_(-bound, bound))
+        self.weight2 = nn.Parameter(output_std * torch.randn(layers, 1, tokens, hidden))
+        self.bias2 = nn.Parameter(torch.zeros(layers, 1, tokens, 1))
+
+    def forward(self, scaled: Tensor, masks: Tensor, shift: Tensor) -> Tensor:
+        """All draws of the masks at once.
+
+        Args:
+            scaled: s, [B, L, T, d].
+            masks: m, [R, B, L, T].
+            shift: of LN, [L, 1, d].
+
+        Returns:
+            [R, B, L, nu, d].
+        """
+        weights = self.weight1 * masks.movedim(0, 2).unsqueeze(-2)  # [B, L, R, h, T]
+        mixed = (weights.flatten(2, 3) @ scaled).unflatten(2, weights.shape[2:4])
+        hidden = F.gelu(mixed + (self.weight1.sum(-1, keepdim=True) * shift.unsqueeze(1) + self.bias1))
+        return (self.weight2 @ hidden + self.bias2).movedim(2, 0)
+
+
+class PromptEncoder(nn.Module):
+    """``G_1 ... G_L``: from the tokens of an image at the input of each layer to its instance prompts' distribution.
+
+    ``mu_i = MLP^mu(LN(f_i m_i)^T)^T`` and ``Sigma_i = exp(MLP^Sigma(LN(f_i m_i)^T)^T / 2)``, a standard deviation. The
+    last layer of MLP^mu starts small and that of MLP^Sigma at 0, so that Sigma is 1.
+
+    Args:
+        layers: L, layers with instance prompts.
+        length: T, tokens of an image.
+        width: d.
+        hidden: h, width of the perceptrons' hidden layer.
+        tokens: nu, instance prompts of a layer.
+        variance: whether there is an MLP^Sigma.
+    """
+
+    def __init__(self, layers: int, length: int, width: int, hidden: int, tokens: int, variance: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(layers, 1, width))
+        self.shift = nn.Parameter(torch.zeros(layers, 1, width))
+        with keyed_initialization("prompt encoder"):
+            self.mean = MaskedTokenMLPs(layers, length, hidden, tokens, SMALL)
+            if variance:
+                self.log_variance = MaskedTokenMLPs(layers, length, hidden, tokens, 0.0)
+
+    def forward(self, features: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters psi of the distribution for each draw of the masks.
+
+        Args:
+            features: f, [B, L, T, d].
+            masks: m, [R, B, L, T], False where a token is left out.
+
+        Returns:
+            mu and log Sigma, [R, B, L, nu, d] each, float32.
+        """
+        scaled = F.layer_norm(features, features.shape[-1:]) * self.scale
+        log_variance = self.log_variance(scaled, masks, self.shift)
+        return self.mean(scaled, masks, self.shift).float(), 0.5 * log_variance.float()
+
+    def means(self, features: Tensor, masks: Tensor) -> Tensor:
+        """As ``forward``, mu alone."""
+        scaled = F.layer_norm(features, features.shape[-1:]) * self.scale
+        return self.mean(scaled, masks, self.shift).float()
+
+
+class PFedBayesPT(FederatedMethod):
+    """pFedBayesPT (Ye et al., CIKM 2025), with its ablations -G and -D.
+
+    The prompt of layer i is ``[p_bar_i, p_i]``: K global tokens, and nu tokens of the image at hand, drawn from
+    ``q(p | psi) = N(mu, diag Sigma^2)``. ``psi = (mu, Sigma) = G(f m)`` is itself random: f are the frozen, prompt-free
+    features of the image at the input of each layer, and m leaves each token but CLS out with probability 1 - pi. With
+    J prompts p^j from J draws of the masks, and S further draws psi~^s, a client maximises
+
+    ``log (1/J) sum_j exp( log p(y|p^j,x) + log p(p^j|x) - log Omega^j )``,
+    ``Omega^j = [ q(p^j|psi^j) + sum_s q(p^j|psi~^s) ] / (S + 1)``.
+
+    It trains p_bar and its head with eta and the encoder G with rho, together; the server averages weighted with n_k.
+    A prediction is the mean of the probabilities under V draws of the masks, with p = mu. Both parts of the objective
+    are recorded: ``cross_entropy``, and ``kl``, the mean of ``log Omega - log p(p|x)``, before its weight. Evaluated
+    with the global values and the client's own head (point ``server``), and right after local training (``local``).
+    Message: L_g K d + L_i (2d + 2 (T h + h + nu h + nu)) numbers each way, 416,280 at ViT-B/16, and the head if it is
+    global.
+
+    * ``posterior="gaussian"`` is -G: no masks, so that psi is a function of x, and the ELBO
+      ``E[log p(y|p,x)] - KL(q || p)`` with J samples and the analytic KL.
+    * ``posterior="deterministic"`` is -D: no masks, p = mu, cross-entropy alone. It has no MLP^Sigma, and does not send
+      one.
+
+    Deviations and readings:
+    * The prior is not given: N(0, I), as in the semi-implicit VAE's code.
+    * No weight of the KL part is given, which sums over D = L_i nu d entries (9,216 at ViT-B/16) and dwarfs the
+      cross-entropy: ``kl_weight=1`` is the paper as written. The weight multiplies ``log p(p|x) - log Omega``.
+    * Algorithm 1 averages the heads. The baselines' heads are personal, and so is the trend of the published numbers:
+      ``personal`` is the default, ``global`` the literal reading.
+    * The MLPs' sizes are not given: T -> 64 -> nu with GELU; the last layer of MLP^Sigma starts at zero, so that Sigma
+      is 1, and that of MLP^mu small.
+    * Global prompts are one set a layer. Beyond a family's depth the outputs of its tokens are carried on.
+
+    Args:
+        num_classes: C.
+        num_clients: N.
+        backbone: a ViT, frozen; also the feature extractor.
+        num_prompts: K, global tokens of a layer.
+        instance_prompts: nu, tokens of a layer that are the image's own.
+        training: of p_bar and head (lr is eta); momentum and weight decay are not given and are those of SGPT's code.
+        encoder_lr: rho, of the encoder; 1e-4 to 1e-2 in the paper.
+        posterior: see above.
+        keep: pi, probability that a token is kept.
+        importance_samples: J.
+        mixing_draws: S.
+        test_draws: V.
+        kl_weight: a number, or ``"1/D"``.
+        kl_warmup_rounds: the weight grows linearly and is whole from this round on; 0 for the whole weight at once.
+        prior: ``std_normal``, or ``none`` to leave ``log p(p|x)`` out.
+        head: see above.
+        global_depth: L_g, layers with global prompts, from the first on; None for all.
+        instance_depth: L_i, layers with instance prompts, from the first on; None for all.
+        hidden: h, width of the encoder's hidden layers.
+
+    Raises:
+        ConfigurationError: a number is out of range.
+    """
+
+    evaluate_local = True
+    needs_images = False
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_clients: int,
+        backbone: PromptedViT,
+        num_prompts: int = 10,
+        instance_prompts: int = 1,
+        training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
+        encoder_lr: float = 1e-3,
+        posterior: Literal["semi_implicit", "gaussian", "deterministic"] = "semi_implicit",
+        keep: float = 0.9,
+        importance_samples: int = 1,
+        mixing_draws: int = 1,
+        test_draws: int = 5,
+        kl_weight: float | Literal["1/D"] = 1.0,
+        kl_warmup_rounds: int = 0,
+        prior: Literal["std_normal", "none"] = "std_normal",
+        head: Literal["personal", "global"] = "personal",
+        global_depth: int | None = None,
+        instance_depth: int | None = None,
+        hidden: int = 64,
+    ) -> None:
+        super().__init__(num_clients)
+        global_depth = backbone.depth if global_depth is None else global_depth
+        instance_depth = backbone.depth if instance_depth is None else instance_depth
+        for name, value, least in (
+            ("instance_prompts", instance_prompts, 1),
+            ("importance_samples", importance_samples, 1),
+            ("mixing_draws", mixing_draws, 0),
+            ("test_draws", test_draws, 1),
+            ("kl_warmup_rounds", kl_warmup_rounds, 0),
+            ("hidden", hidden, 1),
+        ):
+            if value < least:
+                raise ConfigurationError(f"{name} must be at least {least}, got {value}")
+        for name, depth in (("global_depth", global_depth), ("instance_depth", instance_depth)):
+            if not 1 <= depth <= backbone.depth:
+                raise ConfigurationError(
+                    f"{name} must be from 1 to {backbone.depth}, the backbone's layers, or null for all; got {depth}"
+                )
+        if not 0 < keep <= 1:
+            raise ConfigurationError(f"keep, the probability of keeping a token, must be in (0, 1], got {keep}")
+        if kl_weight != "1/D" and (isinstance(kl_weight, str) or kl_weight < 0):
+            raise ConfigurationError(f"kl_weight must be a number from 0 on, or 1/D, got {kl_weight!r}")
+        own_head = head == "personal"
+        self.shared = ("prompt", "encoder") if own_head else ("prompt", "encoder", "head")
+        self.personal = ("head",) if own_head else ()
+        self.backbone = backbone
+        tokens, width = backbone.num_prefix_tokens + backbone.num_patches, backbone.embed_dim
+        self.prompt = VisualPromptTokens(num_prompts, width, global_depth, backbone.patch_size)
+        variance = posterior != "deterministic"
+        self.encoder = PromptEncoder(instance_depth, tokens, width, hidden, instance_prompts, variance)
+        self.head = LinearHead(backbone.num_features, num_classes)
+        self.training_settings = training
+        self.encoder_lr = encoder_lr
+        self.posterior = posterior
+        self.keep = keep
+        self.importance_samples = importance_samples
+        self.mixing_draws = mixing_draws
+        self.test_draws = test_draws
+        self.kl_weight = 1 / (instance_depth * instance_prompts * width) if kl_weight == "1/D" else float(kl_weight)
+        self.kl_warmup_rounds = kl_warmup_rounds
+        self.prior = prior
+        #: of an image: masks [L_i, T], instance prompts [L_i, nu, d]
+        self.mask_shape = (instance_depth, tokens)
+        self.prompt_shape = (instance_depth, instance_prompts, width)
+
+    # ------------------------------------------------------------------ training
+
+    def local_phases(self) -> list[Phase]:
+        """Global prompts and head with eta, the encoder with rho, together."""
+        encoder = replace(self.training_settings, lr=self.encoder_lr).group("encoder")
+        return [self.training_settings.phase_of(self.training_settings.group("prompt", "head"), encoder)]
+
+    def new_client_phases(self) -> list[Phase]:
+        """Five epochs of the head (Table 3)."""
+        return [new_client_training(self.training_settings).phase("head")]
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """f: the input of the layers that have instance prompts in a pass without prompts, [B, L_i, T, d]."""
+        return {"tokens": self.backbone.token_features(x, layers=self.prompt_shape[0])}
+
+    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, Tensor]:
+        """``masks``: m, bool [J + S or V, B, L_i, T]; ``eps``: standard normal, [J, B, L_i, nu, d]."""
+        device, noise = generator.device, {}
+        if self.posterior == "semi_implicit":
+            draws = self.test_draws if kind == "evaluate" else self.importance_samples + self.mixing_draws
+            uniform = torch.rand(draws, batch_size, *self.mask_shape, generator=generator, device=device)
+            noise["masks"] = uniform < self.keep
+            noise["masks"][..., : self.backbone.num_prefix_tokens] = True  # CLS is never left out
+        if self.posterior != "deterministic" and kind != "evaluate":
+            samples = self.importance_samples
+            noise["eps"] = torch.randn(samples, batch_size, *self.prompt_shape, generator=generator, device=device)
+        return noise
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The negative bound, and its two parts."""
+        tokens = batch.features["tokens"]
+        masks = batch.noise.get("masks", _all_kept(tokens))
+        if self.posterior == "deterministic":
+            fit = log_likelihood(self._logits(tokens, self.encoder.means(tokens, masks)), batch.y)
+            loss = masked_mean(-fit[0], batch.mask)
+            return loss, {"cross_entropy": loss}
+        mean, log_std = self.encoder(tokens, masks)
+        J = self.importance_samples
+        prompts = mean[:J] + log_std[:J].exp() * batch.noise["eps"]
+        fit = log_likelihood(self._logits(tokens, prompts), batch.y)
+        weight = self._current_kl_weight()
+        if self.posterior == "gaussian":
+            kl = self._analytic_kl(mean[0].flatten(1), log_std[0].flatten(1))
+            losses = weight * kl - fit.mean(0)
+        else:
+            log_ratio = self._log_ratio(prompts.flatten(2), mean.flatten(2), log_std.flatten(2))
+            kl = -log_ratio.mean(0)
+            losses = -importance_weighted_bound(fit, weight * log_ratio)
+        parts = {"cross_entropy": -fit.mean(0), "kl": kl}
+        return masked_mean(losses, batch.mask), {name: masked_mean(part, batch.mask) for name, part in parts.items()}
+
+    def _log_ratio(self, prompts: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """``log p(p^j|x) - log Omega^j``, [J, B], of prompts [J, B, D] with psi and psi~ in rows, [J + S, B, D]."""
+        J = self.importance_samples
+        own = log_gaussian(prompts, mean[:J], log_std[:J])
+        mixing = log_gaussian(prompts, mean[J:].unsqueeze(1), log_std[J:].unsqueeze(1))
+        log_prior = log_standard_gaussian(prompts) if self.prior == "std_normal" else 0.0
+        return log_prior - log_mixture(own, mixing)
+
+    def _analytic_kl(self, mean: Tensor, log_std: Tensor) -> Tensor:
+        """``E_q[log q(p|psi) - log p(p|x)]`` of mu and log Sigma [B, D], [B]."""
+        return gaussian_kl(mean, log_std) if self.prior == "std_normal" else gaussian_negative_entropy(log_std)
+
+    def _current_kl_weight(self) -> float:
+        """The weight of the KL part in this round."""
+        if not self.kl_warmup_rounds:
+            return self.kl_weight
+        return self.kl_weight * min(1.0, (self.server.finished_rounds + 1) / self.kl_warmup_rounds)
+
+    def _logits(self, tokens: Tensor, prompts: Tensor) -> Tensor:
+        """All images under each of R draws of their prompts, in one pass.
+
+        Args:
+            tokens: f, [B, L_i, T, d]; the input of the first layer is where the pass begins.
+            prompts: [R, B, L_i, nu, d].
+
+        Returns:
+            [R, B, C].
+        """
+        first = tokens[:, 0].expand(len(prompts), *tokens[:, 0].shape).flatten(0, 1)
+        features = self.backbone.from_tokens(first, [self.prompt(), prompts.flatten(0, 1)])
+        return self.head(features).unflatten(0, prompts.shape[:2])
+
+    # ------------------------------------------------------------------ prediction
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C] of images [B, 3, H, W] with p = mu of the whole image, which is how -G and -D predict."""
+        tokens = self.frozen_features(x)["tokens"]
+        return self._logits(tokens, self.encoder.means(tokens, _all_kept(tokens)))[0]
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Log-probabilities [B, C] under V draws of the masks; one draw after the other, to spare memory."""
+        tokens = batch.features["tokens"]
+        draws = batch.noise.get("masks", _all_kept(tokens)).split(1)
+        return log_predictive(torch.cat([self._logits(tokens, self.encoder.means(tokens, m)) for m in draws]))
+
+
+def _all_kept(tokens: Tensor) -> Tensor:
+    """One draw of masks that leaves no token out: [1, B, L, T] for tokens [B, L, T, d]."""
+    return torch.ones(1, *tokens.shape[:3], dtype=torch.bool, device=tokens.device)

@@ -1,0 +1,144 @@
+"""pFedPrompt: PromptFL, and at each client an attention on its own images that has no parameters."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, LocalTraining, MiniBatch
+from methods.losses import cross_entropy
+from methods.promptfl import PromptFL
+from methods.text_prompt import TRAINING
+
+
+def memory_attention(images: Tensor, keys: Tensor, values: Tensor, beta: float) -> Tensor:
+    """``exp(-beta (1 - f K^T)) V``, a vote of the remembered images, the nearer the stronger (Tip-Adapter).
+
+    Args:
+        images: f, L2-normalised [B, e].
+        keys: K, L2-normalised [n, e].
+        values: V, one-hot labels [n, C]; rows of zeros do not vote.
+        beta: sharpness.
+
+    Returns:
+        [B, C].
+    """
+    return torch.exp(-beta * (1 - images @ keys.T)) @ values
+
+
+def spatial_attention(images: Tensor, positions: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines of an image and the classes after each has attended to the other (CALIP, Guo et al., AAAI 2023).
+
+    With ``A = 2 F_s W^T`` of the positions' features F_s [M, e] and the classes' W [C, e]: ``W_a`` is the mean of F_s
+    weighted with A's softmax over positions; ``f_a`` is the mean plus the maximum over positions of the mean of W
+    weighted with A's softmax over classes.
+
+    Args:
+        images: f, [B, e].
+        positions: F_s, [B, M, e].
+        classes: W, [C, e].
+
+    Returns:
+        ``f W_a^T`` and ``f_a W^T``, [B, C] each.
+    """
+    affinity = 2 * positions @ classes.T
+    attended_classes = affinity.softmax(dim=1).transpose(1, 2) @ positions
+    attended_positions = affinity.softmax(dim=2) @ classes
+    attended_images = attended_positions.mean(dim=1) + attended_positions.amax(dim=1)
+    return torch.einsum("be,bce->bc", images, attended_classes), attended_images @ classes.T
+
+
+class PFedPrompt(PromptFL):
+    """pFedPrompt (Guo, Guo, Wang, "pFedPrompt: Learning Personalized Prompt for Vision-Language Models", WWW 2023).
+
+    The context p is learned and averaged as in PromptFL, and it alone is sent: the global consensus of the users. The
+    attention on a client's own images has no parameters and never leaves it. Keys K_k are the features of its training
+    images, without augmentation, values V_k their labels; an image with features f has the logits
+    ``s f^T W(p) + alpha exp(-beta (1 - f K_k^T)) V_k``. With ``alpha=0`` it is PromptFL; no logit of a class that the
+    client does not hold is ever raised.
+
+    Readings: no code is public and the paper's own description of the attention was not at hand; this is the
+    training-free form of Tip-Adapter (Zhang et al., ECCV 2022), whose first values are ``alpha=1``, ``beta=1``. In
+    training it is off, and ``lfa_in_train`` adds it there too (an image then finds itself in the memory).
+    ``lfa="spatial"`` is the other form, CALIP's, which remembers nothing:
+    ``s (f^T W + b2 f^T W_a + b3 f_a^T W)``, see ``spatial_attention``.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers.
+        num_context: L, tokens of the context.
+        training: of the context.
+        init_words: as in ``TextPromptMethod``.
+        lfa: local feature attention: ``memory`` or ``spatial``.
+        alpha: weight of the memory.
+        beta: sharpness of the memory.
+        b2: weight of the attended classes.
+        b3: weight of the attended image.
+        lfa_in_train: use the attention in training too.
+
+    Raises:
+        ConfigurationError: an unknown ``lfa``.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        training: LocalTraining = TRAINING,
+        init_words: str | None = None,
+        lfa: Literal["memory", "spatial"] = "memory",
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        b2: float = 0.1,
+        b3: float = 0.1,
+        lfa_in_train: bool = False,
+    ) -> None:
+        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        if lfa not in ("memory", "spatial"):
+            raise ConfigurationError(f"PFedPrompt: lfa is memory or spatial, got {lfa!r}")
+        self.lfa = lfa
+        self.alpha = alpha
+        self.beta = beta
+        self.b2 = b2
+        self.b3 = b3
+        self.lfa_in_train = lfa_in_train
+        self.needs_memory = lfa == "memory"
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """Features of images [B, 3, H, W], [B, e]; for the spatial form those of their positions too, [B, M, e]."""
+        if self.lfa == "memory":
+            return super().frozen_features(x)
+        image, positions = self.clip.spatial_features(x)
+        return {"image": image, "positions": positions}
+
+    def attention(self, client: Client, batch: MiniBatch, classes: Tensor) -> Tensor:
+        """ONE client: what is added to PromptFL's logits, [B, C]; ``classes`` are text features [C, e]."""
+        images = self.image_features(batch)
+        if self.lfa == "memory":
+            keys, values = client.memory["image"], self.memory_values(client, batch.split)
+            return self.alpha * memory_attention(images, keys, values, self.beta)
+        to_classes, to_image = spatial_attention(images, batch.features["positions"], classes)
+        return self.clip.logit_scale * (self.b2 * to_classes + self.b3 * to_image)
+
+    def memory_values(self, client: Client, split: str) -> Tensor:
+        """ONE client: one-hot labels [n, C] of its memory among the classes of a split; zeros for others."""
+        classes = self.label_spaces.get(split, range(len(self.class_names)))
+        label, mask = client.memory["label"].unsqueeze(1), client.memory["mask"].unsqueeze(1)
+        return ((label == torch.tensor(list(classes), device=label.device)) & mask).float()
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Cross-entropy, by default of PromptFL's logits."""
+        if not self.lfa_in_train:
+            return super().client_loss(client, batch)
+        classes = self.text_features(batch.split)
+        logits = self.logits(self.image_features(batch), classes) + self.attention(client, batch, classes)
+        return cross_entropy(logits, batch.y, batch.mask)
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """PromptFL's logits with the attention."""
+        return super().client_logits(client, batch) + self.attention(client, batch, client.prepared["text"])

@@ -1,0 +1,141 @@
+"""Prompt+AMP: every client has a prompt of its own, pulled towards a mean of the prompts most like it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.bank import ClientBank
+from benchmark.errors import ConfigurationError
+from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch
+from benchmark.server import Message, Server
+from methods.text_prompt import TRAINING, TextPromptMethod
+
+CLOUD = "cloud_context"
+
+
+def attentive_mean(own: Tensor, prompts: Tensor, alpha_k: float, sigma: float) -> Tensor:
+    """FedAMP's cloud prompt ``u_i = (1 - sum_{j != i} xi_ij) p_i + sum_{j != i} xi_ij p_j``.
+
+    ``xi_ij = alpha_K exp(-||p_i - p_j||^2 / sigma) / sigma``, alpha_K times the derivative of ``1 - e^{-x / sigma}`` at
+    the squared distance.
+
+    Args:
+        own: p_i, [L, w].
+        prompts: those of all clients, p_i among them, [N, L, w].
+        alpha_k: step size of the server.
+        sigma: how fast the attention falls with the distance.
+
+    Returns:
+        u_i, [L, w]; exactly p_i where all prompts are equal.
+    """
+    # Around p_i: the weights sum to one, and p_i's own term is zero.
+    away = prompts - own
+    xi = alpha_k / sigma * torch.exp(-away.flatten(1).square().sum(1) / sigma)
+    return own + torch.tensordot(xi, away, dims=1)
+
+
+class AttentiveServer(Server):
+    """Keeps the last prompt that each client has uploaded and sends every client its cloud prompt, ``attentive_mean``.
+
+    Clients that were never selected are in the mean with the initial prompt.
+
+    Args:
+        alpha_k: as in ``attentive_mean``.
+        sigma: as in ``attentive_mean``.
+    """
+
+    def __init__(self, alpha_k: float, sigma: float) -> None:
+        super().__init__()
+        self.alpha_k = alpha_k
+        self.sigma = sigma
+
+    def prepare(self, method: FederatedMethod) -> None:
+        """All clients start with the initial prompt."""
+        self.prompts = ClientBank({"context": method.template("context")}, method.num_clients)
+
+    def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
+        """The cloud prompts, [K, L, w]."""
+        prompts = self.prompts.all_rows("context").to(method.device)
+        return {CLOUD: torch.stack([attentive_mean(prompts[c], prompts, self.alpha_k, self.sigma) for c in clients])}
+
+    def finish_round(
+        self, method: FederatedMethod, clients: Sequence[int], updates: Sequence[Message], weights: Tensor
+    ) -> None:
+        """The uploaded prompts take the place of the old ones."""
+        self.prompts.write("context", clients, torch.stack([update["context"] for update in updates]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The prompts, with the counters."""
+        return super().state_dict() | {"prompts": dict(self.prompts.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the prompts."""
+        super().load_state_dict(state_dict)
+        self.prompts.load_state_dict(state_dict["prompts"])
+
+
+class PromptAMP(TextPromptMethod):
+    """Prompt+AMP, baseline of FedPGP (Cui et al., ICML 2024) after FedAMP (Huang et al., AAAI 2021).
+
+    Objective of client i: ``CE_i(p) + (lambda / (2 alpha_K)) ||p - u_i||^2``, from its own p_i and not from u_i, the
+    cloud prompt that the server makes of all clients' prompts (``attentive_mean``). Evaluated with the client's own
+    prompt. Messages: L x w numbers each way, u_i down and p_i up. With ``lam=0`` it is CoOp.
+
+    FedAMP's formulas; a published implementation takes the norm without its square and of detached values, so that the
+    term has no gradient. Where the prompts are close every xi is near alpha_K / sigma, and all others together have a
+    weight of at most 1 only if ``(N - 1) alpha_K <= sigma``. So 1 for all three constants, which is in use, is refused.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers, frozen.
+        num_context: L, tokens of the context.
+        lam: lambda, weight of the pull.
+        alpha_k: alpha_K, step size of the server.
+        sigma: how fast the attention falls with the distance.
+        training: of the context.
+        init_words: as ``TextPromptMethod``.
+
+    Raises:
+        ConfigurationError: ``alpha_k`` or ``sigma`` not above 0, or ``(N - 1) alpha_k > sigma``.
+    """
+
+    shared = ()
+    disclosed = ("context",)
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        lam: float = 1.0,
+        alpha_k: float = 0.1,
+        sigma: float = 1.0,
+        training: LocalTraining = TRAINING,
+        init_words: str | None = None,
+    ) -> None:
+        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        if alpha_k <= 0 or sigma <= 0:
+            raise ConfigurationError(f"alpha_k and sigma must be above 0, got {alpha_k} and {sigma}")
+        if (num_clients - 1) * alpha_k > sigma:
+            raise ConfigurationError(
+                f"alpha_k={alpha_k} with sigma={sigma} and {num_clients} clients can give a client's own prompt a "
+                f"negative weight; alpha_k must be at most sigma / (N - 1) = {sigma / (num_clients - 1):.4g}"
+            )
+        self.pull = lam / alpha_k
+        self.attentive_server = AttentiveServer(alpha_k, sigma)
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Cross-entropy plus the pull towards the cloud prompt."""
+        loss = super().client_loss(client, batch)
+        if not self.pull:
+            return loss
+        return loss + self.pull / 2 * (self.context - client.received[CLOUD]).square().sum()
+
+    def default_server(self) -> Server:
+        """The server with the attention."""
+        return self.attentive_server

@@ -1,0 +1,130 @@
+"""What the methods that learn a text prompt for a frozen CLIP have in common."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from methods.losses import cross_entropy
+
+#: How FedPGP (Cui et al., ICML 2024) trains a context: rate and epochs are the paper's, the rest is its code's.
+TRAINING = LocalTraining(lr=0.001, epochs=2, momentum=0.9, weight_decay=5e-4)
+
+
+class TextPromptMethod(FederatedMethod):
+    """Base of the methods that learn a context for the text tower of a frozen CLIP (CoOp, Zhou et al., IJCV 2022).
+
+    An image with features f has the logits ``s f^T w_c(p)``: w_c(p) are the text features of the prompt
+    ``[p, name of class c, full stop]``, features are L2-normalised, s is CLIP's scale. The classes are those in the
+    label space of the split. The context p is the same for all classes and holds none of their names, so that it serves
+    classes that were never trained. Images are encoded once where the transform is deterministic, and the classes once
+    in an evaluation.
+
+    Args:
+        num_clients: N.
+        class_names: names of all classes, in the order of the labels.
+        clip: CLIP's towers.
+        num_context: L, tokens of the context.
+        training: of the context.
+        init_words: words whose embeddings the context starts from, such as "a photo of a"; None draws every entry from
+            N(0, 0.02^2).
+
+    Raises:
+        ConfigurationError: ``init_words`` of fewer than L tokens, or (when the data are known) a prompt longer than the
+            text tower takes.
+    """
+
+    shared: tuple[str, ...] = ("context",)
+    open_vocabulary = True
+    needs_images = False
+
+    def __init__(
+        self,
+        num_clients: int,
+        class_names: list[str],
+        clip: PromptedCLIP,
+        num_context: int = 16,
+        training: LocalTraining = TRAINING,
+        init_words: str | None = None,
+    ) -> None:
+        super().__init__(num_clients)
+        self.class_names = class_names
+        self.clip = clip
+        self.num_context = num_context
+        self.training_settings = training
+        self.context = nn.Parameter(clip.initial_context(num_context, init_words))
+
+    # ------------------------------------------------------------------ what a method writes in its own way
+
+    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+        """The prompts of these classes without their context; called once for each label space."""
+        return self.clip.class_prompts(class_names, self.num_context)
+
+    def prompt(self) -> Tensor:
+        """ONE client: the context that it classifies with, [L, w]."""
+        return self.context
+
+    def text_features(self, split: str) -> Tensor:
+        """ONE client: features of the classes of a split, [C, e], L2-normalised."""
+        return self.clip.text_features(self.class_prompts(split), self.prompt())
+
+    def image_features(self, batch: MiniBatch) -> Tensor:
+        """ONE client: features of a mini-batch, [B, e], L2-normalised; by default those of the images as they are."""
+        return batch.features["image"]
+
+    # ------------------------------------------------------------------ label spaces
+
+    def names_of(self, split: str) -> list[str]:
+        """Names of the classes of a split, in the order in which its labels are counted."""
+        return [self.class_names[c] for c in self.label_spaces.get(split, range(len(self.class_names)))]
+
+    def class_prompts(self, split: str) -> ClassPrompts:
+        """The prompts of the classes of a split, without their context."""
+        return cast(ClassPrompts, self.vocabularies[_key(split if split in self.label_spaces else "")])
+
+    def configure_model(self) -> None:
+        """Make the prompts of every label space, now that the data have said which there are."""
+        if self.bank is None:
+            # Splits with the same classes have the same prompts; those that are not named have all classes.
+            names = {split: tuple(self.names_of(split)) for split in ("", *self.label_spaces)}
+            made = {own: self.make_class_prompts(own) for own in dict.fromkeys(names.values())}
+            self.vocabularies = nn.ModuleDict({_key(split): made[own] for split, own in names.items()})
+        super().configure_model()
+
+    # ------------------------------------------------------------------ the contract
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """Features of images [B, 3, H, W], [B, e], L2-normalised."""
+        return {"image": self.clip.image_features(x)}
+
+    def logits(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Logits [B, C] of image features [B, e] and text features [C, e]."""
+        return self.clip.logit_scale * images @ classes.T
+
+    def forward(self, x: Tensor, split: str = "test") -> Tensor:
+        """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
+        return self.logits(self.clip.image_features(x), self.text_features(split))
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Cross-entropy."""
+        logits = self.logits(self.image_features(batch), self.text_features(batch.split))
+        return cross_entropy(logits, batch.y, batch.mask)
+
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        """In an evaluation the text features of the split's classes, as ``text`` [C, e]."""
+        return {"text": self.text_features(split)} if kind == "evaluate" else {}
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Logits with the text features that were prepared."""
+        return self.logits(self.image_features(batch), client.prepared["text"])
+
+    def local_phases(self) -> list[Phase]:
+        """Everything that has a role."""
+        return [self.training_settings.phase(*self.shared, *self.personal, *self.disclosed)]
+
+
+def _key(split: str) -> str:
+    """A split's key among the vocabularies: a bare "train" is a method of every module."""
+    return f"{split}_classes"

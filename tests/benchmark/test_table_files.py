@@ -1,0 +1,67 @@
+"""The tables in ``configs/tables``: they name files that exist and numbers that were published.
+
+The YAML is read as it is; ``load_table``, which checks it, takes seconds for the largest tables.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmark.tables import load_table, read_paper
+
+ROOT = Path(__file__).parents[2]
+TABLES: dict[str, dict[str, Any]] = {
+    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs/tables").glob("*.yaml"))
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_one(name: str) -> None:
+    assert load_table(name).rows
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_file_that_a_table_names_is_there(name: str) -> None:
+    table = TABLES[name]
+    assert {"demo", "paper"} <= set(table["presets"])
+    for preset in table["presets"].values():
+        for group in preset["data"]:
+            data = group.get("config", group["name"])
+            files = [entry.replace("{data}", data) for row in table["rows"] for entry in row["configs"]]
+            files += [entry.removeprefix("--data=") for entry in group.get("overrides", []) if "--data=" in entry]
+            assert [entry for entry in files if not Path(entry).is_file()] == []
+
+
+@pytest.mark.parametrize("csv", sorted((ROOT / "results/paper").glob("*.csv")), ids=lambda path: path.stem)
+def test_every_published_number_stands_in_a_table(csv: Path) -> None:
+    """And no column names a number that was not published."""
+    published = read_paper([str(csv)])
+    if set(published["setting"]) == {"dataset statistics"}:
+        return
+    file = f"results/paper/{csv.name}"
+    tables = [table for table in TABLES.values() if file in table.get("paper", [])]
+    if csv.stem == "fedpgp_table6":  # the averages of Table 10's data sets
+        assert tables
+        return
+    methods = {row["label"] for table in tables for row in table["rows"]}
+    assert set(published["method"].dropna()) <= methods
+    named = {
+        (number["dataset"], number["setting"], number.get("metric", "accuracy"))
+        for table in tables
+        for group in table["presets"]["paper"]["data"]
+        for number in [*(column.get("paper") for column in group.get("columns", [])), group.get("cost")]
+        if number is not None
+    }
+    there = set(zip(published["dataset"], published["setting"], published["metric"], strict=True))
+    averages = {key for key in there if key[0] == "Average of 5" or key[1] == "LODO avg"}  # over groups
+    assert there - averages - named == set()
+    if len(tables) == 1 and len(tables[0]["paper"]) == 1:
+        assert named <= there
