@@ -10,18 +10,19 @@ from lightning.pytorch.callbacks import RichProgressBar
 class RoundProgress(RichProgressBar):
     """Lightning's rich progress bar in the words of federated learning.
 
-    The bar counts the local steps of a round. The last evaluation's average accuracy over clients stands beside the
-    loss.
+    The bar counts blocks of local steps. Beside it stand the steps done in the round, the clients that are stepped,
+    their loss, and the last evaluation's average accuracy over clients.
     """
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=10)
         self._clients = ""
+        self._steps = 0
         if not sys.stderr.isatty() and not sys.stdout.isatty():
             self.disable()
 
     def _get_train_description(self, current_epoch: int) -> str:
-        return f"Round {current_epoch + 1}/{self.trainer.max_epochs} · local step"
+        return f"Round {current_epoch + 1}/{self.trainer.max_epochs} · local training"
 
     @property
     def sanity_check_description(self) -> str:
@@ -29,13 +30,14 @@ class RoundProgress(RichProgressBar):
         return "Round 0 · evaluation"
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Remember which clients are stepped."""
+        """Remember which clients are stepped, and count their steps."""
+        self._steps = len(batch.steps) + (self._steps if batch_idx else 0)
         ids = ", ".join(str(client) for client in batch.cohort[:6])
         self._clients = ids + (f" … {len(batch.cohort)}" if len(batch.cohort) > 6 else "")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Clients of the cohort, mean local loss of the round so far, average accuracy after the last evaluation."""
-        metrics: dict[str, Any] = {"clients": self._clients}
+        metrics: dict[str, Any] = {"clients": self._clients, "local step": self._steps}
         total, steps = pl_module.running_loss.tolist()  # type: ignore[operator]
         if steps:
             metrics["loss"] = f"{total / steps:.3f}"
