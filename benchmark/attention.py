@@ -1,5 +1,7 @@
 """Where a network looks: Grad-CAM (Selvaraju et al., ICCV 2017), through captum."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -51,13 +53,11 @@ def grad_cam(backbone: nn.Module, head: nn.Module, x: Tensor, classes: Tensor) -
         raise ConfigurationError(INSTALL) from error
     if isinstance(backbone, PromptedViT):
         looked_at = _LastBlockMap(backbone)
-        network, layer = nn.Sequential(looked_at, head), looked_at.map
+        network, layer = nn.Sequential(looked_at, head), cast(nn.Module, looked_at.map)
     else:
         convolutions = [module for module in backbone.modules() if isinstance(module, nn.Conv2d)]
         if not convolutions:
             raise ConfigurationError(f"Grad-CAM needs a convolution or a ViT, {type(backbone).__name__} is neither")
         network, layer = nn.Sequential(backbone, head), convolutions[-1]
-    maps = LayerGradCam(network, layer).attribute(
-        x.detach().requires_grad_(), target=classes, relu_attributions=True
-    )
+    maps = LayerGradCam(network, layer).attribute(x.detach().requires_grad_(), target=classes, relu_attributions=True)
     return maps.detach().squeeze(1)

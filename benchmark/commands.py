@@ -37,6 +37,16 @@ def table(arguments: argparse.Namespace) -> int:
     return 1 if result.failed else 0
 
 
+def figure(arguments: argparse.Namespace) -> int:
+    """Do the runs that figures of a paper need and draw them, with their numbers as CSV and a caption."""
+    from benchmark.pfedpt_figures import make_figure
+
+    for name in arguments.names:
+        made = make_figure(name, arguments.preset, _data_dir(arguments), arguments.run_dir, arguments.jobs)
+        print(f"written: {made.png}, {made.csv}, {made.txt}", flush=True)
+    return 0
+
+
 def _data_dir(arguments: argparse.Namespace) -> str | None:
     return arguments.data_dir or os.environ.get("DATA_DIR") or None
 
@@ -128,12 +138,13 @@ def partition(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from benchmark.figures import partition_heatmap
+    from benchmark.restore import configured_data
     from datamodules.manifest import read_manifest, write_manifest
 
     if arguments.what.suffix == ".json":
         manifest = read_manifest(arguments.what)
     else:
-        manifest = _manifest_of(arguments.what, arguments.set)
+        manifest = configured_data(arguments.what, arguments.set).manifest
         write_manifest(arguments.picture.with_suffix(".json"), manifest)
     counts = np.array([client[f"{arguments.split}_classes"] for client in manifest["clients"]])
     given = ", ".join(f"{name}={value}" for name, value in manifest["arguments"].items())
@@ -141,29 +152,6 @@ def partition(arguments: argparse.Namespace) -> int:
     partition_heatmap(counts, manifest["class_names"], arguments.picture, title)
     print(f"written: {arguments.picture}")
     return 0
-
-
-def _manifest_of(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The manifest that a run with this data configuration would write."""
-    from jsonargparse import ActionConfigFile, ArgumentParser
-
-    import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
-    from datamodules.base import FederatedDataModule
-
-    if not path.is_file():
-        raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
-    top = ArgumentParser(exit_on_error=False)
-    top.add_argument("--config", action=ActionConfigFile)
-    top.add_class_arguments(FederatedDataModule)
-    try:
-        settings = top.parse_args([f"--config={path}", *(f"--{override}" for override in overrides)])
-    except argparse.ArgumentError as error:
-        raise ConfigurationError(f"{path} is no data configuration: {error}") from error
-    given = top.instantiate_classes(settings).as_dict()
-    given.pop("config")
-    data = FederatedDataModule(**given)
-    data.setup()
-    return data.manifest
 
 
 def parser() -> argparse.ArgumentParser:
@@ -186,6 +174,15 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--gpus", type=int, default=1, help="of a job; default %(default)s")
     entry.add_argument("--cpus", type=int, default=8, help="of a job; default %(default)s")
     entry.set_defaults(run=table)
+    entry = commands.add_parser("figure", help=figure.__doc__, description=figure.__doc__)
+    entry.add_argument("names", nargs="+", metavar="NAME", help="pfedpt_fig4, 5, 6, 8, 9, 10 or 11")
+    entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
+    entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
+    entry.add_argument(
+        "--run_dir", nargs="+", default=[], help="finished runs with a checkpoint, in place of the preset's"
+    )
+    entry.add_argument("--jobs", type=int, default=1, help="runs at a time; default %(default)s")
+    entry.set_defaults(run=figure)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=Path)
     entry.set_defaults(run=show)

@@ -1,5 +1,6 @@
 """How far each client's own parameters move from round to round."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,42 +24,40 @@ class PersonalMovement(Callback):
 
     def __init__(self, parameters: list[str]) -> None:
         self.parameters = parameters
+        self._names: dict[str, list[str]] = {}
         self._before: dict[str, Tensor] = {}
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the names.
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look the names up.
 
         Raises:
             ConfigurationError: a prefix names no personal parameter of the method.
         """
         method: Any = pl_module
-        method.configure_model()
         for prefix in self.parameters:
-            if not self._names(method, prefix):
-                known = ", ".join(method.own_names) or "none"
+            self._names[prefix] = [name for name in method.parameters_under([prefix]) if name in method.own_names]
+            if not self._names[prefix]:
                 raise ConfigurationError(
                     f"PersonalMovement: {prefix!r} names no personal parameter of {type(method).__name__}; it has "
-                    f"{known}"
+                    f"{', '.join(method.own_names) or 'none'}"
                 )
-
-    @staticmethod
-    def _names(method: Any, prefix: str) -> list[str]:
-        return [name for name in method.parameters_under([prefix]) if name in method.own_names]
-
-    def _vectors(self, method: Any, prefix: str) -> Tensor:
-        """[N, P] in float64: all clients' parameters under a prefix."""
-        rows = [method.bank.all_rows(name).flatten(1) for name in self._names(method, prefix)]
-        return torch.cat(rows, dim=1).double()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember where the clients stand before the round."""
-        self._before = {prefix: self._vectors(pl_module, prefix) for prefix in self.parameters}
+        method: Any = pl_module
+        self._before = {name: method.bank.all_rows(name).clone() for names in self._names.values() for name in names}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the round's movement; before any training there is none."""
         method: Any = pl_module
-        for prefix, before in self._before.items():
-            now = self._vectors(method, prefix)
-            start = torch.cat([method.template(name).flatten() for name in self._names(method, prefix)])
-            method.reports[f"{prefix}_change"] = (now - before).norm(dim=1)
-            method.reports[f"{prefix}_distance"] = (now - start.cpu().double()).norm(dim=1)
+        for prefix, names in self._names.items() if self._before else ():
+            now = [method.bank.all_rows(name) for name in names]
+            start = [method.template(name).cpu() for name in names]
+            method.reports[f"{prefix}_change"] = _distances(now, [self._before[name] for name in names])
+            method.reports[f"{prefix}_distance"] = _distances(now, start)
+
+
+def _distances(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Per client [N] the L2 norm over all tensors of rows [N, ...] minus others [N, ...] or [...]."""
+    squares = [(r.double() - o.double()).flatten(1).square().sum(1) for r, o in zip(rows, others, strict=True)]
+    return torch.stack(squares).sum(0).sqrt()

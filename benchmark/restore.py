@@ -1,9 +1,11 @@
 """A finished run's method and data once more, from its directory alone; and the data of a configuration."""
 
 import argparse
+import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -84,7 +86,7 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[Federa
         "enable_progress_bar": False,
         "enable_checkpointing": False,
     }
-    with patch.object(sys, "argv", ["lightning-cli"]), warnings.catch_warnings():
+    with patch.object(sys, "argv", ["lightning-cli"]), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         cli = FederatedCLI(
             FederatedMethod,
@@ -98,6 +100,17 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[Federa
             run=False,
         )
     return cli.model, cli.datamodule
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No remarks on seeds and devices inside."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModule":

@@ -1,0 +1,95 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from federation import CONF
+from torch.func import functional_call
+
+from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI, FederatedParser, SaveRunConfig
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
+from benchmark.restore import become_client, configured_data, restore
+from benchmark.results import read_metrics
+from datamodules.base import FederatedDataModule
+
+
+def finished(run_dir: Path, conf: str, *overrides: str) -> Any:
+    """A run of the tiny federation through the command line; returns it with its live method."""
+    configs = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lightning-cli"])
+        return FederatedCLI(
+            FederatedMethod,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            seed_everything_default=0,
+            trainer_defaults=TRAINER_DEFAULTS,
+            parser_class=FederatedParser,
+            args=["fit", *configs, "--run_dir", str(run_dir), *overrides],
+        )
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finished(tmp_path_factory.mktemp("restore") / "run", "PFedPT", "--trainer.max_epochs=2")
+
+
+def test_a_restored_run_has_the_live_runs_logits_and_accuracies(live: Any) -> None:
+    method, data = restore(live.run_dir)
+    assert not method.training
+    metrics = read_metrics(live.run_dir)
+    last = metrics[(metrics["round"] == 2) & (metrics["metric"] == "accuracy")].set_index("client")["value"]
+    different = set()
+    for client in range(data.num_clients):
+        become_client(method, client)
+        rows = torch.from_numpy(data.held_out["test"][client])
+        x = data.transform(data.pool.images[rows], None)
+        with torch.no_grad():
+            logits = method(method.prompted(x, {}))  # type: ignore[operator]
+            own = {name: live.model.bank.all_rows(name)[client] for name in live.model.own_names}
+            prompted = functional_call(
+                live.model.visual_prompt, {n.partition(".")[2]: v for n, v in own.items()}, (x, {})
+            )
+            assert torch.equal(logits, live.model(prompted))
+        assert (logits.argmax(1) == data.pool.labels[rows]).double().mean().item() == pytest.approx(last[client])
+        different.add(float(own["visual_prompt.up"].sum()))
+    assert len(different) > 7  # clients that took part have prompts of their own
+
+
+def test_what_cannot_be_restored_is_one_clear_line(live: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"run/config\.yaml cannot be read"):
+        restore(tmp_path / "run")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.yaml").write_bytes((live.run_dir / "config.yaml").read_bytes())
+    with pytest.raises(ConfigurationError, match=r"bare has kept no checkpoints/last\.ckpt, which is needed here; run"):
+        restore(bare)
+    (bare / "checkpoints").symlink_to((live.run_dir / "checkpoints").absolute())
+    config = yaml.safe_load((bare / "config.yaml").read_text())
+    config["seed_everything"] = 4
+    (bare / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigurationError, match="it was made with seed 3, this run has 4"):
+        restore(bare)
+
+
+def test_a_server_with_messages_of_its_own_is_refused(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", "PFedPG", "--trainer.max_epochs=0", "--trainer.num_sanity_val_steps=0").run_dir
+    (run / "checkpoints").mkdir(exist_ok=True)
+    torch.save({"state_dict": {}}, run / "checkpoints" / "last.ckpt")
+    with pytest.raises(ConfigurationError, match="server of PFedPG sends every client something of its own"):
+        restore(run)
+
+
+def test_the_data_of_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text(
+        "source: federation.TinyImages\npartition: {class_path: federation.Ragged, init_args: {num_clients: 4}}\n"
+    )
+    assert configured_data(tmp_path / "data.yaml", []).train_sizes == {0: 9, 1: 4, 2: 17, 3: 3}
+    assert configured_data(tmp_path / "data.yaml", ["partition.init_args.num_clients=2"]).num_clients == 2
+    with pytest.raises(ConfigurationError, match="no manifest or data configuration at"):
+        configured_data(tmp_path / "none.yaml", [])
