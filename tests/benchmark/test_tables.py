@@ -174,6 +174,8 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, object]:
 
 
 PROGRAM = (sys.executable, "fake_run.py")
+# A process started in the background of a script ignores Ctrl-C, and so would its children.
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 def calls() -> list[list[str]]:
@@ -197,7 +199,7 @@ def runner(seeds: str = "[0]", jobs: int = 1) -> Iterator["subprocess.Popen[str]
         "sys.exit(len(result.failed))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", INTERRUPTIBLE + code],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -570,7 +572,9 @@ def test_a_cancelled_call_cancels_its_jobs(root: Path) -> None:
         "from benchmark.tables import run_table; from benchmark.runner import Cluster\n"
         f"run_table('two', cluster=Cluster(kind='local', gpus=0), program={list(PROGRAM)})"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE + code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     until(lambda: len(calls()) == 2)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) != 0
