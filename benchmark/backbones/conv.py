@@ -7,16 +7,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def _channels_last(weight: Tensor) -> Tensor:
+    """``weight`` [O, I, H, W], its channels innermost in memory (vmap has no rule for ``contiguous(memory_format=...)``)."""
+    return weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 class _Conv2d(torch.autograd.Function):
     """``F.conv2d`` with stride 1 and no padding, and a rule for ``vmap`` of its own.
 
     torch maps a convolution with stacked weights to a grouped one. That is right on a GPU; on a CPU the grouped weight
-    gradient is several times slower than one convolution per client, so there each client has its own.
+    gradient is several times slower than one convolution per client, so there each client has its own. Filters in
+    channels-last order make the whole network run in that order, a third faster on a CPU, pooling included.
     """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.conv2d(x, weight, bias)
+        return F.conv2d(x, _channels_last(weight), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -25,6 +31,7 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
+        weight = _channels_last(weight)
         needed = list(ctx.needs_input_grad)
         return torch.ops.aten.convolution_backward(
             gradient, x, weight, [len(weight)], (1, 1), (0, 0), (1, 1), False, (0, 0), 1, needed
@@ -38,8 +45,14 @@ class _Conv2d(torch.autograd.Function):
             value.unbind(dim) if dim is not None else [value] * info.batch_size
             for value, dim in zip((x, weight, bias), in_dims, strict=True)
         ]
-        outputs = [F.conv2d(*client) for client in zip(*parts, strict=True)]
-        return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs), 0
+        outputs = [
+            F.conv2d(x, _channels_last(weight), bias)
+            for x, weight, bias in zip(*parts, strict=True)
+        ]
+        if len(outputs) == 1:
+            return outputs[0].unsqueeze(0), 0
+        # Stacked so that each client's part stays in channels-last order.
+        return torch.stack([output.permute(0, 2, 3, 1) for output in outputs]).permute(0, 1, 4, 2, 3), 0
 
 
 class ClientConv2d(nn.Conv2d):
