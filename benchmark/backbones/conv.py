@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def _channels_last(weight: Tensor) -> Tensor:
-    """``weight`` [O, I, H, W], its channels innermost in memory (vmap has no rule for ``contiguous(memory_format=...)``)."""
+    """``weight`` [O, I, H, W] with its channels innermost in memory; vmap has no rule for ``contiguous`` with a format."""
     return weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
@@ -45,10 +45,7 @@ class _Conv2d(torch.autograd.Function):
             value.unbind(dim) if dim is not None else [value] * info.batch_size
             for value, dim in zip((x, weight, bias), in_dims, strict=True)
         ]
-        outputs = [
-            F.conv2d(x, _channels_last(weight), bias)
-            for x, weight, bias in zip(*parts, strict=True)
-        ]
+        outputs = [F.conv2d(x, _channels_last(weight), bias) for x, weight, bias in zip(*parts, strict=True)]
         if len(outputs) == 1:
             return outputs[0].unsqueeze(0), 0
         # Stacked so that each client's part stays in channels-last order.
