@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def _channels_last(weight: Tensor) -> Tensor:
-    """``weight`` [O, I, H, W] with its channels innermost in memory; vmap has no rule for ``contiguous`` with a format."""
+    """``weight`` [O, I, H, W], channels innermost in memory; vmap has no rule for ``contiguous`` with a format."""
     return weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
