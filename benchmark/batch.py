@@ -274,13 +274,15 @@ class RoundPlan(Dataset[ClientBatch]):
 class EvaluationPlan(Dataset[ClientBatch]):
     """The evaluation of clients on their own held-out images: per cohort and point, fine-tuning steps, then test steps.
 
+    As many clients are tested together as their images fit into one step; with fine-tuning, those that are fine-tuned
+    together. So the scores do not depend on the width of training's cohorts.
+
     Args:
         clients: the clients to evaluate.
         held_out: per split name, per client, rows of the pool to test on.
-        training: the fine-tuning of a copy: a plan over the same clients with the same width, or None.
+        training: the fine-tuning of a copy: a plan over the same clients, or None.
         points: which states to evaluate, ``"server"`` and/or ``"local"``.
-        batch_size: rows of a client in one step.
-        width: K, clients evaluated together.
+        batch_size: images in one step: of one client, or of several that have few.
     """
 
     def __init__(
@@ -290,15 +292,16 @@ class EvaluationPlan(Dataset[ClientBatch]):
         training: RoundPlan | None,
         points: Sequence[str],
         batch_size: int,
-        width: int,
     ) -> None:
         self.held_out = held_out
         self.batch_size = batch_size
         self.training = training
         sizes = {c: max(len(rows[c]) for rows in held_out.values()) for c in clients}
         self.row = min(batch_size, max(sizes.values()))
-        # A fine-tuning plan brings its own cohorts: both must step the same clients together.
-        self.cohorts = training.cohorts if training is not None else cohorts(clients, sizes, width)
+        if training is not None:  # both must step the same clients together
+            self.cohorts = training.cohorts
+        else:
+            self.cohorts = cohorts(clients, sizes, batch_size // self.row)
         self.items: list[tuple[int, _Step]] = []
         for number, members in enumerate(self.cohorts):
             for point in points:

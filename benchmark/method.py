@@ -72,8 +72,6 @@ class FederatedMethod(LightningModule):
     needs_memory: bool = False
     evaluate_local: bool = False
 
-    running_loss: Tensor
-
     def __init__(self, num_clients: int) -> None:
         super().__init__()
         self.num_clients = num_clients
@@ -91,13 +89,12 @@ class FederatedMethod(LightningModule):
         self._prepared: Message = {}
         self._memory: Message = {}
         self._class_counts = torch.zeros(num_clients, 0, dtype=torch.int64)
+        self._counted: tuple[tuple[int, ...], Tensor] = ((), self._class_counts[:0])
         self._totals: dict[str, tuple[Tensor, Tensor]] = {}
         self._finished: dict[tuple[int, str], Tensor] = {}
         self._fitted = False
         self._values: Message = {}
-        self._diverged = torch.zeros(0, dtype=torch.bool)
         self._copy_optimizers: list[torch.optim.Optimizer] = []
-        self.register_buffer("running_loss", torch.zeros(2), persistent=False)
 
     # ------------------------------------------------------------------ what a method writes
 
@@ -449,7 +446,7 @@ class FederatedMethod(LightningModule):
         common = {n: v for n, v in self._received.items() if n not in per_client}
         parts = (values, per_client, self._kept, self._prepared, self._memory)
         own: tuple[Any, ...] = tuple(_first(part, count) for part in parts)
-        counts = self._class_counts[list(clients)].to(self.device)
+        counts = self._counts_of(tuple(clients))
         call = _Call(self)
 
         def one(
@@ -479,11 +476,19 @@ class FederatedMethod(LightningModule):
             )
         return result
 
+    def _counts_of(self, clients: tuple[int, ...]) -> Tensor:
+        """Training images of each class, [K, C], on the device; the last answer is remembered, for a cohort's steps."""
+        if self._counted[0] != clients:
+            self._counted = (clients, self._class_counts[list(clients)].to(self.device))
+        return self._counted[1]
+
     def _is_stacked(self, name: str, value: Tensor) -> bool:
         return self.server.is_per_client(self, name, value)
 
     def _stacked_noise(self, batch: ClientBatch, kind: str) -> Message:
         assert batch.x is not None
+        if type(self).draw_noise is FederatedMethod.draw_noise:
+            return {}
         seed = self.server.seed
         key = (kind, batch.point, batch.split, batch.round, batch.phase, batch.step)
         drawn = [
@@ -494,8 +499,8 @@ class FederatedMethod(LightningModule):
 
     def _train_on(
         self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer
-    ) -> Tensor:
-        """One optimizer step of the whole cohort; returns the clients' losses, [K], detached."""
+    ) -> None:
+        """One optimizer step of the whole cohort."""
         if batch.phase_start:
             self._start_phase(phase, optimizer)
         made = self.map_clients(self.client_loss, self.slot_values(), batch, batch.kind)
@@ -508,10 +513,8 @@ class FederatedMethod(LightningModule):
             optimizer.step()
         else:
             self._transformed_step(batch, optimizer)
-        losses = losses.detach()
         self._add_to_totals(batch, {"loss": losses, **named})
         self._keep_finished(batch)
-        return cast(Tensor, losses)
 
     def _transformed_step(self, batch: ClientBatch, optimizer: LightningOptimizer | torch.optim.Optimizer) -> None:
         """An optimizer step whose update goes through ``transform_update``."""
@@ -529,7 +532,7 @@ class FederatedMethod(LightningModule):
         for name, value in named.items():
             if name not in self._totals:
                 rows = len(batch.cohort)
-                self._totals[name] = (value.new_zeros(rows, *value.shape[1:]), value.new_zeros(rows))
+                self._totals[name] = (value.detach().new_zeros(rows, *value.shape[1:]), torch.zeros(rows))
             total, steps = self._totals[name]
             total[: len(value)] += value.detach()
             steps[: len(value)] += 1
@@ -585,11 +588,7 @@ class FederatedMethod(LightningModule):
                 continue
             batch = self.data.fill(step)
             optimizer = optimizers[batch.phase] if isinstance(optimizers, list) else optimizers
-            losses = self._train_on(batch, self.local_phases()[batch.phase], optimizer)
-            if batch.first:
-                self._diverged = torch.zeros(len(batch.cohort), dtype=torch.bool, device=self.device)
-            self._diverged[: len(losses)] |= ~losses.isfinite()
-            self.running_loss += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+            self._train_on(batch, self.local_phases()[batch.phase], optimizer)
 
     @property
     def data(self) -> Any:
@@ -602,7 +601,8 @@ class FederatedMethod(LightningModule):
         Raises:
             ConfigurationError: a client's loss was not finite; the last round's checkpoint is as it was.
         """
-        if diverged := [client for client, bad in zip(clients, self._diverged.tolist(), strict=False) if bad]:
+        loss = self._totals["loss"][0].tolist() if self._totals else []
+        if diverged := [client for client, total in zip(clients, loss, strict=False) if not math.isfinite(total)]:
             raise ConfigurationError(
                 f"training diverged: the loss of {len(diverged)} of {len(clients)} clients of a cohort was not "
                 f"finite in round {self.server.finished_rounds + 1} (clients {diverged[:5]}); lower the "
@@ -640,7 +640,7 @@ class FederatedMethod(LightningModule):
         for name, (total, steps) in self._totals.items():
             if total.ndim == 1:
                 values = self.reports.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
-                values[list(clients)] = (total / steps).double().cpu()
+                values[list(clients)] = total.cpu().double() / steps
 
     # ------------------------------------------------------------------ evaluation
 

@@ -55,19 +55,17 @@ class ClientScores(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Per metric name [N], float64; NaN for a client that was not evaluated.
 
-        ``balanced_accuracy`` is the mean recall over the classes in the client's held-out images; ``macro_f1`` is the
-        mean
-        F1 over the classes that occur there or were predicted (scikit-learn's convention).
+        ``balanced_accuracy`` and ``macro_f1`` are the means of recall and of F1 over the classes that occur in the
+        client's held-out images.
         """
         hits, false, support = self.counts.double().unbind(-1)
         present = support > 0
-        named = present | (hits + false > 0)
         recall = torch.where(present, hits / support, 0.0)
-        f1 = torch.where(named, 2 * hits / (hits + false + support), 0.0)
+        f1 = torch.where(present, 2 * hits / (hits + false + support), 0.0)
         total = support.sum(1)
         return {
             "accuracy": hits.sum(1) / total,
             "balanced_accuracy": recall.sum(1) / present.sum(1),
-            "macro_f1": f1.nan_to_num().sum(1) / named.sum(1),
+            "macro_f1": f1.sum(1) / present.sum(1),
             "loss": self.loss_sum / total,
         }

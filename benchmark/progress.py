@@ -36,11 +36,10 @@ class RoundProgress(RichProgressBar):
         self._clients = ids + (f" … {len(batch.cohort)}" if len(batch.cohort) > 6 else "")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Clients of the cohort, mean local loss of the round so far, average accuracy after the last evaluation."""
+        """Clients of the cohort, mean local loss of the cohorts so far, average accuracy after the last evaluation."""
         metrics: dict[str, Any] = {"clients": self._clients, "local step": self._steps}
-        total, steps = pl_module.running_loss.tolist()  # type: ignore[operator]
-        if steps:
-            metrics["loss"] = f"{total / steps:.3f}"
+        if "loss" in pl_module.reports:  # type: ignore[operator]
+            metrics["loss"] = f"{pl_module.reports['loss'].nanmean():.3f}"  # type: ignore[index]
         return metrics | {f"acc ({p})": f"{100 * v:.1f} %" for p, v in _accuracies(trainer)}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

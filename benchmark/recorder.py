@@ -100,10 +100,6 @@ class Recorder(Callback):
                 self.values[round, "local", "train", name] = values.clone()
                 averages[f"train/{name}"] = values.nanmean().item()
         method.reports.clear()
-        loss, steps = method.running_loss.tolist()
-        if steps:
-            averages["train/loss"] = loss / steps
-        method.running_loss.zero_()
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         for logger in trainer.loggers:
             logger.log_metrics(averages, step=round)

@@ -12,6 +12,7 @@ Paths in a table are relative to the folder the command is started in, the repos
       paper:
         note: One sentence under the title.   # optional
         seeds: [0, 1, 2]
+        rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
         base: [configs/x.yaml]                # optional; configs of every run of the preset
         overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each
         data:                                 # column groups; one run gives all columns of a group
@@ -131,6 +132,7 @@ class Preset:
     base: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     note: str = ""
+    rows: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ def _check_table(table: Table, path: Path) -> None:
     for preset_name, preset in table.presets.items():
         if not preset.seeds or not preset.data:
             raise ConfigurationError(f"{path}: the preset {preset_name} needs at least one seed and one data group")
+        if unknown := sorted(set(preset.rows) - set(labels)):
+            raise ConfigurationError(f"{path}: the preset {preset_name} names {unknown[0]!r}, which is no row's label")
         if len({group.name for group in preset.data}) < len(preset.data):
             raise ConfigurationError(f"{path}: two data groups of the preset {preset_name} have the same name")
     for row in table.rows:
@@ -243,6 +247,11 @@ def _check_baseline(table: Table, path: Path | str) -> None:
 # --- cells ----------------------------------------------------------------------------------------------------------
 
 
+def rows_of(table: Table, preset: Preset) -> list[Row]:
+    """The rows that a preset runs."""
+    return [row for row in table.rows if not preset.rows or row.label in preset.rows]
+
+
 def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed: int) -> Cell:
     """The run of this row on this data with this seed.
 
@@ -267,7 +276,7 @@ def make_cells(table: Table, preset_name: str, preset: Preset) -> dict[tuple[str
     return {
         (group.name, row.label, seed): make_cell(row, preset_name, preset, group, seed)
         for group in preset.data
-        for row in table.rows
+        for row in rows_of(table, preset)
         for seed in preset.seeds
     }
 
@@ -777,9 +786,10 @@ def render(
     reads: list[_Read] = []
     records: dict[Path, RunRecord] = {}
     failed: dict[str, Outcome] = {}
+    rows = rows_of(table, preset)
     for group in preset.data:
         by_row = []
-        for row in table.rows:
+        for row in rows:
             names = {seed: cells[group.name, row.label, seed].name for seed in preset.seeds}
             by_row.append({seed: outcomes[cell] for seed, cell in names.items()})
             failed |= {cell: outcomes[cell] for cell in names.values() if outcomes[cell].run_dir is None}
@@ -789,7 +799,7 @@ def render(
         columns = _expanded(group, list(here.values()))
         lines = [
             _line(row, reading, point, columns, entry, table)
-            for row, entry in zip(table.rows, by_row, strict=True)
+            for row, entry in zip(rows, by_row, strict=True)
             for reading, point in {"": row.point, **row.also}.items()
         ]
         reads.append(_Read(group, columns, lines))
@@ -882,7 +892,7 @@ def run_table(
         _check_baseline(table, name)
     read_paper(table.paper)
     cells = make_cells(table, preset, chosen)
-    folder = None if data_dir is None else Path(data_dir).expanduser().absolute()
+    folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is None and any("{data_dir}" in entry for cell in cells.values() for entry in cell.overrides):
         raise ConfigurationError(
             f"the preset {preset} of table {name} reads data sets: give their folder with --data_dir or DATA_DIR"

@@ -44,7 +44,7 @@ class FederatedDataModule(LightningDataModule):
         participation: fraction of the clients that train in a round (at least one does).
         clients_per_round: the same as a number; wins over ``participation``.
         cohort_width: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory.
-        eval_batch_size: images of a client in one evaluation step.
+        eval_batch_size: images in one evaluation step: of one client, or of several with few images.
         val_fraction: part of each client's training images held out as split ``val``, to tune on; stratified where the
             classes allow it.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
@@ -123,6 +123,7 @@ class FederatedDataModule(LightningDataModule):
         self.cache_features = cache_features
         #: set from the partition: per split that has one, its own classes in the order in which labels are counted
         self.label_spaces: dict[str, tuple[int, ...]] = {}
+        self._positions: dict[tuple[str, torch.device], Tensor] = {}
         self._tables: _FeatureTables | None = None
         self._memory: _FeatureTables | None = None
         self._pool: ImagePool | None = None
@@ -239,7 +240,7 @@ class FederatedDataModule(LightningDataModule):
                 fitting = self._plan(clients, kind, 0) if method.phases(kind) else None
                 points = ("server", "local") if method.evaluate_local and kind == "finetune" else ("server",)
                 rows = {name: held_out[name] for name in splits}
-                plans.append(EvaluationPlan(clients, rows, fitting, points, self.eval_batch_size, self.width()))
+                plans.append(EvaluationPlan(clients, rows, fitting, points, self.eval_batch_size))
         return self._loader(plans, "evaluate")
 
     def val_dataloader(self) -> DataLoader[Block]:
@@ -264,17 +265,19 @@ class FederatedDataModule(LightningDataModule):
         assert batch.y is not None
         y = batch.y
         if batch.split in self.label_spaces:
-            y = self._positions(batch.split, y.device)[y.clamp(min=0)]
+            y = self._positions_in(batch.split, y.device)[y.clamp(min=0)]
             y = y.masked_fill(~batch.mask, IGNORE)
         x = batch.x if batch.x.shape[2] == 0 else self.transform(batch.x, batch.noise)
         return replace(batch, x=x, y=y, features=features)
 
-    def _positions(self, split: str, device: torch.device) -> Tensor:
+    def _positions_in(self, split: str, device: torch.device) -> Tensor:
         """Per class its position in the split's label space; IGNORE where it is not in it."""
-        positions = torch.full((self.num_classes,), IGNORE, device=device)
-        classes = self.label_spaces[split]
-        positions[list(classes)] = torch.arange(len(classes), device=device)
-        return positions
+        if (split, device) not in self._positions:
+            positions = torch.full((self.num_classes,), IGNORE)
+            classes = self.label_spaces[split]
+            positions[list(classes)] = torch.arange(len(classes))
+            self._positions[split, device] = positions.to(device)
+        return self._positions[split, device]
 
     def _resident(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The pool on the device if it takes less than half of the free memory there, else where it lies."""

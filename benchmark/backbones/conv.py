@@ -41,6 +41,10 @@ class _Conv2d(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, int | None, int | None], x: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, int]:
+        if in_dims[1:] == (None, None):  # all clients have the same filters, as in the evaluation of a shared model
+            images = x.movedim(in_dims[0] or 0, 0)
+            output = F.conv2d(images.flatten(0, 1), _channels_last(weight), bias)
+            return output.unflatten(0, images.shape[:2]), 0
         parts = [
             value.unbind(dim) if dim is not None else [value] * info.batch_size
             for value, dim in zip((x, weight, bias), in_dims, strict=True)

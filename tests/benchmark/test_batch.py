@@ -99,9 +99,10 @@ def test_no_epochs_give_one_idle_step_a_cohort() -> None:
     assert all(made[i].first and made[i].end for i in range(2))
 
 
-def test_evaluation_covers_every_held_out_image_once_at_each_point() -> None:
+@pytest.mark.parametrize(("batch_size", "cohorts"), [(4, 3), (14, 2), (21, 1)])
+def test_evaluation_covers_every_held_out_image_once_at_each_point(batch_size: int, cohorts: int) -> None:
     held = {"test": {0: np.arange(5), 1: np.arange(5, 6), 2: np.arange(6, 13)}}
-    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), 4, 2)
+    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), batch_size)
     for point in ("server", "local"):
         seen = [
             row
@@ -110,12 +111,13 @@ def test_evaluation_covers_every_held_out_image_once_at_each_point() -> None:
             for row in batch.index[batch.mask].tolist()
         ]
         assert sorted(seen) == list(range(13))
-    assert sum(made[i].first for i in range(len(made))) == 2 * 2
+    # As many clients of up to seven images as fit into one step.
+    assert sum(made[i].first for i in range(len(made))) == 2 * cohorts
 
 
 def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
     training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, 3, 0, 4)
-    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8, 3)
+    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8)
     kinds = [(made[i].kind, made[i].point, made[i].first) for i in range(len(made))]
     assert kinds == [
         ("finetune", "server", True),
