@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,54 @@ def draw_counts(axes: "Axes", counts: NDArray[np.int64], class_names: Sequence[s
             axes.text(
                 client, c, str(counts[client, c]), ha="center", va="center", fontsize=7, color="w" if dark else "k"
             )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A row's metric over the rounds, one array [rounds] for each seed.
+
+    Attributes:
+        name: of the method.
+        rounds: where it was evaluated.
+        seeds: the values, as many at each seed.
+    """
+
+    name: str
+    rounds: NDArray[np.int64]
+    seeds: Sequence[NDArray[np.float64]]
+
+
+def learning_curves(panels: Sequence[tuple[str, Sequence[Curve]]], y_label: str, path: str | Path) -> None:
+    """Draw metrics over the rounds as a PNG: a panel for each setting, a line for each method.
+
+    Args:
+        panels: heading and curves of each; with several seeds the band is one standard deviation.
+        y_label: of the metric.
+        path: of the PNG; missing folders are made.
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(3.2 + 3.8 * columns, 0.6 + 3.2 * rows)
+    names = list(dict.fromkeys(curve.name for _, curves in panels for curve in curves))
+    lines = {}
+    for place, (heading, curves) in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        for curve in curves:
+            style = names.index(curve.name)
+            dash = ("-", "--", ":", "-.")[style // 10 % 4]
+            mean = np.mean(curve.seeds, axis=0)
+            (lines[curve.name],) = axes.plot(curve.rounds, mean, color=f"C{style % 10}", linestyle=dash, linewidth=1.4)
+            if len(curve.seeds) > 1:
+                spread = np.std(curve.seeds, axis=0, ddof=1)
+                axes.fill_between(curve.rounds, mean - spread, mean + spread, color=f"C{style % 10}", alpha=0.15, lw=0)
+        axes.set_title(heading, fontsize=10)
+        axes.set_xlabel("round")
+        if place % columns == 0:
+            axes.set_ylabel(y_label)
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelsize=8)
+    figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize=8, frameon=False)
+    save_figure(figure, path)
 
 
 def _ticks(number: int, at_most: int) -> list[int]:

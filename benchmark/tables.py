@@ -51,7 +51,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from benchmark.errors import ConfigurationError
+from benchmark.figures import Curve, learning_curves
 from benchmark.results import METRICS, SPLITS, RunRecord, client_values, read_metrics, read_record, write_text
 from benchmark.runner import CELL_PROGRAM, Cell, Cluster, Outcome, Work, content_hash, read_yaml, run_cells
 from benchmark.statistics import Comparison, paired_comparison
@@ -854,6 +857,42 @@ class TableResult:
     failed: dict[str, Outcome]
 
 
+def _draw_curves(
+    table: Table,
+    preset: Preset,
+    cells: dict[tuple[str, str, int], Cell],
+    outcomes: dict[str, Outcome],
+    path: Path,
+) -> None:
+    """The table's metric over the rounds, averaged over clients; no picture if no cell is finished."""
+    panels = []
+    for group in preset.data:
+        curves = []
+        for row in rows_of(table, preset):
+            runs = [outcomes[cells[group.name, row.label, seed].name].run_dir for seed in preset.seeds]
+            for reading, point in {"": row.point, **row.also}.items():
+                seeds = [_average_by_round(run, point, table) for run in runs if run is not None]
+                if seeds:
+                    common = seeds[0].index[np.all([np.isin(seeds[0].index, s.index) for s in seeds], axis=0)]
+                    name = f"{row.label}, {reading}" if reading else row.label
+                    curves.append(
+                        Curve(name, common.to_numpy(), [np.asarray(s.loc[common], np.float64) for s in seeds])
+                    )
+        if curves:
+            panels.append((group.label if group.panel is None else f"{group.panel}, {group.label}", curves))
+    if panels:
+        learning_curves(panels, f"{table.metric.replace('_', ' ')} on {table.split}, %, average over clients", path)
+
+
+def _average_by_round(run_dir: Path, point: str, table: Table) -> "pd.Series[float]":
+    """Per round the mean over clients of the table's metric, in per cent (losses as they are)."""
+    metrics = read_metrics(run_dir)
+    part = metrics[
+        (metrics["point"] == point) & (metrics["split"] == table.split) & (metrics["metric"] == table.metric)
+    ]
+    return part.groupby("round")["value"].mean() * (1 if table.metric == "loss" else 100)
+
+
 def run_table(
     name: str,
     preset: str = "demo",
@@ -867,7 +906,8 @@ def run_table(
     cluster: Cluster | None = None,
     program: Sequence[str] = CELL_PROGRAM,
 ) -> TableResult:
-    """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``.
+    """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``
+    and, with the metric over the rounds, ``.png``.
 
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
     ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``cluster`` runs the cells as its jobs.
@@ -910,5 +950,6 @@ def run_table(
     write_text(paths["md"], rendered.markdown)
     write_text(paths["csv"], rendered.csv)
     write_text(paths["tex"], rendered.latex)
+    _draw_curves(table, chosen, cells, outcomes, target / f"{stem}.png")
     failed = {cell: outcome for cell, outcome in outcomes.items() if outcome.run_dir is None}
     return TableResult(paths["md"], paths["csv"], paths["tex"], failed)

@@ -7,6 +7,7 @@ disturbs a measurement only ever makes it slower.
 import logging
 import resource
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -138,6 +139,7 @@ def fit(
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
     clock = _Clock()
     settings: dict[str, Any] = {
         **TRAINER_DEFAULTS,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmark.figures import _ticks, partition_heatmap
+from benchmark.figures import Curve, _ticks, learning_curves, partition_heatmap
 
 
 def draw(path, clients, classes, largest=500):
@@ -62,3 +62,19 @@ def test_pyplot_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     draw(tmp_path / "map.png", 2, 2)
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_learning_curves_have_a_line_for_every_method(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("benchmark.figures.save_figure", lambda figure, path: drawn.append(figure))
+    rounds = np.arange(3)
+    two_seeds = Curve("A", rounds, [np.array([0.0, 10.0, 20.0]), np.array([10.0, 20.0, 30.0])])
+    learning_curves([("left", [two_seeds]), ("right", [two_seeds, Curve("B", rounds, [rounds * 1.0])])], "%", tmp_path)
+    left, right = drawn[0].axes
+    assert left.lines[0].get_ydata().tolist() == [5.0, 15.0, 25.0]
+    band = left.collections[0].get_paths()[0].vertices[:, 1]
+    spread = np.sqrt(50)  # sample standard deviation of two values ten apart
+    assert band.min() == pytest.approx(5 - spread)
+    assert band.max() == pytest.approx(25 + spread)
+    assert [line.get_color() for line in right.lines] == ["C0", "C1"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["A", "B"]
