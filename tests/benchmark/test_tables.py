@@ -242,6 +242,7 @@ def test_a_table_is_read_with_its_defaults(root: Path) -> None:
         (("rows", 0, "name"), "../up", "part of a directory's"),
         (("rows", 1, "label"), "Alpha", "same label"),
         (("presets", "demo", "seeds"), [], "at least one seed"),
+        (("presets", "demo", "rows"), ["Alpha", "Nobody"], "names 'Nobody', which is no row's label"),
         (("rows", 0, "overrides"), {"demo": ["--run_dir=x"]}, "sets what the runner sets itself"),
         (("rows", 0, "overrides"), {"demo": ["model.lr=1"]}, "not of the form --key=value"),
         (("rows", 0, "overrides"), {"huge": ["--model.lr=1"]}, "huge, which is no preset"),
@@ -274,6 +275,16 @@ def test_bad_input_is_refused_before_anything_runs(root: Path) -> None:
 
 
 # --- cells ---
+
+
+def test_a_preset_may_run_some_of_the_rows(root: Path) -> None:
+    save(changed(("presets", "demo", "rows"), ["Beta"]))
+    table = load_table("two")
+    cells = make_cells(table, "demo", table.presets["demo"])
+    assert {label for _, label, _ in cells} == {"Beta"}
+    shown = render("two", table, "demo", table.presets["demo"], cells, outcomes_of(cells)).markdown
+    assert "Beta" in shown
+    assert "Alpha" not in shown.split("# The paper's numbers")[0]
 
 
 def test_a_cells_directory_follows_from_contents_alone(root: Path) -> None:
