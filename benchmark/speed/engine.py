@@ -6,6 +6,7 @@ one process, in turns.
 
 import copy
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,7 +79,7 @@ def _plain_cnn() -> list[nn.Module]:
     return layers
 
 
-def run(turns: int = 3) -> tuple[str, list[Row]]:
+def run(folder: Path, turns: int = 3) -> tuple[str, list[Row]]:
     """Time the loop and the engine in turns."""
     best: dict[str, float] = {}
     for _ in range(turns):
