@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.functional import conv2d
 
 from benchmark.backbones.cnn import PaperCNN
+from benchmark.backbones.conv import ClientConv2d
 from benchmark.errors import ConfigurationError
 
 
@@ -80,3 +82,21 @@ def test_bad_input_is_refused() -> None:
         PaperCNN("big")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"takes images \[B, 3, 32, 32\], got \[2, 3, 28, 28\]"):
         PaperCNN()(torch.zeros(2, 3, 28, 28))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_stacked_convolutions_are_those_of_each_client(shared: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 2, 9, 9, generator=generator, dtype=torch.float64)
+    layer = ClientConv2d(2, 5, 3).double()
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    if shared:
+        made = vmap(layer)(x)
+        weights, biases = [weight] * 3, [bias] * 3
+    else:
+        weights = [torch.randn(weight.shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+        biases = [torch.randn(bias.shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+        values = {"weight": torch.stack(weights), "bias": torch.stack(biases)}
+        made = vmap(lambda values, images: functional_call(layer, values, images))(values, x)
+    for client in range(3):
+        torch.testing.assert_close(made[client], conv2d(x[client], weights[client], biases[client]))
