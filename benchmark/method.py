@@ -421,16 +421,21 @@ class FederatedMethod(LightningModule):
         assert batch.x is not None
         assert batch.y is not None
         rows = {"x": batch.x, "y": batch.y, "mask": batch.mask, "noise": self._stacked_noise(batch, kind)}
-        if batch.features is not None:
-            rows["features"] = dict(batch.features)
+        features = self._encode(batch.x) if batch.features is None else batch.features
+        rows["features"] = dict(features)
 
         def one(client: Client, own: dict[str, Any]) -> Any:
-            if "features" not in own:
-                with torch.no_grad():
-                    own = own | {"features": self.frozen_features(own["x"])}
             return function(client, MiniBatch(phase=batch.phase, split=batch.split, **own))
 
         return self._map(one, batch.clients, values, rows, check_draws=batch.first)
+
+    def _encode(self, x: Tensor) -> Message:
+        """``frozen_features`` of images [K, B, 3, H, W], without mapping as for kept ones, so that both are equal."""
+        if type(self).frozen_features is FederatedMethod.frozen_features:
+            return {}
+        with torch.no_grad():
+            made = self.frozen_features(x.flatten(0, 1))
+        return {name: value.unflatten(0, x.shape[:2]) for name, value in made.items()}
 
     def _map(
         self,

@@ -1,6 +1,7 @@
 """From stored uint8 images to what a backbone sees: resize, augment and normalise, in batches, on the device."""
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -14,6 +15,13 @@ STATISTICS: dict[str, tuple[tuple[float, float, float], tuple[float, float, floa
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
+
+
+@lru_cache
+def _statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, [3, 1, 1] each; made once, since a copy to a GPU in every step would wait for it."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in STATISTICS[name])
+    return mean, std
 
 
 class ImageTransform:
@@ -62,7 +70,7 @@ class ImageTransform:
             x = self._resample(x, noise.flatten(0, -2), size)
         elif x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp_(0, 1)
-        mean, std = (torch.tensor(v, device=x.device).view(3, 1, 1) for v in STATISTICS[self.normalize])
+        mean, std = _statistics(self.normalize, x.device)
         return x.sub_(mean).div_(std).unflatten(0, lead)
 
     def _resample(self, x: Tensor, u: Tensor, size: int) -> Tensor:

@@ -87,17 +87,17 @@ class _Clock(Callback):
         self.evaluation: list[float] = []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.began = _now()
+        self.began = now()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.is_last_batch:
-            self.training.append(_now() - self.began)
+            self.training.append(now() - self.began)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.validation_began = _now()
+        self.validation_began = now()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self.evaluation.append(_now() - self.validation_began)
+        self.evaluation.append(now() - self.validation_began)
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ def fit(
     )
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    began = _now()
+    began = now()
     trainer.fit(method, datamodule=data)
     return FitTimes(
-        min(clock.training[1:]), clock.training, min(clock.evaluation, default=None), _now() - began, peak_memory()
+        min(clock.training[1:]), clock.training, min(clock.evaluation, default=None), now() - began, peak_memory()
     )
 
 
@@ -171,7 +171,7 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _now() -> float:
+def now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -181,10 +181,10 @@ def seconds(work: Any, repetitions: int = 3, warm_up: int = 1) -> float:
     """Seconds of the fastest call of ``work()``, after ``warm_up`` calls that are not counted."""
     best = float("inf")
     for repetition in range(warm_up + repetitions):
-        began = _now()
+        began = now()
         work()
         if repetition >= warm_up:
-            best = min(best, _now() - began)
+            best = min(best, now() - began)
     return best
 
 

@@ -1,0 +1,85 @@
+"""What it brings to make the frozen parts' features of each image once, and whether it changes any result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from benchmark.method import FederatedMethod
+from benchmark.speed.measure import FitTimes, Row, device, fit
+from benchmark.speed.works import Work, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A work and how much of it.
+
+    Attributes:
+        work: what is trained.
+        clients: N.
+        images: training images of a client.
+        rounds: of each fit.
+    """
+
+    work: Work
+    clients: int = 4
+    images: int = 32
+    rounds: int = 3
+
+
+def outcome(method: FederatedMethod) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a fit leaves behind: shared values with all clients' own state, and accuracies [N] by point and split."""
+    assert method.bank is not None
+    values = {name: method.template(name).detach().clone() for name in method.shared_names}
+    values |= {f"bank.{name}": method.bank.all_rows(name).clone() for name in method.bank.names}
+    scores = {"/".join(key): score.compute()["accuracy"] for key, score in method.scores.items()}
+    return values, scores
+
+
+def largest_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """Largest absolute difference over tensors of the same names; 0 where all are bitwise equal.
+
+    Raises:
+        ValueError: the names differ.
+    """
+    if left.keys() != right.keys():
+        raise ValueError(f"different tensors: {sorted(set(left) ^ set(right))}")
+    return max(((value - right[name]).abs().max().item() for name, value in left.items()), default=0.0)
+
+
+def compare(subject: Subject) -> list[Row]:
+    """The work with the images encoded in every step, and once for all."""
+    times: list[FitTimes] = []
+    left_behind = []
+    for cached in (False, True):
+        method = subject.work.method(subject.clients)
+        data = subject.work.data(subject.clients, subject.images, tested=4, cache_features=cached)
+        times.append(fit(method, data, subject.rounds, evaluate_every=subject.rounds))
+        left_behind.append(outcome(method))
+    (values, scores), (cached_values, cached_scores) = left_behind
+    by, scored = largest_difference(values, cached_values), largest_difference(scores, cached_scores)
+    note = "identical parameters" if by == 0 else f"parameters differ by at most {by:.1e}"
+    note += ", identical accuracies" if scored == 0 else f", accuracies by at most {scored:.3f}"
+    work = f"a round of {subject.clients} clients x {subject.images} images, batches of {subject.work.batch}"
+    encoded, kept = times
+    return [
+        Row(f"{subject.work.name}, encoded in every step", work, encoded.round, encoded.round / kept.round, note=note),
+        Row(f"{subject.work.name}, encoded once", work, kept.round, 1.0),
+    ]
+
+
+def subjects() -> list[Subject]:
+    """Two methods of the CLIP family, three on a plain ViT; on a CPU also CLIP ViT-B/16, one step a round."""
+    vit = large_vit()
+    found = [Subject(work) for work in (headtune(*vit), pfedbayespt(*vit), sgpt(*vit))]
+    found += [Subject(promptfl(large_clip(), batch=32)), Subject(fedpgp(large_clip(), batch=32))]
+    if device() == "cpu":
+        found += [Subject(work("ViT-B-16", 32), clients=1, rounds=2) for work in (promptfl, fedpgp)]
+    return found
+
+
+def run(folder: Path) -> tuple[str, list[Row]]:
+    """Every subject both ways."""
+    rows = [row for subject in subjects() for row in compare(subject)]
+    return "Frozen features: made in every step, against once for each image", rows

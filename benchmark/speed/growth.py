@@ -1,0 +1,198 @@
+"""What grows with the number of clients, at a fixed number of participants, and with the number of classes of a prompt.
+
+Every number of clients has a process of its own, so that the peak memory is its own. The images are tiny and the
+network is small: what is left is the engine's bookkeeping. ``python -m benchmark.speed.growth N`` is such a process.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.checkpoint import AtomicCheckpointIO
+from benchmark.client import LocalTraining
+from benchmark.errors import ConfigurationError
+from benchmark.speed.laps import Laps
+from benchmark.speed.measure import RandomImages, Row, fit
+from datamodules.base import FederatedDataModule
+from datamodules.partition import IID
+from datamodules.transform import ImageTransform
+from methods.fedper import FedPer
+from methods.promptfl import PromptFL
+
+CLIENTS = (10, 100, 1_000, 10_000, 100_000)
+PARTICIPANTS, IMAGES, SIZE = 10, 2, 8
+#: of DermaMNIST and CIFAR-10, EMNIST's balanced letters and digits, CIFAR-100, DomainNet
+CLASSES = (10, 47, 100, 345)
+TRAINING = LocalTraining(lr=1e-3, epochs=1)
+
+
+class SmallBackbone(nn.Module):
+    """One linear layer with ReLU.
+
+    Attributes:
+        num_features: 32.
+    """
+
+    num_features = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * SIZE * SIZE, self.num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [B, 32] of images [B, 3, 8, 8]."""
+        return self.linear(x.flatten(1)).relu()
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What a number of clients costs.
+
+    Attributes:
+        round: seconds of the fastest round after the first.
+        set_up: seconds from the images to the first round.
+        checkpoint: seconds to write a checkpoint.
+        state_bytes: of all clients' personal state.
+        checkpoint_bytes: of the checkpoint.
+        memory: peak bytes of the process.
+    """
+
+    round: float
+    set_up: float
+    checkpoint: float
+    state_bytes: int
+    checkpoint_bytes: int
+    memory: int
+
+
+class _SaveAtEnd(Callback):
+    """Writes a checkpoint when training ends, and times that."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            trainer.save_checkpoint(Path(folder) / "last.ckpt")
+            self.seconds = time.perf_counter() - began
+            self.bytes = (Path(folder) / "last.ckpt").stat().st_size
+        self.state_bytes = sum(rows.numel() * rows.element_size() for rows in pl_module.bank.buffers())
+
+
+def grow(clients: int, rounds: int = 20) -> Grown:
+    """Train FedPer, whose heads are personal, with so many clients, in this process.
+
+    Args:
+        clients: N, at least PARTICIPANTS.
+        rounds: at least two.
+    """
+    began = time.perf_counter()
+    data = FederatedDataModule(
+        RandomImages(IMAGES * clients, clients, SIZE),
+        IID(clients),
+        ImageTransform(),
+        batch_size=IMAGES,
+        clients_per_round=PARTICIPANTS,
+        cohort_width=PARTICIPANTS,
+    )
+    laps, save = Laps(), _SaveAtEnd()
+    fit(FedPer(10, clients, SmallBackbone(), TRAINING), data, rounds, callbacks=[laps, save])
+    return Grown(
+        round=laps.best,
+        set_up=laps.started - began,
+        checkpoint=save.seconds,
+        state_bytes=save.state_bytes,
+        checkpoint_bytes=save.bytes,
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def grow_apart(clients: int) -> Grown:
+    """As ``grow``, in a process of its own.
+
+    Raises:
+        ConfigurationError: that process failed.
+    """
+    command = [sys.executable, "-m", "benchmark.speed.growth", str(clients)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = " / ".join(done.stderr.strip().splitlines()[-3:])
+        raise ConfigurationError(
+            f"{' '.join(command)} ended with status {done.returncode}: {last}; run it by itself to see more"
+        )
+    return Grown(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def client_rows(numbers: tuple[int, ...]) -> list[Row]:
+    """Round, set-up and checkpoint by the number of clients, against the first number."""
+    grown = {clients: grow_apart(clients) for clients in numbers}
+    first = grown[numbers[0]]
+    rows = []
+    for clients, found in grown.items():
+        work = f"{PARTICIPANTS} of {clients:,} clients"
+        size = f"personal state {found.state_bytes / 2**20:.2f} MB"
+        rows.append(Row("round", work, found.round, found.round / first.round, memory=found.memory, note=size))
+    rows += [
+        Row("set-up", f"{clients:,} clients", found.set_up, found.set_up / first.set_up)
+        for clients, found in grown.items()
+    ]
+    rows += [
+        Row(
+            "writing a checkpoint",
+            f"{clients:,} clients",
+            found.checkpoint,
+            found.checkpoint / first.checkpoint,
+            note=f"{found.checkpoint_bytes / 2**20:.2f} MB",
+        )
+        for clients, found in grown.items()
+    ]
+    return rows
+
+
+def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rounds: int = 3) -> list[Row]:
+    """A round of PromptFL with the micro CLIP by the number of classes, against the first number.
+
+    Args:
+        numbers: of classes.
+        clients: N, each of which takes part.
+        images: training images of a client, in batches of 16.
+        rounds: at least two.
+    """
+    clip = PromptedCLIP()
+    seconds = {}
+    for classes in numbers:
+        data = FederatedDataModule(
+            RandomImages(clients * images, clients, clip.image_size[0], classes),
+            IID(clients),
+            ImageTransform(),
+            batch_size=16,
+            cohort_width=1,
+        )
+        names = [f"class {number}" for number in range(classes)]
+        seconds[classes] = fit(PromptFL(clients, names, clip, training=TRAINING), data, rounds).round
+    first = seconds[numbers[0]]
+    work = f"{clients} clients x {images // 16} steps of 16 images"
+    return [Row(f"PromptFL, {classes} classes", work, value, value / first) for classes, value in seconds.items()]
+
+
+def run(folder: Path) -> tuple[str, list[Row]]:
+    """Numbers of clients, then numbers of classes."""
+    rows = [*client_rows(CLIENTS), *class_rows(CLASSES)]
+    return "What grows with the clients (FedPer, 8 x 8 pixels) and with the classes (PromptFL, micro CLIP)", rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmark.speed.growth", description=__doc__)
+    parser.add_argument("clients", type=int, help=f"number of clients, at least {PARTICIPANTS}")
+    print(json.dumps(asdict(grow(parser.parse_args().clients))))

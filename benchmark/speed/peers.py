@@ -1,0 +1,242 @@
+"""pfl-research's CIFAR-10 setting in this engine, in pfl and in Flower, on one machine in one run.
+
+The setting is in ``peer_scripts/cifar10_setting.py``; all programs have its images, its network and as many processor
+cores. A round is timed whole: selection, local training, aggregation and whatever the framework does between rounds.
+The central evaluation is apart. Excluded are imports, the making of the images, Ray's start and the first round.
+
+The peers need environments of their own, since what they pin conflicts with what this project needs::
+
+    python3 -m venv peers/pfl
+    peers/pfl/bin/pip install 'pfl[pytorch]==0.6.0'
+    python3 -m venv peers/flower
+    peers/flower/bin/pip install 'flwr[simulation]==1.41.0' torch
+    PFL_PYTHON=peers/pfl/bin/python FLOWER_PYTHON=peers/flower/bin/python python -m benchmark.speed peers
+
+Take the torch of this project's environment in both (``pip install torch==VERSION``). Each is used as its own guide
+says for one machine: pfl with its native data sets in memory, in one process, and on a CPU also in a process a core;
+Flower with a process a core (on a GPU, ten that share it). The engine has one process with a thread a core.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+
+from benchmark.backbones.conv import ClientConv2d
+from benchmark.client import LocalTraining
+from benchmark.errors import ConfigurationError
+from benchmark.speed.laps import Laps
+from benchmark.speed.measure import Row, device, fit
+from benchmark.speed.peer_scripts.cifar10_setting import (
+    BATCH,
+    CLASSES,
+    EVALUATION_BATCH,
+    LR,
+    Measured,
+    Setting,
+    make_images,
+)
+from datamodules.base import FederatedDataModule
+from datamodules.partition import IID
+from datamodules.source import ImagePool, ImageSource
+from datamodules.transform import ImageTransform
+from methods.fedavg import FedAvg
+
+SCRIPTS = Path(__file__).parent / "peer_scripts"
+#: Environment variable that names a peer's interpreter.
+VARIABLES = {"pfl": "PFL_PYTHON", "Flower": "FLOWER_PYTHON"}
+#: Seconds that a peer may take in all.
+PATIENCE = 1800
+#: Nothing is sent to the peers' makers.
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class SimpleCNN(nn.Module):
+    """The comparison's network up to its last linear layer, made so that stacked clients are fast.
+
+    Attributes:
+        num_features: 128.
+    """
+
+    num_features = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            ClientConv2d(3, 32, 3),
+            nn.ReLU(),
+            ClientConv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 14 * 14, self.num_features),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [B, 128] of images [B, 3, 32, 32]."""
+        return self.layers(x)
+
+
+class SettingImages(ImageSource):
+    """The images that all programs train on."""
+
+    class_names = tuple(str(number) for number in range(CLASSES))
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def load(self) -> ImagePool:
+        """The pool: training images first."""
+        images, labels = make_images(self.setting)
+        n = len(labels)
+        test = torch.arange(n) >= self.setting.clients * self.setting.images
+        return ImagePool(images, labels, test, torch.zeros(n, dtype=torch.int64), torch.arange(n))
+
+
+class _Evaluations(Laps):
+    """Laps that also keep the seconds of every evaluation, and the accuracy over all test images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluations: list[float] = []
+        self.accuracy = float("nan")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        super().on_validation_end(trainer, pl_module)
+        self.evaluations.append(self._evaluated)
+        scores = pl_module.scores["server", "test"].compute()
+        self.accuracy = scores["accuracy"].mean().item()
+
+
+def measure_engine(setting: Setting, width: int) -> Measured:
+    """The setting in this engine: the test images are dealt over the clients and evaluated by client."""
+    torch.manual_seed(0)
+    data = FederatedDataModule(
+        SettingImages(setting),
+        IID(setting.clients),
+        ImageTransform(),
+        batch_size=BATCH,
+        clients_per_round=setting.cohort,
+        cohort_width=width,
+        eval_batch_size=EVALUATION_BATCH,
+    )
+    method = FedAvg(CLASSES, setting.clients, SimpleCNN(), LocalTraining(lr=LR, epochs=1))
+    laps = _Evaluations()
+    fit(method, data, setting.rounds, setting.evaluate_every, callbacks=[laps])
+    return Measured(
+        rounds=laps.rounds,
+        evaluations=laps.evaluations,
+        losses=laps.losses,
+        steps=laps.steps[-1],
+        parameters=sum(method.template(name).numel() for name in method.trainable_names),
+        accuracy=laps.accuracy,
+        processes=1,
+        threads=torch.get_num_threads(),
+        versions={"torch": torch.__version__},
+    )
+
+
+def measure_peer(command: list[str], setting: Setting, cores: int) -> Measured:
+    """Run a peer's script and read the line that it prints.
+
+    Args:
+        command: interpreter and script.
+        setting: the work.
+        cores: processor cores that it may use.
+
+    Raises:
+        ConfigurationError: it failed, printed something else, or took longer than PATIENCE.
+    """
+    with subprocess.Popen(
+        [*command, *setting.arguments(), f"--cores={cores}"],
+        env={**os.environ, **QUIET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigurationError(
+                f"{' '.join(command)} took longer than {PATIENCE} seconds; try again on an idle machine"
+            ) from error
+        finally:
+            if process.poll() is None:  # with the processes that it started
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        last = " / ".join(errors.strip().splitlines()[-3:])
+        raise ConfigurationError(
+            f"{' '.join(command)} ended with status {process.returncode} and without a result: {last}; make its "
+            "environment as benchmark/speed/peers.py says"
+        )
+    found = json.loads(lines[-1])
+    return Measured(**{field.name: found[field.name] for field in fields(Measured)})
+
+
+def peer_commands(cores: int) -> dict[str, list[str]]:
+    """Per row the command that runs a peer; a peer whose variable is unset is left out with a printed note."""
+    commands: dict[str, list[str]] = {}
+    for peer, variable in VARIABLES.items():
+        python = os.environ.get(variable)
+        if not python:
+            print(f"{peer} is left out: {variable} is not set; benchmark/speed/peers.py says how to make it")
+            continue
+        script = str(SCRIPTS / f"{peer.lower()}_cifar10.py")
+        commands[peer] = [python, script]
+        # pfl's processes need a GPU each, so several of them are for processors alone.
+        if peer == "pfl" and device() == "cpu" and cores > 1:
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cores}"]
+            commands[f"pfl, {cores} processes"] = [python, *launch, script]
+    return commands
+
+
+def rows_of(measured: dict[str, Measured], setting: Setting) -> list[Row]:
+    """Two rows a program: a round and an evaluation, against the first program's."""
+    reference = next(iter(measured.values()))
+    rows = []
+    for name, found in measured.items():
+        work = f"{setting.cohort} of {setting.clients} clients: {found.steps} steps of {BATCH} images"
+        details = [
+            f"mean {found.mean:.3g} s",
+            f"loss {found.losses[0]:.3f} to {found.losses[-1]:.3f}",
+            f"{found.parameters:,} parameters",
+            f"{found.processes} x {found.threads} threads",
+            *(f"{package} {version}" for package, version in found.versions.items()),
+        ]
+        rows.append(Row(f"{name}: round", work, found.best, found.best / reference.best, note=", ".join(details)))
+    for name, found in measured.items():
+        fastest = min(found.evaluations)
+        rows.append(
+            Row(
+                f"{name}: evaluation",
+                f"{setting.test:,} images",
+                fastest,
+                fastest / min(reference.evaluations),
+                note=f"accuracy {found.accuracy:.3f}",
+            )
+        )
+    return rows
+
+
+def compare(setting: Setting, widths: tuple[int, ...]) -> list[Row]:
+    """All programs, one after the other."""
+    cores = torch.get_num_threads()
+    measured = {f"engine, width {width}": measure_engine(setting, width) for width in widths}
+    measured |= {name: measure_peer(command, setting, cores) for name, command in peer_commands(cores).items()}
+    return rows_of(measured, setting)
+
+
+def run(folder: Path) -> tuple[str, list[Row]]:
+    """The setting as published, at three widths."""
+    title = "pfl-research's CIFAR-10 setting (synthetic images, no dropout): this engine, pfl and Flower"
+    return title, compare(Setting(), (1, 10, 50))

@@ -1,0 +1,60 @@
+"""How much of the machine prompt tuning of a frozen ViT uses."""
+
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmark.method import FederatedMethod
+from benchmark.speed.measure import Row, device, fit, matmul_peak
+from benchmark.speed.works import fedvpt
+
+CLIENTS, STEPS = 8, 2
+
+
+def forward_operations(method: FederatedMethod, size: int) -> int:
+    """Floating-point operations of one image's forward pass, prompts and head included.
+
+    Args:
+        method: on the CPU, not in a run.
+        size: side of the image in pixels.
+    """
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        method(torch.zeros(1, 3, size, size))
+    return counter.get_total_flops()
+
+
+def run(folder: Path) -> tuple[str, list[Row]]:
+    """Mini-batch size and cohort width, each with its share of the measured peak."""
+    on_gpu = device() == "cuda"
+    name, size = ("vit_base_patch16_224", 224) if on_gpu else ("vit_small_patch16_224", 112)
+    #: (batch, cohort width)
+    settings = ((64, 1), (64, 2), (64, 4), (64, 8), (16, 1), (128, 1)) if on_gpu else ((16, 1), (16, 4))
+    epochs = 4 if on_gpu else 1
+    peak = matmul_peak(torch.bfloat16 if on_gpu else torch.float32)
+    rows: list[Row] = []
+    reference = 0.0
+    for batch, width in settings:
+        work = fedvpt(name, size, batch, epochs)
+        method = work.method(CLIENTS)
+        # Backward through frozen weights makes the gradient of the tokens alone, as much work as forward.
+        step = 2 * forward_operations(method, size) * batch
+        times = fit(method, work.data(CLIENTS, STEPS * batch, width), 3, precision=work.precision)
+        seconds = times.round / (CLIENTS * STEPS * epochs)
+        reference = reference or seconds
+        rows.append(
+            Row(
+                f"{work.name}, batch {batch}, width {width}",
+                f"one client's step, {step / 1e9:.4g} GFLOP",
+                seconds,
+                seconds / reference if batch == settings[0][0] else None,
+                step / seconds / peak,
+                times.memory,
+                f"{batch / seconds:.4g} images/s",
+            )
+        )
+    number = f"{'bfloat16' if on_gpu else 'float32'}, {peak / 1e12:.3g} TFLOP/s"
+    title = (
+        f"Prompt tuning of a frozen ViT: operations are 2 x forward, the peak is that of a matrix product ({number})"
+    )
+    return title, rows

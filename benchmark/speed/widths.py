@@ -1,0 +1,107 @@
+"""What stepping clients together brings: seconds of a client's step by cohort width, and what unequal clients waste."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.speed.measure import FitTimes, Row, device, fit
+from benchmark.speed.works import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
+from datamodules.base import FederatedDataModule
+from datamodules.partition import DirichletShared, Partition
+
+STEPS = 2
+
+
+def padding_share(plan: RoundPlan) -> float:
+    """Share of the rows in a round's stacked steps that hold no image, in [0, 1)."""
+    masks = [plan[step].mask for step in range(len(plan))]
+    return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
+
+
+def round_plan(data: FederatedDataModule, width: int) -> RoundPlan:
+    """A round of one epoch with all clients, as the engine plans it."""
+    clients = range(data.num_clients)
+    return RoundPlan(clients, data.train_indices, [PlannedPhase(1)], data.batch_size, False, width, data.seed, 1)
+
+
+def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]], rounds: int, turns: int) -> list[Row]:
+    """Seconds of one client's step by cohort width; a width that does not fit into the GPU's memory has no row.
+
+    Args:
+        work: what is trained.
+        clients: N, all of them in every round.
+        widths: the first one is the reference.
+        rounds: of each fit.
+        turns: fits of each width.
+    """
+    best: dict[int | Literal["auto"], tuple[float, int | None, int]] = {}
+    for _ in range(turns):
+        for width in widths:
+            data = work.data(clients, STEPS * work.batch, width)
+            try:
+                times = fit(work.method(clients), data, rounds, precision=work.precision)
+            except torch.cuda.OutOfMemoryError:
+                continue
+            if width not in best or times.round < best[width][0]:
+                best[width] = (times.round, times.memory if device() == "cuda" else None, data.width())
+    what = f"one client's step of {work.batch} images, of {clients} clients x {STEPS} steps"
+    reference = best[widths[0]][0]
+    return [
+        Row(
+            f"{work.name}, width {width}",
+            what,
+            seconds / (clients * STEPS),
+            seconds / reference,
+            memory=memory,
+            note=f"auto picks {picked}" if width == "auto" else "",
+        )
+        for width, (seconds, memory, picked) in best.items()
+    ]
+
+
+def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], rounds: int) -> list[Row]:
+    """A round of unequal clients against one of equal clients with as many images, and how much of it is padding.
+
+    Args:
+        work: what is trained.
+        clients: N.
+        images: of a client, on average.
+        widths: cohort widths.
+        rounds: of each fit.
+    """
+
+    def timed(width: int, partition: Partition | None) -> tuple[FitTimes, FederatedDataModule]:
+        data = work.data(clients, images, width, partition, tested=images)
+        return fit(work.method(clients), data, rounds, precision=work.precision), data
+
+    rows = []
+    for width in widths:
+        equal = timed(width, None)[0].round
+        times, data = timed(width, DirichletShared(0.3, clients, min_size=1))
+        share = padding_share(round_plan(data, width))
+        sizes = data.train_sizes.values()
+        rows.append(
+            Row(
+                f"{work.name}, unequal clients, width {width}",
+                f"a round of {clients} clients with {min(sizes)} to {max(sizes)} images, batches of {work.batch}",
+                times.round,
+                times.round / equal,
+                note=f"{100 * share:.1f} % of the rows are padding; reference: equal clients, as many images",
+            )
+        )
+    return rows
+
+
+def run(folder: Path) -> tuple[str, list[Row]]:
+    """Four works by cohort width, and unequal clients."""
+    on_gpu = device() == "cuda"
+    vit = fedvpt(*large_vit()) if on_gpu else fedvpt("micro_vit", 32)
+    works = (cnn(), tiny_vit(), vit, promptfl(large_clip()))
+    widths: tuple[int | Literal["auto"], ...] = (1, 2, 4, 8, 16, 32, 64, "auto") if on_gpu else (1, 4, 16, "auto")
+    clients = 64 if on_gpu else 16
+    rows = [row for work in works for row in width_rows(work, clients, widths, rounds=3, turns=1 if on_gpu else 2)]
+    rows += ragged_rows(cnn(), clients, 64, (1, 16, 64) if on_gpu else (1, 4, 16), rounds=4)
+    return "Clients stepped together: seconds by cohort width, against width 1", rows

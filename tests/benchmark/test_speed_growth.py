@@ -1,0 +1,104 @@
+"""Growth with clients and classes, and the clock of whole rounds."""
+
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import Callback
+
+from benchmark.errors import ConfigurationError
+from benchmark.server import Server
+from benchmark.speed import growth, laps
+from benchmark.speed.measure import RandomImages, fit
+from datamodules.base import FederatedDataModule
+from datamodules.partition import IID
+from methods.fedper import FedPer
+
+
+def test_growth_measures_state_and_checkpoint() -> None:
+    found = growth.grow(12, rounds=2)
+    # a head is 32 * 10 + 10 numbers
+    assert found.state_bytes == 12 * 330 * 4
+    assert found.checkpoint_bytes > found.state_bytes
+    assert min(found.round, found.set_up, found.checkpoint) > 0
+    assert found.memory > 2**26
+    assert growth.Grown(**json.loads(json.dumps(asdict(found)))) == found
+
+
+def test_rows_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart(clients: int) -> growth.Grown:
+        return growth.Grown(2.0, clients / 10, clients / 20, clients * 2**20, clients * 2**21, 7)
+
+    monkeypatch.setattr(growth, "grow_apart", apart)
+    rows = growth.client_rows((10, 1000))
+    assert [(row.what, row.work, row.ratio, row.note) for row in rows] == [
+        ("round", "10 of 10 clients", 1.0, "personal state 10.00 MB"),
+        ("round", "10 of 1,000 clients", 1.0, "personal state 1000.00 MB"),
+        ("set-up", "10 clients", 1.0, ""),
+        ("set-up", "1,000 clients", 100.0, ""),
+        ("writing a checkpoint", "10 clients", 1.0, "20.00 MB"),
+        ("writing a checkpoint", "1,000 clients", 100.0, "2000.00 MB"),
+    ]
+    assert [row.memory for row in rows] == [7, 7, None, None, None, None]
+
+
+def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        growth.subprocess,
+        "run",
+        lambda *_, **__: SimpleNamespace(returncode=-9, stdout="", stderr="a\nb\nc\nkilled"),
+    )
+    with pytest.raises(ConfigurationError, match=r"growth 100 ended with status -9: b / c / killed; run it"):
+        growth.grow_apart(100)
+
+
+def test_rows_of_prompts_by_number_of_classes() -> None:
+    rows = growth.class_rows((2, 5), clients=2, images=16, rounds=2)
+    assert [(row.what, row.work) for row in rows] == [
+        ("PromptFL, 2 classes", "2 clients x 1 steps of 16 images"),
+        ("PromptFL, 5 classes", "2 clients x 1 steps of 16 images"),
+    ]
+    assert rows[0].ratio == 1.0
+    assert rows[1].ratio == pytest.approx(rows[1].seconds / rows[0].seconds)
+
+
+class Slow(Callback):
+    """Lets the clock run on at known places."""
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self.clock = clock
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.clock.now += 1
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.clock.now += 1000
+
+
+def test_a_lap_holds_plan_and_aggregation_but_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    aggregate, select = Server.aggregate, Server.select
+
+    def slow_aggregate(self: Server, *arguments: Any) -> Any:
+        clock.now += 20
+        return aggregate(self, *arguments)
+
+    def slow_select(self: Server, round: int) -> list[int]:
+        clock.now += 300
+        return select(self, round)
+
+    monkeypatch.setattr(laps, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(Server, "aggregate", slow_aggregate)
+    monkeypatch.setattr(Server, "select", slow_select)
+    watch = laps.Laps()
+    # 5 clients with 6 images in batches of 4: two steps each
+    data = FederatedDataModule(RandomImages(30, 5, growth.SIZE), IID(5), batch_size=4, clients_per_round=3)
+    method = FedPer(10, 5, growth.SmallBackbone(), growth.TRAINING)
+    fit(method, data, 3, evaluate_every=1, callbacks=[watch, Slow(clock)])
+    assert watch.started == 300  # the first round's plan is part of the set-up
+    assert watch.rounds == [21, 321, 321]
+    assert watch.best == watch.mean == 321
+    assert watch.steps == [6, 6, 6]
+    assert all(loss > 0 for loss in watch.losses)
