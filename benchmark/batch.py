@@ -302,13 +302,16 @@ class EvaluationPlan(Dataset[ClientBatch]):
             self.cohorts = training.cohorts
         else:
             self.cohorts = cohorts(clients, sizes, batch_size // self.row)
+        fitting: list[list[int]] = [[] for _ in self.cohorts]
+        for position, step in enumerate(training.steps if training is not None else []):
+            if step.kind != "idle":
+                fitting[step.cohort].append(position)
         self.items: list[tuple[int, _Step]] = []
         for number, members in enumerate(self.cohorts):
             for point in points:
                 begin = len(self.items)
                 if training is not None and point == "server":
-                    own = (i for i, s in enumerate(training.steps) if s.cohort == number and s.kind != "idle")
-                    self.items += [(i, replace(training.steps[i], point=point)) for i in own]
+                    self.items += [(i, replace(training.steps[i], point=point)) for i in fitting[number]]
                 for split, rows in held_out.items():
                     count = -(-max(len(rows[c]) for c in members) // self.row)
                     self.items += [

@@ -644,8 +644,9 @@ class FederatedMethod(LightningModule):
         """Means over the steps of the scalars that the cohort's steps reported."""
         for name, (total, steps) in self._totals.items():
             if total.ndim == 1:
-                values = self.reports.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
-                values[list(clients)] = total.cpu().double() / steps
+                if name not in self.reports:
+                    self.reports[name] = torch.full((self.num_clients,), math.nan, dtype=torch.float64)
+                self.reports[name][list(clients)] = total.cpu().double() / steps
 
     # ------------------------------------------------------------------ evaluation
 

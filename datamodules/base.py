@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -342,11 +343,16 @@ class FederatedDataModule(LightningDataModule):
 
     # ------------------------------------------------------------------ checkpoints
 
+    @cached_property
+    def _manifest_hash(self) -> str:
+        """Of the split; made once, since every round's checkpoint holds it."""
+        return manifest_hash(self.manifest)
+
     def state_dict(self) -> dict[str, Any]:
         """What a resume must find again: the split, and the width that ``auto`` chose (for bit-identical
         arithmetic).
         """
-        return {"manifest": manifest_hash(self.manifest), "width": self._width, "seed": self.seed}
+        return {"manifest": self._manifest_hash, "width": self._width, "seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the width; refuse another split.
@@ -359,7 +365,7 @@ class FederatedDataModule(LightningDataModule):
                 f"the checkpoint is of another configuration: it was made with seed {state_dict['seed']}, this run has "
                 f"{self.seed}"
             )
-        if state_dict["manifest"] != manifest_hash(self.manifest):
+        if state_dict["manifest"] != self._manifest_hash:
             raise ConfigurationError(
                 "the checkpoint is of another configuration: it was made with another data set or partition than "
                 "this run's; "

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,19 @@ class _Clock(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.began = now()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.is_last_batch:
-            self.training.append(now() - self.began)
+    def _trained(self) -> None:
+        self.training.append(now() - self.began)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._trained()
         self.validation_began = now()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.evaluation.append(now() - self.validation_began)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if len(self.training) <= trainer.current_epoch:  # no evaluation in this round
+            self._trained()
 
 
 @dataclass(frozen=True)
@@ -166,13 +171,14 @@ def fit(
     )
 
 
+@cache
 def device() -> str:
     """``"cuda"`` where there is a GPU, else ``"cpu"``."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def now() -> float:
-    if torch.cuda.is_available():
+    if device() == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
