@@ -50,8 +50,8 @@ report: $(STAMP) ## results/report.html: everything recorded, on one page that o
 reproduction: $(STAMP) ## results/REPRODUCTION.md: every published table, and what was run of it
 	$(BIN)/benchmark reproduction
 
-bench: $(STAMP) ## engine against a plain PyTorch loop, width 1 against 10
-	$(BIN)/python -m benchmark.speed
+bench: $(STAMP) ## speed measurements; some of them: CASES="engine features"
+	$(BIN)/python -m benchmark.speed $(CASES)
 
 clean: ## remove the environment; runs and data stay
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -74,7 +74,7 @@ def test_validation_and_test_are_scored_apart() -> None:
 
 
 def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
-    method, data = build("FedVPT")
+    method, data = build("FedVPT", "--data.eval_batch_size=10000")
     fit(method, data, 0)
     batch = next(iter(data.val_dataloader())).steps[0]
     full = data.fill(batch)
