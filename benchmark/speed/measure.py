@@ -20,10 +20,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
+from tabulate import tabulate
 
 from benchmark.cli import TRAINER_DEFAULTS
 from benchmark.method import FederatedMethod
-from benchmark.results import environment, write_json
+from benchmark.results import environment, write_json, write_text
 from datamodules.base import FederatedDataModule
 from datamodules.source import ImagePool, ImageSource
 
@@ -209,7 +210,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 
 def report(case: str, title: str, rows: Sequence[Row], folder: Path, settings: dict[str, Any] | None = None) -> None:
-    """Print the rows and write them, with the hardware, to ``folder/case.json``.
+    """Print the rows and write them to ``folder/case.md`` and, with the hardware, ``folder/case.json``.
 
     Args:
         case: name of the file.
@@ -218,11 +219,9 @@ def report(case: str, title: str, rows: Sequence[Row], folder: Path, settings: d
         folder: where to write.
         settings: what else belongs to the record.
     """
-    table = Table(title=title, title_justify="left")
-    for name in ("what", "work", "seconds", "ratio", "of peak", "MB", "note"):
-        table.add_column(name, justify="right" if name in ("seconds", "ratio", "of peak", "MB") else "left")
-    for row in rows:
-        table.add_row(
+    names = ("what", "work", "seconds", "ratio", "of peak", "MB", "note")
+    cells = [
+        (
             row.what,
             row.work,
             f"{row.seconds:.4g}",
@@ -231,8 +230,17 @@ def report(case: str, title: str, rows: Sequence[Row], folder: Path, settings: d
             "" if row.memory is None else f"{row.memory / 2**20:.0f}",
             row.note,
         )
+        for row in rows
+    ]
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="right" if name in ("seconds", "ratio", "of peak", "MB") else "left")
+    for line in cells:
+        table.add_row(*line)
     Console(width=160).print(table)
     folder.mkdir(parents=True, exist_ok=True)
+    body = tabulate(cells, names, tablefmt="pipe", disable_numparse=True)
+    write_text(folder / f"{case}.md", f"# {title}\n\n{body}\n")
     record = {"title": title, "rows": [asdict(row) for row in rows], **(settings or {})}
     write_json(
         folder / f"{case}.json", {**record, "device": device(), "threads": torch.get_num_threads(), **environment()}
