@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import FitTimes, Row, device, fit
+from benchmark.speed.measure import Laps, Row, device, fit
 from benchmark.speed.works import Work, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
 
 
@@ -50,7 +50,7 @@ def largest_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) 
 
 def compare(subject: Subject) -> list[Row]:
     """The work with the images encoded in every step, and once for all."""
-    times: list[FitTimes] = []
+    times: list[Laps] = []
     left_behind = []
     for cached in (False, True):
         method = subject.work.method(subject.clients)
@@ -64,8 +64,8 @@ def compare(subject: Subject) -> list[Row]:
     work = f"a round of {subject.clients} clients x {subject.images} images, batches of {subject.work.batch}"
     encoded, kept = times
     return [
-        Row(f"{subject.work.name}, encoded in every step", work, encoded.round, encoded.round / kept.round, note=note),
-        Row(f"{subject.work.name}, encoded once", work, kept.round, 1.0),
+        Row(f"{subject.work.name}, encoded in every step", work, encoded.best, encoded.best / kept.best, note=note),
+        Row(f"{subject.work.name}, encoded once", work, kept.best, 1.0),
     ]
 
 

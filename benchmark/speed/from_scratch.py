@@ -47,7 +47,7 @@ def run(folder: Path) -> tuple[str, list[Row]]:
             torch.manual_seed(0)
             source = RandomImages(CLIENTS * IMAGES, CLIENTS)
             data = FederatedDataModule(source, IID(CLIENTS), ImageTransform(), batch_size=BATCH, cohort_width=width)
-            seconds[width] = fit(build(), data, rounds=3).round
+            seconds[width] = fit(build(), data, rounds=3).best
             rows.append(
                 Row(
                     f"{name}, width {width}",

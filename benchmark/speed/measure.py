@@ -81,48 +81,65 @@ class RandomImages(ImageSource):
         )
 
 
-class _Clock(Callback):
-    """Seconds of every round's training, aggregation included, and of every evaluation."""
+class Laps(Callback):
+    """Times whole rounds, from the end of one to the end of the next, evaluations taken out.
 
-    def __init__(self) -> None:
-        self.training: list[float] = []
-        self.evaluation: list[float] = []
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.began = now()
-
-    def _trained(self) -> None:
-        self.training.append(now() - self.began)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._trained()
-        self.validation_began = now()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self.evaluation.append(now() - self.validation_began)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if len(self.training) <= trainer.current_epoch:  # no evaluation in this round
-            self._trained()
-
-
-@dataclass(frozen=True)
-class FitTimes:
-    """What a fit took.
+    So selection, plan, local training and aggregation are in, and nothing that a round costs can escape.
 
     Attributes:
-        round: seconds of the fastest round after the first: local training, from its first hook to aggregation.
-        rounds: the same of every round.
-        evaluation: seconds of the fastest evaluation of all clients; None if there was none.
-        whole: seconds of the whole fit, set-up included.
-        memory: peak bytes, as in ``Row``.
+        started: when the first round began, as ``time.perf_counter`` counts; what came before is set-up.
+        rounds: seconds of every round.
+        evaluations: seconds of every evaluation of all clients.
+        steps: optimizer steps of all clients in every round.
+        losses: mean over the round's clients of their mean training loss, of every round.
+        memory: peak bytes when training ended, as in ``Row``.
     """
 
-    round: float
-    rounds: list[float]
-    evaluation: float | None
-    whole: float
-    memory: int
+    def __init__(self) -> None:
+        self.started = 0.0
+        self.rounds: list[float] = []
+        self.evaluations: list[float] = []
+        self.steps: list[int] = []
+        self.losses: list[float] = []
+        self.memory = 0
+        self._clients: set[int] = set()
+        self._steps = 0
+        self._began = 0.0
+        self._evaluated = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """The first round begins."""
+        self.started = self._began = now()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count the steps of a block."""
+        self._clients.update(batch.cohort)
+        self._steps += sum(len(step.clients) for step in batch.steps)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """An evaluation begins."""
+        self._evaluation_began = now()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """An evaluation ends."""
+        self._evaluated = now() - self._evaluation_began
+        self.evaluations.append(self._evaluated)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """A round ends, and the next begins."""
+        self.rounds.append(now() - self._began - self._evaluated)
+        self.steps.append(self._steps)
+        self.losses.append(pl_module.reports["loss"][sorted(self._clients)].mean().item())
+        self._clients, self._steps, self._evaluated, self._began = set(), 0, 0.0, now()
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Read the peak."""
+        self.memory = peak_memory()
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest round after the first, which warms up."""
+        return min(self.rounds[1:])
 
 
 def fit(
@@ -132,7 +149,7 @@ def fit(
     evaluate_every: int = 0,
     precision: str = "32-true",
     callbacks: Sequence[Callback] = (),
-) -> FitTimes:
+) -> Laps:
     """Train ``rounds`` rounds, at least two, without loggers and checkpoints, and time them.
 
     Args:
@@ -146,7 +163,7 @@ def fit(
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    clock = _Clock()
+    laps = Laps()
     settings: dict[str, Any] = {
         **TRAINER_DEFAULTS,
         "max_epochs": rounds,
@@ -161,15 +178,12 @@ def fit(
         logger=False,
         enable_progress_bar=False,
         enable_checkpointing=False,
-        callbacks=[clock, *callbacks],
+        callbacks=[laps, *callbacks],
     )
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    began = now()
     trainer.fit(method, datamodule=data)
-    return FitTimes(
-        min(clock.training[1:]), clock.training, min(clock.evaluation, default=None), now() - began, peak_memory()
-    )
+    return laps
 
 
 @cache

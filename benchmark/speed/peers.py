@@ -23,16 +23,13 @@ import signal
 import subprocess
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from benchmark.backbones.conv import ClientConv2d
 from benchmark.client import LocalTraining
 from benchmark.errors import ConfigurationError
-from benchmark.speed.laps import Laps
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.peer_scripts.cifar10_setting import (
     BATCH,
@@ -101,21 +98,6 @@ class SettingImages(ImageSource):
         return ImagePool(images, labels, test, torch.zeros(n, dtype=torch.int64), torch.arange(n))
 
 
-class _Evaluations(Laps):
-    """Laps that also keep the seconds of every evaluation, and the accuracy over all test images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.evaluations: list[float] = []
-        self.accuracy = float("nan")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        super().on_validation_end(trainer, pl_module)
-        self.evaluations.append(self._evaluated)
-        scores = pl_module.scores["server", "test"].compute()
-        self.accuracy = scores["accuracy"].mean().item()
-
-
 def measure_engine(setting: Setting, width: int) -> Measured:
     """The setting in this engine: the test images are dealt over the clients and evaluated by client."""
     torch.manual_seed(0)
@@ -129,15 +111,14 @@ def measure_engine(setting: Setting, width: int) -> Measured:
         eval_batch_size=EVALUATION_BATCH,
     )
     method = FedAvg(CLASSES, setting.clients, SimpleCNN(), LocalTraining(lr=LR, epochs=1))
-    laps = _Evaluations()
-    fit(method, data, setting.rounds, setting.evaluate_every, callbacks=[laps])
+    laps = fit(method, data, setting.rounds, setting.evaluate_every)
     return Measured(
         rounds=laps.rounds,
         evaluations=laps.evaluations,
         losses=laps.losses,
         steps=laps.steps[-1],
         parameters=sum(method.template(name).numel() for name in method.trainable_names),
-        accuracy=laps.accuracy,
+        accuracy=method.scores["server", "test"].compute()["accuracy"].mean().item(),
         processes=1,
         threads=torch.get_num_threads(),
         versions={"torch": torch.__version__},

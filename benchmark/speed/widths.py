@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from benchmark.batch import PlannedPhase, RoundPlan
-from benchmark.speed.measure import FitTimes, Row, device, fit
+from benchmark.speed.measure import Laps, Row, device, fit
 from benchmark.speed.works import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
 from datamodules.base import FederatedDataModule
 from datamodules.partition import DirichletShared, Partition
@@ -45,8 +45,8 @@ def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]]
                 times = fit(work.method(clients), data, rounds, precision=work.precision)
             except torch.cuda.OutOfMemoryError:
                 continue
-            if width not in best or times.round < best[width][0]:
-                best[width] = (times.round, times.memory if device() == "cuda" else None, data.width())
+            if width not in best or times.best < best[width][0]:
+                best[width] = (times.best, times.memory if device() == "cuda" else None, data.width())
     what = f"one client's step of {work.batch} images, of {clients} clients x {STEPS} steps"
     reference = best[widths[0]][0]
     return [
@@ -73,13 +73,13 @@ def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], ro
         rounds: of each fit.
     """
 
-    def timed(width: int, partition: Partition | None) -> tuple[FitTimes, FederatedDataModule]:
+    def timed(width: int, partition: Partition | None) -> tuple[Laps, FederatedDataModule]:
         data = work.data(clients, images, width, partition, tested=images)
         return fit(work.method(clients), data, rounds, precision=work.precision), data
 
     rows = []
     for width in widths:
-        equal = timed(width, None)[0].round
+        equal = timed(width, None)[0].best
         times, data = timed(width, DirichletShared(0.3, clients, min_size=1))
         share = padding_share(round_plan(data, width))
         sizes = data.train_sizes.values()
@@ -87,8 +87,8 @@ def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], ro
             Row(
                 f"{work.name}, unequal clients, width {width}",
                 f"a round of {clients} clients with {min(sizes)} to {max(sizes)} images, batches of {work.batch}",
-                times.round,
-                times.round / equal,
+                times.best,
+                times.best / equal,
                 note=f"{100 * share:.1f} % of the rows are padding; reference: equal clients, as many images",
             )
         )
