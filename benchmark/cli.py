@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import methods  # noqa: F401  (makes the methods known by their short names)
 from benchmark.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
 from benchmark.errors import ConfigurationError
+from benchmark.memory import keep_freed_memory
 from benchmark.method import FederatedMethod
 from benchmark.progress import RoundProgress
 from benchmark.recorder import Recorder
@@ -181,6 +182,7 @@ def main(args: list[str] | None = None) -> None:
         warnings.filterwarnings("ignore", message=message)
     # Lightning's advertisements and device lists; warnings still come through.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    keep_freed_memory()
     try:
         FederatedCLI(
             FederatedMethod,

@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchmark.backbones.conv import ClientConv2d
+from benchmark.backbones.linear import ClientLinear
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import keyed_initialization
 
@@ -51,7 +52,7 @@ class PaperCNN(nn.Module):
             )
             linear: list[nn.Module] = []
             for inputs, outputs in zip((64 * side * side, *widths), widths, strict=False):
-                linear += [nn.Linear(inputs, outputs), nn.ReLU()]
+                linear += [ClientLinear(inputs, outputs), nn.ReLU()]
             self.linear = nn.Sequential(*linear)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -71,6 +71,6 @@ class ClientConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1]."""
         assert self.bias is not None
-        if x.is_cuda:
+        if x.is_cuda or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
         return _Conv2d.apply(x, self.weight, self.bias)

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmark.speed.measure import report
 
 #: in the order in which they run
-CASES = ("engine", "from_scratch", "widths", "features", "vit", "overhead", "growth", "peers")
+CASES = ("engine", "from_scratch", "widths", "features", "posterior", "vit", "overhead", "growth", "peers")
 
 
 def main() -> None:

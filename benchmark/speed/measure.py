@@ -23,6 +23,7 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmark.cli import TRAINER_DEFAULTS
+from benchmark.memory import keep_freed_memory
 from benchmark.method import FederatedMethod
 from benchmark.results import environment, write_json, write_text
 from datamodules.base import FederatedDataModule
@@ -160,6 +161,7 @@ def fit(
         precision: the Trainer's, ``"32-true"`` or ``"bf16-mixed"``.
         callbacks: further callbacks.
     """
+    keep_freed_memory()  # as lightning-cli does
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

@@ -1,16 +1,18 @@
 """The networks of the pFedPT paper: parameter counts, features, one pass for many clients."""
 
 import warnings
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import conv2d
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.conv import ClientConv2d
+from benchmark.backbones.linear import ClientLinear
 from benchmark.errors import ConfigurationError
 
 
@@ -100,3 +102,77 @@ def test_stacked_convolutions_are_those_of_each_client(shared: bool) -> None:
         made = vmap(lambda values, images: functional_call(layer, values, images))(values, x)
     for client in range(3):
         torch.testing.assert_close(made[client], conv2d(x[client], weights[client], biases[client]))
+
+
+@pytest.mark.parametrize("mapped", [(0, 0, 0), (None, 0, 0), (0, None, None), (1, 1, 1)])
+def test_stacked_linear_layers_are_those_of_each_client(mapped: tuple[int | None, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = ClientLinear(5, 4).double()
+    shapes = ((6, 5), (4, 5), (4,))
+    x, weight, bias = (
+        torch.randn(
+            shape if dim is None else (*shape[:dim], 3, *shape[dim:]), generator=generator, dtype=torch.float64
+        ).requires_grad_()
+        for shape, dim in zip(shapes, mapped, strict=True)
+    )
+
+    def made(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional_call(layer, {"weight": weight, "bias": bias}, x)
+
+    output = vmap(made, mapped)(x, weight, bias)
+    parts = [
+        value.unbind(dim) if dim is not None else [value] * 3
+        for value, dim in zip((x, weight, bias), mapped, strict=True)
+    ]
+    expected = torch.stack([x @ w.T + b for x, w, b in zip(*parts, strict=True)])
+    torch.testing.assert_close(output, expected)
+    ours = torch.autograd.grad(output.square().sum(), (x, weight, bias))
+    theirs = torch.autograd.grad(expected.square().sum(), (x, weight, bias))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_stacked_weight_gradient_comes_in_the_weights_order() -> None:
+    layer = ClientLinear(5, 4)
+    weight = torch.randn(3, 4, 5, requires_grad=True)
+    x, bias = torch.randn(3, 6, 5), torch.zeros(3, 4)
+    output = vmap(lambda w, b, x: functional_call(layer, {"weight": w, "bias": b}, x))(weight, bias, x)
+    (gradient,) = torch.autograd.grad(output.sum(), weight)
+    assert gradient.is_contiguous()
+
+
+def test_linear_layers_under_nested_gradients() -> None:
+    # the derivative of a gradient's length, per client, as meta-learning needs it
+    layer = ClientLinear(3, 2).double()
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(2, 2, 3, generator=generator, dtype=torch.float64)
+    x, bias = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+
+    def length(weight: Tensor, x: Tensor, call: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return grad(lambda w: call(w, x).square().sum())(weight).square().sum()
+
+    def ours(w: Tensor, x: Tensor) -> Tensor:
+        return functional_call(layer, {"weight": w, "bias": bias}, x)
+
+    made = vmap(lambda w, x: grad(lambda w: length(w, x, ours))(w))(weights, x)
+    expected = vmap(lambda w, x: grad(lambda w: length(w, x, lambda w, x: x @ w.T))(w))(weights, x)
+    torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_the_network_trains_in_bfloat16(clients: int) -> None:
+    network = PaperCNN("pflib", image_size=16)
+    values = {name: value.detach().expand(clients, *value.shape) for name, value in network.named_parameters()}
+    values = {name: value.clone().requires_grad_() for name, value in values.items()}
+    x = torch.randn(clients, 2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+    def gradients() -> tuple[Tensor, ...]:
+        features = vmap(lambda values, x: functional_call(network, values, x))(values, x)
+        return torch.autograd.grad(features.float().square().sum(), tuple(values.values()))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = gradients()
+    for one, exact in zip(rough, gradients(), strict=True):
+        assert one.dtype == torch.float32
+        assert not torch.equal(one, exact)
+        assert (one - exact).norm() < 0.05 * exact.norm()

@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.batch import PlannedPhase, RoundPlan
-from benchmark.speed import features, overhead, vit, widths
+from benchmark.speed import features, overhead, posterior, vit, widths
 from benchmark.speed.measure import Row, report
 from benchmark.speed.works import Work, cnn, headtune, promptfl
 from datamodules.partition import DirichletShared
@@ -78,6 +78,27 @@ def test_largest_difference() -> None:
     assert features.largest_difference(one, one | {"b": torch.tensor([0.0, -0.5])}) == 0.5
     with pytest.raises(ValueError, match=r"different tensors: \['b'\]"):
         features.largest_difference(one, {"a": one["a"]})
+
+
+def test_every_rung_of_the_posterior_is_timed_against_fedvpt_deep() -> None:
+    rows = posterior.rungs("micro_vit", 16, clients=2, images=16, rounds=2)
+    assert [row.what for row in rows] == [work.name for work, _, _ in posterior.ladder("micro_vit", 16)]
+    assert rows[0].what == "FedVPT-Deep, 10 prompts a layer"
+    assert rows[0].ratio == 1
+    assert all(row.ratio == pytest.approx(row.seconds / rows[0].seconds) for row in rows)
+    assert rows[0].work == "one client's step of 16 images, micro_vit at 16 px"
+
+
+def test_the_rungs_are_what_they_are_called() -> None:
+    deep, deeper, d, g, s0, s1, s3, j4, made = (
+        (work.method(2), kept) for work, kept, _ in posterior.ladder("micro_vit", 16)
+    )
+    depth = deep[0].backbone.depth
+    assert deeper[0].prompt().numel() - deep[0].prompt().numel() == depth * deep[0].backbone.embed_dim
+    assert [m.posterior for m, _ in (d, g, s0, s1)] == ["deterministic", "gaussian", "semi_implicit", "semi_implicit"]
+    draws = [(m.importance_samples, m.mixing_draws) for m, _ in (s0, s1, s3, j4, made)]
+    assert draws == [(1, 0), (1, 1), (1, 3), (4, 1), (1, 1)]
+    assert [kept for _, kept in (s1, j4, made)] == [True, True, False]
 
 
 def test_the_inner_part_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:

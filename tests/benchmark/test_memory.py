@@ -1,0 +1,50 @@
+"""Freed memory stays with the process, unless the user has chosen otherwise."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from benchmark.memory import keep_freed_memory
+
+#: How many pages are cleared for ten times 48 MiB, taken and given back in turn: 12,288 pages each.
+PROGRAM = """
+import resource, sys
+import torch
+from benchmark.memory import keep_freed_memory
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit(3)
+for turn in range(20):
+    if turn == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(12 * 2**20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(mode: str) -> int:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=False)
+    if done.returncode == 3:
+        pytest.skip("not glibc")
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(resource.getpagesize() != 4096, reason="counts pages of 4 KiB")
+def test_freed_blocks_are_used_again() -> None:
+    assert faults("keep") < 12_288
+    assert faults("plain") >= 10 * 12_288
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1"),
+        ("MALLOC_TRIM_THRESHOLD_", "1"),
+        ("MALLOC_MMAP_THRESHOLD_", "1"),
+    ],
+)
+def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert keep_freed_memory() is False
