@@ -554,6 +554,8 @@ class FederatedMethod(LightningModule):
             slot = self.slots[_slot(name)]
             slot.requires_grad_(name in trained)
             slot.grad = None
+            if slot.requires_grad:
+                _refuse_held_graph(type(self).__name__, name, slot)
         self._finished = {}
 
     def _schedule_factor(self, phase: Phase) -> float:
@@ -722,9 +724,9 @@ class FederatedMethod(LightningModule):
         """
         saved: dict[int, int] = {}
 
-        def pack(tensor: Tensor) -> Tensor:
+        def pack(tensor: Tensor) -> None:
+            # Nothing is kept, since a node that holds its own output would keep the whole graph alive.
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
 
         batch = ClientBatch(
             index=torch.zeros_like(y),
@@ -746,11 +748,21 @@ class FederatedMethod(LightningModule):
         for slot in self.slots.values():
             slot.requires_grad_(True)
         frozen = {parameter.untyped_storage().data_ptr() for parameter in self.parameters()}
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: nothing):
             self.map_clients(self.client_loss, self.slot_values(), batch, "train")
         activations = sum(size for pointer, size in saved.items() if pointer not in frozen)
         slots = sum(slot.numel() * slot.element_size() for slot in self.slots.values())
         return math.ceil(activations + 4 * slots + x.numel() * x.element_size())
+
+
+def _refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
+    """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently."""
+    accumulator = cast(Any, slot.view_as(slot).grad_fn).next_functions[0][0]
+    if tuple(accumulator._input_metadata[0].shape) != tuple(slot.shape):
+        raise RuntimeError(
+            f"{method} holds a tensor of an earlier cohort with the graph that made it, which spoils the gradient of "
+            f"{name!r}; detach what is kept from a step"
+        )
 
 
 def _first(rows: Message, count: int) -> Message:

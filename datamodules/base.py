@@ -23,8 +23,11 @@ from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
 from datamodules.transform import ImageTransform
 
-#: Widest cohort that ``auto`` picks. On a CPU one client keeps all cores busy; beyond 64 a GPU gains no more.
-WIDEST = {"cpu": 1, "cuda": 64}
+#: Widest cohort that ``auto`` picks; beyond it nothing gains.
+WIDEST = 64
+#: Bytes that a step of stacked clients takes on a CPU at most. Where one client takes as much, arithmetic keeps all
+#: cores busy; smaller steps share the cost of starting operations (see ``python -m benchmark.speed widths``).
+CPU_STEP = 2**28
 
 #: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
 BLOCK = 16
@@ -44,7 +47,8 @@ class FederatedDataModule(LightningDataModule):
         drop_last: drop a client's incomplete last batch if it has at least one full batch.
         participation: fraction of the clients that train in a round (at least one does).
         clients_per_round: the same as a number; wins over ``participation``.
-        cohort_width: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory.
+        cohort_width: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory:
+            what fits on a GPU; on a CPU several clients where their steps are small.
         eval_batch_size: images in one evaluation step: of one client, or of several with few images.
         val_fraction: part of each client's training images held out as split ``val``, to tune on; stratified where the
             classes allow it.
@@ -326,20 +330,29 @@ class FederatedDataModule(LightningDataModule):
         return {**self._memory.at(index.to(device)), "label": label, "mask": mask.to(device)}
 
     def width(self) -> int:
-        """Clients stepped together; ``auto`` measures what one client takes and fills 60 % of the free memory."""
+        """Clients stepped together.
+
+        ``auto`` measures what one client takes, and fills 60 % of a GPU's free memory or ``CPU_STEP`` bytes.
+        """
         if self.cohort_width != "auto":
             return self.cohort_width
-        if self._width is None and WIDEST.get(self._method().device.type, 1) == 1:
-            self._width = 1
         if self._width is None:
-            method = self._method()
-            device = method.device
-            rows = torch.from_numpy(self.train_indices[self.training_clients[0]][:1]).repeat(self.batch_size)
-            x = self.transform(self.pool.images[rows].unsqueeze(0), None).to(device)
-            need = method.bytes_per_client(x, self.pool.labels[rows].unsqueeze(0).to(device))
-            fitting = int(0.6 * _free_memory(device) / need)
-            self._width = max(1, min(fitting, WIDEST.get(device.type, 1), self.participants))
+            widest, device = min(WIDEST, self.participants), self._method().device
+            room = int(0.6 * _free_memory(device)) if device.type == "cuda" else CPU_STEP
+            # On a CPU a large network's step takes seconds; one image shows that it is large.
+            for images in (1, self.batch_size) if widest > 1 else ():
+                widest = min(widest, max(1, room // self._bytes_per_client(images)))
+                if widest == 1:
+                    break
+            self._width = widest
         return self._width
+
+    def _bytes_per_client(self, images: int) -> int:
+        """Memory of one client's step with so many images."""
+        method = self._method()
+        rows = torch.from_numpy(self.train_indices[self.training_clients[0]][:1]).repeat(images)
+        x = self.transform(self.pool.images[rows].unsqueeze(0), None).to(method.device)
+        return method.bytes_per_client(x, self.pool.labels[rows].unsqueeze(0).to(method.device))
 
     # ------------------------------------------------------------------ checkpoints
 

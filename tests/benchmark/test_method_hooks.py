@@ -140,6 +140,21 @@ def test_cached_features_change_nothing(overrides: list[str]) -> None:
             torch.testing.assert_close(value, other[name], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+class Hoarding(FedVPT):
+    """Keeps its last loss, with the graph that made it."""
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        self.last_loss = super().client_loss(client, batch)
+        return self.last_loss
+
+
+def test_a_tensor_kept_with_its_graph_is_refused_before_it_spoils_a_gradient() -> None:
+    # cohorts of 4 and 3 clients: torch would sum the second's gradients over its clients
+    method, data = fedvpt(Hoarding, "--data.cohort_width=4")
+    with pytest.raises(RuntimeError, match="Hoarding holds a tensor of an earlier cohort with the graph that made it"):
+        fit(method, data, 1)
+
+
 class Counting(FedAvg):
     """Counts the labels it meets and uploads the counts."""
 

@@ -38,7 +38,7 @@ def test_width_rows_count_one_clients_step() -> None:
     assert two.ratio == pytest.approx(two.seconds / one.seconds)
     assert one.work == "one client's step of 4 images, of 2 clients x 2 steps"
     if not torch.cuda.is_available():
-        assert auto.note == "auto picks 1"
+        assert auto.note == "auto picks 2"
 
 
 def test_unequal_clients_have_as_many_images_as_equal_ones() -> None:

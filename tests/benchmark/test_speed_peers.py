@@ -141,6 +141,8 @@ def test_rows_compare_with_the_first_program() -> None:
         ("peer: round", 4.0, 2.0),
         ("engine: evaluation", 0.5, 1.0),
         ("peer: evaluation", 1.5, 3.0),
+        ("engine: as published", 20.5, 1.0),  # ten rounds and an evaluation
+        ("peer: as published", 41.5, 41.5 / 20.5),
     ]
     assert rows[1].work == "50 of 1000 clients: 250 steps of 10 images"
     assert rows[1].note == "mean 5 s, loss 2.300 to 2.100, 1,626,442 parameters, 2 x 1 threads, peer 1.2"

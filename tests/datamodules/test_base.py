@@ -6,6 +6,7 @@ import torch
 from federation import SIZES, Ragged, TinyImages, build, fit
 
 from benchmark.errors import ConfigurationError
+from datamodules import base
 from datamodules.base import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.source import ImagePool
@@ -106,6 +107,20 @@ def test_the_seed_zero_is_a_seed_and_the_partition_has_its_own() -> None:
     splits = [made(partition=IID(4), seed=s, partition_seed=p).splits.train[0] for s, p in ((0, 0), (1, 0), (1, None))]
     assert np.array_equal(splits[0], splits[1])
     assert not np.array_equal(splits[0], splits[2])
+
+
+@pytest.mark.parametrize(("room", "width"), [(0, 1), (2.5, 2), (3.5, 3), (1e9, 7)])
+def test_the_automatic_width_is_what_fits(room: float, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, data = build("FedAvg", "--data.cohort_width=auto")
+    monkeypatch.setattr(base, "CPU_STEP", 2**40)
+    fit(method, data, 1)
+    image = torch.zeros(1, data.batch_size, 3, 16, 16)
+    need = method.bytes_per_client(image, torch.zeros(image.shape[:2], dtype=torch.int64))
+    assert data.participants == 7
+    monkeypatch.setattr(base, "CPU_STEP", int(room * need))
+    method, data = build("FedAvg", "--data.cohort_width=auto")
+    fit(method, data, 1)
+    assert data.width() == width
 
 
 def test_memory_of_a_client_counts_slots_and_saved_activations() -> None:

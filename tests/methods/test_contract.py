@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 import methods
 from benchmark.communication import message_bytes
 from benchmark.server import Server
+from datamodules import base
 
 METHODS = sorted(methods.__all__)
 #: Methods that train nothing take no step, so that they have no checkpoint.
@@ -61,9 +62,14 @@ class Reversed(Callback):
 
 
 @pytest.mark.parametrize("conf", METHODS)
-@pytest.mark.parametrize(("width", "workers"), [(3, 0), (8, 2)])
-def test_cohort_width_and_workers_change_nothing(conf: str, width: int, workers: int, reference: dict) -> None:
+@pytest.mark.parametrize(("width", "workers"), [(3, 0), (8, 2), ("auto", 0)])
+def test_cohort_width_and_workers_change_nothing(
+    conf: str, width: int | str, workers: int, reference: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "CPU_STEP", 2**40)  # auto takes as many clients as there are
     method = run(conf, f"--data.cohort_width={width}", f"--data.num_workers={workers}")
+    if width == "auto":
+        assert method.trainer.datamodule.width() == method.trainer.datamodule.participants > 1
     # Methods with frozen encoders agree bit for bit; stacked weights of encoders are summed in another order.
     exact = not any("backbone" in name or name.startswith("clip.") for name in method.trainable_names)
     assert_equal(reference_of(conf, reference), learned(method), 0.0 if exact else 2e-5)
