@@ -112,6 +112,7 @@ class FedPGP(TextPromptMethod):
         self.contrast_weight = 0.0 if contrast == "none" else mu
         self.temperature = temperature
         self.adaptation, self.contrast, self.ablation_sign, self.zc = adaptation, contrast, ablation_sign, zc
+        self._anchor: Tensor | None = None
         width = clip.text_width
         if adaptation == "full_rank":
             self.change = nn.Parameter(torch.zeros(num_context, width))
@@ -137,7 +138,9 @@ class FedPGP(TextPromptMethod):
         """In training the text features z_C of the hand-written prompts, as ``anchor`` [C, e]."""
         if kind == "evaluate" or not self.contrast_weight:
             return super().prepare(client, kind, split)
-        return {"anchor": self.clip.text_features(self.anchor_prompts)}
+        if self._anchor is None:  # the same in all rounds
+            self._anchor = self.clip.text_features(self.anchor_prompts)
+        return {"anchor": self._anchor}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy under p_i, and the contrast."""

@@ -140,6 +140,41 @@ def test_cached_features_change_nothing(overrides: list[str]) -> None:
             torch.testing.assert_close(value, other[name], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+class SharedModule(FedVPT):
+    """Has the module of its prompt under a second name."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.twin = self.prompt
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        assert self.twin() is self.prompt()
+        return super().client_loss(client, batch) + 0 * self.twin().sum()
+
+
+class TiedWeights(FedVPT):
+    """Has its prompt's parameter in a second module too."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.twin = torch.nn.ParameterDict({"tokens": self.prompt.tokens})
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        assert self.twin["tokens"] is self.prompt.tokens
+        return super().client_loss(client, batch) + 0 * self.twin["tokens"].sum()
+
+
+@pytest.mark.parametrize("kind", [SharedModule, TiedWeights])
+def test_a_parameter_with_two_names_is_the_clients_under_both(kind: type) -> None:
+    method, data = fedvpt(kind)
+    start = method.prompt.tokens.detach().clone()
+    fit(method, data, 1)
+    plain, data = fedvpt(FedVPT)
+    fit(plain, data, 1)
+    assert torch.equal(method.template("prompt.tokens"), plain.template("prompt.tokens"))
+    assert not torch.equal(method.template("prompt.tokens"), start)
+
+
 class Hoarding(FedVPT):
     """Keeps its last loss, with the graph that made it."""
 

@@ -117,6 +117,21 @@ def test_with_no_change_of_its_own_the_contrast_depends_on_the_hand_written_prom
     assert difference.item() == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_hand_written_prompts_are_encoded_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, data = build("FedPGP", "--data.cohort_width=2")
+    encoded = []
+    features = method.clip.text_features
+
+    def counted(prompts: Any, *contexts: Tensor) -> Tensor:
+        encoded.append(prompts is method.anchor_prompts)
+        return features(prompts, *contexts)
+
+    monkeypatch.setattr(method.clip, "text_features", counted)
+    fit(method, data, 2)
+    assert encoded.count(True) == 1
+    assert encoded.count(False) > 8
+
+
 @pytest.mark.parametrize("off", ["--model.init_args.mu=0", "--model.init_args.contrast=none"])
 def test_without_contrast_and_change_it_is_promptfl_bit_for_bit(off: str) -> None:
     method, promptfl = run("FedPGP", off, "--model.init_args.bottleneck=0"), run("PromptFL")
