@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PRESET ?= demo
-JOBS ?= 1
 
 .DEFAULT_GOAL := help
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
@@ -15,7 +14,7 @@ FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  make TABLE        one of: $(TABLES)"
-	@echo "  variables: PRESET=demo|paper  DATA_DIR=folder of the data sets  JOBS=runs at a time"
+	@echo "  variables: PRESET=demo|paper  DATA_DIR=folder of the data sets  JOBS=runs at a time (default: one a GPU, else up to 4)"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
@@ -38,10 +37,10 @@ check: $(STAMP) ## lint, types and tests
 	$(BIN)/python -m pytest
 
 $(TABLES): $(STAMP)
-	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
 
 pfedpt-figures: $(STAMP) ## figures of the pFedPT paper (demo); one: FIGURES=pfedpt_fig5
-	$(BIN)/benchmark figure $(FIGURES) --preset $(PRESET) --jobs $(JOBS) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+	$(BIN)/benchmark figure $(FIGURES) --preset $(PRESET) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
 
 table1: ## pFedPG's Table 1 (demo); table2 to table5 likewise, other papers' below
 report: $(STAMP) ## results/report.html: everything recorded, on one page that opens from disk

@@ -163,7 +163,10 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument(
-        "--jobs", type=int, help="runs at a time, each on the GPU with the fewest of them; default 1, with --slurm all"
+        "--jobs",
+        type=int,
+        help="runs at a time, each on the GPU with the fewest; default one a GPU, without GPU one a core up to 4, with "
+        "--slurm all",
     )
     entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")

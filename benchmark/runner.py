@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CELL_PROGRAM = (sys.executable, "-m", "benchmark.cli")
+#: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
+CPU_JOBS = 4
 GRACE_SECONDS = 10.0
 SHOWN_RUNS = 12
 ROUND_LINE = re.compile(r"round (\d+)/(\d+)\s*(.*)")
@@ -409,13 +411,16 @@ def _end(running: Sequence[_Process]) -> None:
         entry.lock.release()
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class _ThisMachine:
     """Cells as processes; each gets the GPU that has the fewest of them."""
 
     def __init__(self, work: Work, jobs: int) -> None:
         self.work = work
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads = max(1, cores // jobs) if jobs > 1 else None
+        self.threads = max(1, _cores() // jobs) if jobs > 1 else None
         self.gpus = visible_gpus()
         self.running: list[_Process] = []
 
@@ -552,7 +557,8 @@ def run_cells(
     Args:
         cells: what is to be done; equal names are done once.
         work: folders and command.
-        jobs: cells at a time; by default 1, on a cluster all.
+        jobs: cells at a time; by default one for each GPU, without GPUs one for each core but at most ``CPU_JOBS``, and
+            on a cluster all.
         cluster: run as its jobs; by default on this machine.
 
     Raises:
@@ -563,7 +569,7 @@ def run_cells(
     waited: set[str] = set()  # seen in another runner's hands
     running: list[_Attempt] = []
     unique = {cell.name: cell for cell in cells}
-    at_a_time = jobs or (1 if cluster is None else len(unique))
+    at_a_time = jobs or (len(visible_gpus()) or min(_cores(), CPU_JOBS) if cluster is None else len(unique))
     place: _ThisMachine | _Jobs = _ThisMachine(work, at_a_time) if cluster is None else _Jobs(work, cluster)
     pending: deque[Cell] = deque()
     for cell in unique.values():

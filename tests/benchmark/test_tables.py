@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
+from benchmark import runner as runner_module
 from benchmark.errors import ConfigurationError
 from benchmark.results import COLUMNS, RunRecord, keep_record, write_json, write_record, write_text
 from benchmark.runner import (
@@ -819,3 +820,23 @@ def test_table_1_has_the_papers_averages() -> None:
         values = [paper_value(paper, row.label, column.paper) for column in columns if column.paper]
         assert None not in values
         assert sum(values[:4]) / 4 == pytest.approx(values[4], abs=0.006)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "jobs"), [([], 1, 1), ([], 2, 2), ([], 64, 4), (["0"], 64, 1), (["0", "1"], 2, 2)]
+)
+def test_by_default_a_cell_for_each_gpu_or_else_core(
+    gpus: list[str], cores: int, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+
+    class Machine(runner_module._ThisMachine):
+        def __init__(self, work: Work, jobs: int) -> None:
+            chosen.append(jobs)
+            super().__init__(work, jobs)
+
+    monkeypatch.setattr(runner_module, "_ThisMachine", Machine)
+    monkeypatch.setattr(runner_module, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(runner_module, "_cores", lambda: cores)
+    assert run_cells([], Work(Path("runs"))) == {}
+    assert chosen == [jobs]
