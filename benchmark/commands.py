@@ -184,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument(
         "--run_dir", nargs="+", default=[], help="finished runs with a checkpoint, in place of the preset's"
     )
-    entry.add_argument("--jobs", type=int, default=1, help="runs at a time; default %(default)s")
+    entry.add_argument("--jobs", type=int, help="runs at a time; default as for tables")
     entry.set_defaults(run=figure)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=Path)

@@ -729,7 +729,7 @@ def make_figure(
         data_dir: folder of the data sets.
         run_dirs: finished runs to draw from in place of the preset's, in the order of the figure's; then the files are
             named after the first of them instead of the preset.
-        jobs: runs at a time; default 1.
+        jobs: runs at a time; by default as ``run_cells`` chooses.
         results_dir: where ``figures`` is.
         runs_dir: where runs are made and looked for.
         program: command in front of ``fit``.

@@ -339,11 +339,10 @@ class FederatedDataModule(LightningDataModule):
         if self._width is None:
             widest, device = min(WIDEST, self.participants), self._method().device
             room = int(0.6 * _free_memory(device)) if device.type == "cuda" else CPU_STEP
-            # On a CPU a large network's step takes seconds; one image shows that it is large.
-            for images in (1, self.batch_size) if widest > 1 else ():
-                widest = min(widest, max(1, room // self._bytes_per_client(images)))
-                if widest == 1:
-                    break
+            # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
+            for images in (1, self.batch_size):
+                if widest > 1:
+                    widest = min(widest, max(1, room // self._bytes_per_client(images)))
             self._width = widest
         return self._width
 

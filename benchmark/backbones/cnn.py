@@ -4,8 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from benchmark.backbones.conv import ClientConv2d
-from benchmark.backbones.linear import ClientLinear
+from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import keyed_initialization
 

@@ -27,8 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.conv import ClientConv2d
-from benchmark.backbones.linear import ClientLinear
+from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
 from benchmark.client import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit

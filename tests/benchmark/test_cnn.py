@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import conv2d
 
+from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
 from benchmark.backbones.cnn import PaperCNN
-from benchmark.backbones.conv import ClientConv2d
-from benchmark.backbones.linear import ClientLinear
 from benchmark.errors import ConfigurationError
 
 
