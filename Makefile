@@ -49,8 +49,8 @@ report: $(STAMP) ## results/report.html: everything recorded, on one page that o
 reproduction: $(STAMP) ## results/REPRODUCTION.md: every published table, and what was run of it
 	$(BIN)/benchmark reproduction
 
-bench: $(STAMP) ## speed measurements; some of them: CASES="engine features"
-	$(BIN)/python -m benchmark.speed $(CASES)
+bench: $(STAMP) ## speed measurements; some of them, or in so many minutes: CASES="engine vit" MINUTES=8
+	$(BIN)/python -m benchmark.speed $(CASES) $(if $(MINUTES),--minutes $(MINUTES))
 
 clean: ## remove the environment; runs and data stay
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,27 +1,91 @@
-"""``python -m benchmark.speed [CASE ...]``: run cases, print a table each, write ``results/speed/CASE.json``."""
+"""``python -m benchmark.speed [CASE ...]``: run cases, print a table each, write ``results/speed/CASE.json``.
+
+Several cases run one after the other, each in a process of its own, so that none inherits another's memory, and one
+table of all of them comes last. ``--minutes`` ends that in time, on a borrowed GPU for example.
+"""
 
 import argparse
 import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark.speed.measure import report
+from rich.console import Console
 
-#: in the order in which they run
-CASES = ("engine", "from_scratch", "widths", "features", "posterior", "vit", "overhead", "growth", "peers")
+from benchmark.speed.measure import Row, report, rows_table
+
+#: in the order in which they run; first those that the project's targets name
+CASES = (
+    "engine",
+    "vit",
+    "features",
+    "widths",
+    "compiled",
+    "overhead",
+    "posterior",
+    "from_scratch",
+    "growth",
+    "peers",
+)
+
+#: in front of a case's name
+COMMAND = (sys.executable, "-m", "benchmark.speed")
+GRACE_SECONDS = 10.0
 
 
-def main() -> None:
-    """Run the named cases, by default all."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named cases, by default all; 1 if a case failed, ran out of time or was left out for lack of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmark.speed", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default all")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files and pictures")
-    arguments = parser.parse_args()
-    if unknown := sorted(set(arguments.cases) - set(CASES)):
+    parser.add_argument("--minutes", type=float, help="stop after so many minutes; what was measured by then is kept")
+    given = parser.parse_args(arguments)
+    if unknown := sorted(set(given.cases) - set(CASES)):
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
-    for case in arguments.cases or CASES:
-        title, rows = importlib.import_module(f"benchmark.speed.{case}").run(arguments.out)
-        report(case, title, rows, arguments.out)
+    if given.minutes is not None and given.minutes <= 0:
+        parser.error(f"--minutes must be more than 0, got {given.minutes:g}")
+    cases = given.cases or list(CASES)
+    if len(cases) == 1 and given.minutes is None:
+        title, rows = importlib.import_module(f"benchmark.speed.{cases[0]}").run(given.out)
+        report(cases[0], title, rows, given.out)
+        return 0
+    return run_all(cases, given.out, given.minutes)
+
+
+def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:
+    """Each case in a process of its own, then one table of those that ended; 1 if one did not."""
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    console = Console(width=160)
+    failed: dict[str, str] = {}
+    for case in cases:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            failed[case] = "not begun, the time was up"
+            continue
+        with subprocess.Popen([*COMMAND, case, "--out", str(folder)]) as process:
+            try:
+                if status := process.wait(timeout=left):
+                    failed[case] = f"ended with status {status}"
+            except subprocess.TimeoutExpired:
+                failed[case] = "stopped, the time was up"
+                process.send_signal(signal.SIGINT)  # it ends what it has started
+                try:
+                    process.wait(timeout=GRACE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+    named = []
+    for case in (case for case in cases if case not in failed):
+        rows = json.loads((folder / f"{case}.json").read_text())["rows"]
+        named += [(case, Row(**row)) for row in rows]
+    console.print(rows_table("All cases", named))
+    for case, why in failed.items():
+        console.print(f"{case}: {why}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

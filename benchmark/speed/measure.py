@@ -29,6 +29,9 @@ from benchmark.results import environment, write_json, write_text
 from datamodules.base import FederatedDataModule
 from datamodules.source import ImagePool, ImageSource
 
+#: of a table of measurements
+COLUMNS = ("what", "work", "seconds", "ratio", "of peak", "MB", "note")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -225,6 +228,30 @@ def matmul_peak(dtype: torch.dtype) -> float:
     return 2 * size**3 / seconds(lambda: a @ a, repetitions=10, warm_up=3)
 
 
+def _cells(row: Row) -> tuple[str, ...]:
+    """What a table shows of a row."""
+    return (
+        row.what,
+        row.work,
+        f"{row.seconds:.4g}",
+        "" if row.ratio is None else f"{row.ratio:.3f}",
+        "" if row.share_of_peak is None else f"{100 * row.share_of_peak:.0f} %",
+        "" if row.memory is None else f"{row.memory / 2**20:.0f}",
+        row.note,
+    )
+
+
+def rows_table(title: str, rows: Sequence[tuple[str, Row]]) -> Table:
+    """A table for the screen of (case, row); without a column of cases if none has a name."""
+    table = Table(title=title, title_justify="left")
+    cases = any(case for case, _ in rows)
+    for name in ("case",) * cases + COLUMNS:
+        table.add_column(name, justify="right" if name in ("seconds", "ratio", "of peak", "MB") else "left")
+    for case, row in rows:
+        table.add_row(*(case,) * cases, *_cells(row))
+    return table
+
+
 def report(case: str, title: str, rows: Sequence[Row], folder: Path, settings: dict[str, Any] | None = None) -> None:
     """Print the rows and write them to ``folder/case.md`` and, with the hardware, ``folder/case.json``.
 
@@ -235,27 +262,9 @@ def report(case: str, title: str, rows: Sequence[Row], folder: Path, settings: d
         folder: where to write.
         settings: what else belongs to the record.
     """
-    names = ("what", "work", "seconds", "ratio", "of peak", "MB", "note")
-    cells = [
-        (
-            row.what,
-            row.work,
-            f"{row.seconds:.4g}",
-            "" if row.ratio is None else f"{row.ratio:.3f}",
-            "" if row.share_of_peak is None else f"{100 * row.share_of_peak:.0f} %",
-            "" if row.memory is None else f"{row.memory / 2**20:.0f}",
-            row.note,
-        )
-        for row in rows
-    ]
-    table = Table(title=title, title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right" if name in ("seconds", "ratio", "of peak", "MB") else "left")
-    for line in cells:
-        table.add_row(*line)
-    Console(width=160).print(table)
+    Console(width=160).print(rows_table(title, [("", row) for row in rows]))
     folder.mkdir(parents=True, exist_ok=True)
-    body = tabulate(cells, names, tablefmt="pipe", disable_numparse=True)
+    body = tabulate([_cells(row) for row in rows], list(COLUMNS), tablefmt="pipe", disable_numparse=True)
     write_text(folder / f"{case}.md", f"# {title}\n\n{body}\n")
     record = {"title": title, "rows": [asdict(row) for row in rows], **(settings or {})}
     write_json(

@@ -1,6 +1,8 @@
 """The building blocks of the speed measurements at tiny sizes: padding, operations, caching, parts of a round, JSON."""
 
 import json
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from torch.autograd import DeviceType
 
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.speed import __main__ as speed
 from benchmark.speed import features, overhead, posterior, vit, widths
 from benchmark.speed.measure import Row, report
 from benchmark.speed.works import Work, cnn, headtune, promptfl
@@ -161,3 +164,34 @@ def test_report_writes_rows_and_hardware(tmp_path: Path, capsys: pytest.CaptureF
     assert "A title" in printed
     assert "50 %" in printed
     assert "noted" in printed
+
+
+def test_several_cases_end_in_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "case.py"
+    script.write_text(
+        "import json, sys\n"
+        "case, folder = sys.argv[1], sys.argv[3]\n"
+        "row = dict(what=f'work of {case}', work='', seconds=1.5)\n"
+        "json.dump({'rows': [row]}, open(f'{folder}/{case}.json', 'w'))\n"
+        "sys.exit(3 * (case == 'growth'))\n"
+    )
+    monkeypatch.setattr(speed, "COMMAND", (sys.executable, str(script)))
+    assert speed.main(["engine", "growth", "vit", "--out", str(tmp_path)]) == 1
+    printed = capfd.readouterr().out
+    assert "work of engine" in printed
+    assert "work of vit" in printed
+    assert "work of growth" not in printed
+    assert "growth: ended with status 3" in printed
+    assert speed.main(["engine", "vit", "--out", str(tmp_path)]) == 0
+
+
+def test_cases_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(speed, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    began = time.monotonic()
+    assert speed.main(["engine", "vit", "--out", str(tmp_path), "--minutes", "0.01"]) == 1
+    assert time.monotonic() - began < 20
+    assert capfd.readouterr().out.endswith("engine: stopped, the time was up\nvit: not begun, the time was up\n")
+    with pytest.raises(SystemExit):
+        speed.main(["--minutes", "0"])

@@ -1,0 +1,78 @@
+"""Compiled training steps: what ``data.compile_steps`` changes, and what it must not."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from federation import build, fit, learned
+
+import methods
+from benchmark.errors import ConfigurationError
+from benchmark.speed.compiled import mode_rows
+from benchmark.speed.works import headtune
+
+TRAINED = sorted(set(methods.__all__) - {"ZeroShotCLIP"})
+
+
+def assert_compiling_changes_nothing(conf: str) -> None:
+    """Two rounds of ragged clients, in cohorts of 3, 3 and 1, end as without compiling, up to rounding."""
+    ends = []
+    for mode in ("null", "default"):
+        torch.compiler.reset()
+        method, data = build(conf, f"--data.compile_steps={mode}")
+        fit(method, data, 2)
+        ends.append({n: v for n, v in learned(method).items() if not n.startswith("metric.")})
+        assert bool(method._programs) == (mode == "default")
+    for name, expected in ends[0].items():
+        torch.testing.assert_close(ends[1][name], expected, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("conf", ["FedAvg", "FedVPT"])
+def test_every_kind_of_step_can_be_traced_whole(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the code generator, which takes a minute for each method and is torch's own.
+    traced = partial(torch.compile, backend="aot_eager", fullgraph=True)
+
+    def compile_(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        return traced(function, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    assert_compiling_changes_nothing(conf)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conf", TRAINED)
+def test_every_method_compiles_to_the_same_or_is_refused(conf: str) -> None:
+    with contextlib.suppress(ConfigurationError):  # refused; test_a_compiler_that_errs checks what it says
+        assert_compiling_changes_nothing(conf)
+
+
+def test_a_compiler_that_errs_is_refused_at_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        return lambda *arguments: function(*arguments) * 1.02
+
+    monkeypatch.setattr(torch, "compile", wrong)
+    method, data = build("FedVPT", "--data.compile_steps=default")
+    with pytest.raises(ConfigurationError, match=r"gradient of 'prompt.*' of FedVPT 2 % off, 0.1 % are allowed"):
+        fit(method, data, 1)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="compile_steps"):
+        build("FedVPT", "--data.compile_steps=fast")
+
+
+def test_the_speed_case_names_a_refused_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def compiled(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        calls.append(mode)
+        return (lambda *arguments: function(*arguments) * 2) if len(calls) == 1 else function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    rows = mode_rows(headtune("micro_vit", 32), ("default", "reduce-overhead"))
+    assert [row.what.rpartition(", ")[2] for row in rows] == ["not compiled", "reduce-overhead"]
+    assert "default refused: data.compile_steps: torch.compile makes the gradient" in rows[0].note
+    assert rows[1].ratio == rows[1].seconds / rows[0].seconds
