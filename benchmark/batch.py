@@ -128,6 +128,20 @@ def cohorts(clients: Sequence[int], sizes: Mapping[int, int], width: int) -> lis
     return [tuple(ordered[start : start + width]) for start in range(0, len(ordered), width)]
 
 
+def _filling(
+    clients: Sequence[int], held_out: Mapping[str, Mapping[int, np.ndarray]], batch_size: int
+) -> list[tuple[int, ...]]:
+    """Cohorts of as many clients as the most images of their first one, and so of each, fit into a step."""
+    sizes = {client: max(len(lists[client]) for lists in held_out.values()) for client in clients}
+    left = sorted(clients, key=lambda client: (-sizes[client], client))
+    made: list[tuple[int, ...]] = []
+    while left:
+        together = max(1, batch_size // max(sizes[left[0]], 1))
+        made.append(tuple(left[:together]))
+        left = left[together:]
+    return made
+
+
 @dataclass(frozen=True)
 class _Step:
     cohort: int
@@ -140,6 +154,7 @@ class _Step:
     phase_start: bool = False
     phase_end: bool = False
     end: bool = False
+    rows: int = 0
 
 
 class RoundPlan(Dataset[ClientBatch]):
@@ -275,14 +290,15 @@ class EvaluationPlan(Dataset[ClientBatch]):
     """The evaluation of clients on their own held-out images: per cohort and point, fine-tuning steps, then test steps.
 
     As many clients are tested together as their images fit into one step; with fine-tuning, those that are fine-tuned
-    together. So the scores do not depend on the width of training's cohorts.
+    together. So the scores do not depend on the width of training's cohorts. The images of a split are cut into equal
+    steps, so that little is padding.
 
     Args:
         clients: the clients to evaluate.
         held_out: per split name, per client, rows of the pool to test on.
         training: the fine-tuning of a copy: a plan over the same clients, or None.
         points: which states to evaluate, ``"server"`` and/or ``"local"``.
-        batch_size: images in one step: of one client, or of several that have few.
+        batch_size: images in one step at most: of one client, or of several that have few.
     """
 
     def __init__(
@@ -294,28 +310,30 @@ class EvaluationPlan(Dataset[ClientBatch]):
         batch_size: int,
     ) -> None:
         self.held_out = held_out
-        self.batch_size = batch_size
         self.training = training
-        sizes = {c: max(len(rows[c]) for rows in held_out.values()) for c in clients}
-        self.row = min(batch_size, max(sizes.values()))
         if training is not None:  # both must step the same clients together
             self.cohorts = training.cohorts
         else:
-            self.cohorts = cohorts(clients, sizes, batch_size // self.row)
+            self.cohorts = _filling(clients, held_out, batch_size)
         fitting: list[list[int]] = [[] for _ in self.cohorts]
         for position, step in enumerate(training.steps if training is not None else []):
             if step.kind != "idle":
                 fitting[step.cohort].append(position)
         self.items: list[tuple[int, _Step]] = []
         for number, members in enumerate(self.cohorts):
+            # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
+            alike = members if training is None else clients
             for point in points:
                 begin = len(self.items)
                 if training is not None and point == "server":
                     self.items += [(i, replace(training.steps[i], point=point)) for i in fitting[number]]
-                for split, rows in held_out.items():
-                    count = -(-max(len(rows[c]) for c in members) // self.row)
+                for split, lists in held_out.items():
+                    most = max(len(lists[c]) for c in alike)
+                    steps = -(-most // batch_size)
+                    rows = -(-most // max(steps, 1))
+                    count = -(-max(len(lists[c]) for c in members) // max(rows, 1))
                     self.items += [
-                        (-1, _Step(number, 0, i, "evaluate", point=point, split=split)) for i in range(count)
+                        (-1, _Step(number, 0, i, "evaluate", point=point, split=split, rows=rows)) for i in range(count)
                     ]
                 self.items[begin] = (self.items[begin][0], replace(self.items[begin][1], first=True))
                 self.items[-1] = (self.items[-1][0], replace(self.items[-1][1], end=True))
@@ -333,11 +351,11 @@ class EvaluationPlan(Dataset[ClientBatch]):
             batch = self.training[source]
             return replace(batch, first=step.first, end=step.end, point=step.point)
         clients = self.cohorts[step.cohort]
-        index = torch.zeros(len(clients), self.row, dtype=torch.int64)
-        mask = torch.zeros(len(clients), self.row, dtype=torch.bool)
+        index = torch.zeros(len(clients), step.rows, dtype=torch.int64)
+        mask = torch.zeros(len(clients), step.rows, dtype=torch.bool)
         for k, client in enumerate(clients):
             own = self.held_out[step.split][client]
-            rows = torch.from_numpy(np.asarray(own[step.step * self.row : (step.step + 1) * self.row]))
+            rows = torch.from_numpy(np.asarray(own[step.step * step.rows : (step.step + 1) * step.rows]))
             index[k, : len(rows)] = rows
             mask[k, : len(rows)] = True
         return ClientBatch(

@@ -115,6 +115,34 @@ def test_evaluation_covers_every_held_out_image_once_at_each_point(batch_size: i
     assert sum(made[i].first for i in range(len(made))) == 2 * cohorts
 
 
+def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
+    held = {
+        "test": {0: np.arange(5), 1: np.arange(5, 7), 2: np.arange(7, 14), 3: np.arange(14, 15)},
+        "val": {0: np.arange(15, 17), 1: np.arange(17, 18), 2: np.arange(18, 19), 3: np.arange(19, 20)},
+    }
+    made = EvaluationPlan([0, 1, 2, 3], held, None, ("server",), 4)
+    shapes = [(made[i].clients, made[i].split, *made[i].index.shape) for i in range(len(made))]
+    assert shapes == [
+        ((2,), "test", 1, 4),  # 7 images in two steps of 4 and 3
+        ((2,), "test", 1, 4),
+        ((2,), "val", 1, 1),
+        ((0,), "test", 1, 3),  # 5 in steps of 3 and 2, not of 4 and 1
+        ((0,), "test", 1, 3),
+        ((0,), "val", 1, 2),
+        ((1, 3), "test", 2, 2),
+        ((1, 3), "val", 2, 1),
+    ]
+
+
+def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width() -> None:
+    for width in (1, 2, 3):
+        training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, width, 0, 4)
+        made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server",), 4)
+        lengths = {made[i].index.shape[1] for i in range(len(made)) if made[i].kind == "evaluate"}
+        most = max(len(rows) for rows in INDICES.values())
+        assert lengths == {-(-most // -(-most // 4))}
+
+
 def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
     training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, 3, 0, 4)
     made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8)
