@@ -1,6 +1,5 @@
 """Finished runs, grouped over seeds and described in a reader's words."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -167,14 +166,21 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
 
 
 def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
-    """The first settings in which an experiment differs from others of its method, in brackets."""
+    """In brackets, the first three settings that tell experiments of its method apart, and more if three do not."""
     if len(rivals) == 1:
         return ""
     flat = [_flat(rival.first.config) for rival in rivals]
-    own = flat[list(rivals).index(experiment)]
+    own = flat.pop(list(rivals).index(experiment))
     keys = [key for key in own if key.startswith(("model", "data", "trainer.max_epochs"))]
-    differing = [key for key in keys if len({json.dumps(each.get(key), default=str) for each in flat}) > 1]
-    shown = [f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}" for key in differing if own[key] is not None][:3]
+    # A setting that others' configurations do not have is one that came later.
+    differing = [key for key in keys if any(each.get(key, own[key]) != own[key] for each in flat)]
+    shown: list[str] = []
+    for key in differing:
+        alike = [each for each in flat if all(each.get(k) == own[k] for k in differing[: len(shown)])]
+        if len(shown) >= 3 and not alike:
+            break
+        shown.append(f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}")
+    shown = [entry for entry in shown if not entry.endswith(" None")]
     return f" ({', '.join(shown)})" if shown else f" ({experiment.first.folder.name})"
 
 

@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 
 from benchmark import charts
 from benchmark.errors import ConfigurationError
-from benchmark.experiments import group, read_runs
+from benchmark.experiments import Run, group, read_runs
 from benchmark.report import write_report
 from benchmark.results import COLUMNS, RunRecord, write_json, write_record
 from benchmark.tables import LONG_COLUMNS
@@ -123,6 +124,23 @@ def test_runs_are_grouped_over_seeds_and_told_apart(results: Path) -> None:
     ]
     assert found[0].place == ("CIFAR-10", "Dirichlet(0.1), 3 clients, 2 a round", "PaperCNN")
     assert not found[0].first.demo
+
+
+def test_experiments_are_told_apart_by_as_many_settings_as_it_takes(results: Path) -> None:
+    runs = read_runs([results / "runs"])[0]
+    run = next(run for run in runs if run.record.method == "FedVPT")
+
+    def variant(**settings: Any) -> Run:
+        config = {**run.config, "model": {"class_path": "methods.FedVPT", "init_args": settings}}
+        return replace(run, config=config)
+
+    variants = [
+        variant(a=1, b=1, c=1, d=1),
+        variant(a=2, b=2, c=2, d=1, later=5),  # a setting that the others do not have yet
+        variant(a=2, b=2, c=2, d=2),
+    ]
+    names = sorted(each.name for each in group(variants))
+    assert names == ["FedVPT (a 1, b 1, c 1)", "FedVPT (a 2, b 2, c 2, d 1)", "FedVPT (a 2, b 2, c 2, d 2)"]
 
 
 def test_the_page_is_self_contained_and_every_link_leads_somewhere(page: str) -> None:
