@@ -25,6 +25,7 @@ CASES = (
     "features",
     "widths",
     "compiled",
+    "convolution",
     "overhead",
     "posterior",
     "from_scratch",

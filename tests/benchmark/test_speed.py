@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.speed import __main__ as speed
-from benchmark.speed import features, overhead, posterior, vit, widths
+from benchmark.speed import convolution, features, overhead, posterior, vit, widths
 from benchmark.speed.measure import Row, report
 from benchmark.speed.works import Work, cnn, headtune, promptfl
 from datamodules.partition import DirichletShared
@@ -195,3 +195,14 @@ def test_cases_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     assert capfd.readouterr().out.endswith("engine: stopped, the time was up\nvit: not begun, the time was up\n")
     with pytest.raises(SystemExit):
         speed.main(["--minutes", "0"])
+
+
+def test_all_ways_to_convolve_are_one() -> None:
+    given = convolution.tensors(3, (2, 4, 3, 8))
+    expected = torch.stack([torch.nn.functional.conv2d(*client) for client in zip(*given, strict=True)])
+    gradients = torch.autograd.grad((expected**2).sum(), given)
+    for way in convolution.WAYS.values():
+        torch.testing.assert_close(way(*given), expected, rtol=1e-4, atol=1e-4)
+        found = torch.autograd.grad((way(*given) ** 2).sum(), given)
+        for mine, right in zip(found, gradients, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-3)
