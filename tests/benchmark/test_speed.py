@@ -206,3 +206,11 @@ def test_all_ways_to_convolve_are_one() -> None:
         found = torch.autograd.grad((way(*given) ** 2).sum(), given)
         for mine, right in zip(found, gradients, strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-3)
+
+
+def test_both_networks_have_the_same_layers() -> None:
+    plain, own = (convolution.network(own_layers) for own_layers in (False, True))
+    assert [p.shape for p in plain.parameters()] == [p.shape for p in own.parameters()]
+    assert [type(layer).__name__ for layer in plain.convolutions] == ["Conv2d", "MaxPool2d", "ReLU"] * 2
+    rows = convolution.network_rows(2)
+    assert [row.what for row in rows] == ["grouped, 2 clients", "ClientConv2d, 2 clients"]
