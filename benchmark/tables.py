@@ -13,6 +13,7 @@ Paths in a table are relative to the folder the command is started in, the repos
         note: One sentence under the title.   # optional
         seeds: [0, 1, 2]
         rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
+        summary: last                         # optional; in place of the table's
         base: [configs/x.yaml]                # optional; configs of every run of the preset
         overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each
         data:                                 # column groups; one run gives all columns of a group
@@ -136,6 +137,7 @@ class Preset:
     overrides: list[str] = field(default_factory=list)
     note: str = ""
     rows: list[str] = field(default_factory=list)
+    summary: Summary | None = None
 
 
 @dataclass(frozen=True)
@@ -927,6 +929,8 @@ def run_table(
         if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
             raise ConfigurationError(f"seeds are different integers from 0, got {list(seeds)}")
         chosen = replace(chosen, seeds=list(seeds))
+    if chosen.summary is not None:
+        table = replace(table, summary=chosen.summary)
     if baseline is not None:
         table = replace(table, baseline=baseline)
         _check_baseline(table, name)

@@ -338,6 +338,16 @@ def test_finished_cells_are_not_run_again(root: Path) -> None:
     assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]
 
 
+def test_a_preset_may_be_read_in_another_round(root: Path) -> None:
+    assert "of the last round" in run_table("two", program=PROGRAM).markdown.read_text()
+    save(changed(("presets", "demo", "summary"), "last10"))
+    assert "of the mean of the last ten" in run_table("two", program=PROGRAM).markdown.read_text()
+    assert len(calls()) == 2  # the same runs
+    save(changed(("presets", "demo", "summary"), "first"))
+    with pytest.raises(ConfigurationError, match="summary"):
+        run_table("two", program=PROGRAM)
+
+
 def test_a_failed_cell_is_shown_and_stops_no_other(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(changed(("rows", 0, "overrides"), {"demo": ["--fail=no | memory"]}))
     result = run_table("two", program=PROGRAM)
