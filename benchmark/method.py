@@ -522,7 +522,11 @@ class FederatedMethod(LightningModule):
         return one
 
     def _compiled_loss(self, batch: ClientBatch) -> Callable[..., Any] | None:
-        """``client_loss`` of all clients of a cohort in a step's phase, compiled; None where steps are not compiled."""
+        """``client_loss`` of all clients of a cohort in a step's phase, compiled; None where steps are not compiled.
+
+        Raises:
+            ConfigurationError: it cannot be compiled, or not rightly.
+        """
         mode = self.data.compile_steps
         if mode is None:
             return None
@@ -531,7 +535,14 @@ class FederatedMethod(LightningModule):
         if batch.phase not in self._programs:
             one = self._for_one_client(partial(_on_mini_batch, self.client_loss, batch.phase, "train"))
             program = torch.compile(vmap(one, in_dims=STACKED), mode=mode, dynamic=False)
-            self._check_gradient(batch, program)
+            try:
+                self._check_gradient(batch, program)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                said = str(error).splitlines()[0]
+                raise ConfigurationError(
+                    f"data.compile_steps: torch.compile failed on {type(self).__name__} ({said}); "
+                    "leave data.compile_steps out, or mend what it needs (on a CPU a C++ compiler)"
+                ) from error
             self._programs[batch.phase] = program
         return self._programs[batch.phase]
 

@@ -59,6 +59,19 @@ def test_a_compiler_that_errs_is_refused_at_the_first_step(monkeypatch: pytest.M
         fit(method, data, 1)
 
 
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        def fail(*arguments: Any) -> Any:
+            raise torch._dynamo.exc.TorchDynamoException("No working C++ compiler\nand much more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", failing)
+    method, data = build("FedVPT", "--data.compile_steps=default")
+    with pytest.raises(ConfigurationError, match=r"failed on FedVPT \(No working C\+\+ compiler\); leave"):
+        fit(method, data, 1)
+
+
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="compile_steps"):
         build("FedVPT", "--data.compile_steps=fast")
