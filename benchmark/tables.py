@@ -934,6 +934,10 @@ def run_table(
     if baseline is not None:
         table = replace(table, baseline=baseline)
         _check_baseline(table, name)
+    if table.baseline not in [row.label for row in rows_of(table, chosen)]:
+        if baseline is not None:
+            raise ConfigurationError(f"the preset {preset} of table {name} does not run the baseline {baseline!r}")
+        table = replace(table, baseline=None)
     read_paper(table.paper)
     cells = make_cells(table, preset, chosen)
     folder = None if data_dir is None else Path(data_dir).expanduser()

@@ -338,6 +338,16 @@ def test_finished_cells_are_not_run_again(root: Path) -> None:
     assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]
 
 
+def test_a_preset_without_the_baseline_has_no_comparison(root: Path) -> None:
+    content = changed(("presets", "demo", "rows"), ["Beta"])
+    save({**content, "baseline": "Alpha"})
+    assert "paired" not in run_table("two", program=PROGRAM).markdown.read_text()
+    with pytest.raises(ConfigurationError, match="the preset demo of table two does not run the baseline 'Alpha'"):
+        run_table("two", baseline="Alpha", program=PROGRAM)
+    save({**content, "baseline": "Alpha", "presets": {**content["presets"], "demo": TABLE["presets"]["demo"]}})
+    assert "against Alpha, paired" in run_table("two", program=PROGRAM).markdown.read_text()
+
+
 def test_a_preset_may_be_read_in_another_round(root: Path) -> None:
     assert "of the last round" in run_table("two", program=PROGRAM).markdown.read_text()
     save(changed(("presets", "demo", "summary"), "last10"))
