@@ -174,14 +174,15 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
     keys = [key for key in own if key.startswith(("model", "data", "trainer.max_epochs"))]
     # A setting that others' configurations do not have is one that came later.
     differing = [key for key in keys if any(each.get(key, own[key]) != own[key] for each in flat)]
-    shown: list[str] = []
-    for key in differing:
-        alike = [each for each in flat if all(each.get(k) == own[k] for k in differing[: len(shown)])]
-        if len(shown) >= 3 and not alike:
-            break
-        shown.append(f"{key.rpartition('.')[2].replace('_', ' ')} {own[key]}")
-    shown = [entry for entry in shown if not entry.endswith(" None")]
+    count = next((n for n in range(3, len(differing)) if not _alike(own, flat, differing[:n])), len(differing))
+    named = [(key.rpartition(".")[2].replace("_", " "), own[key]) for key in differing[:count]]
+    shown = [f"{name} {value}" for name, value in named if value is not None]
     return f" ({', '.join(shown)})" if shown else f" ({experiment.first.folder.name})"
+
+
+def _alike(own: dict[str, Any], others: Sequence[dict[str, Any]], keys: Sequence[str]) -> bool:
+    """Whether one of the others has the same value under each of these keys."""
+    return any(all(other.get(key) == own[key] for key in keys) for other in others)
 
 
 def _flat(config: Any, key: str = "") -> dict[str, Any]:

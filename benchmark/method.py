@@ -103,7 +103,7 @@ class FederatedMethod(LightningModule):
         self._fitted = False
         self._values: Message = {}
         self._copy_optimizers: list[torch.optim.Optimizer] = []
-        self._programs: dict[int, Callable[..., Any]] = {}
+        self._programs: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
     # ------------------------------------------------------------------ what a method writes
 
@@ -532,7 +532,9 @@ class FederatedMethod(LightningModule):
             return None
         if mode == "reduce-overhead":
             torch.compiler.cudagraph_mark_step_begin()
-        if batch.phase not in self._programs:
+        # What is trained, and the shapes, make a program of their own, which is checked on its own.
+        key = (batch.kind, batch.phase, len(batch.cohort))
+        if key not in self._programs:
             one = self._for_one_client(partial(_on_mini_batch, self.client_loss, batch.phase, "train"))
             program = torch.compile(vmap(one, in_dims=STACKED), mode=mode, dynamic=False)
             try:
@@ -543,8 +545,8 @@ class FederatedMethod(LightningModule):
                     f"data.compile_steps: torch.compile failed on {type(self).__name__} ({said}); "
                     "leave data.compile_steps out, or mend what it needs (on a CPU a C++ compiler)"
                 ) from error
-            self._programs[batch.phase] = program
-        return self._programs[batch.phase]
+            self._programs[key] = program
+        return self._programs[key]
 
     def _check_gradient(self, batch: ClientBatch, program: Callable[..., Any]) -> None:
         """Refuse a compiled step whose gradients are not those of the operations one by one.
@@ -556,16 +558,15 @@ class FederatedMethod(LightningModule):
         """
         trained = [name for name in self.slot_names if self.slots[_slot(name)].requires_grad]
         slots = [self.slots[_slot(name)] for name in trained]
-        plain, compiled = (
-            # Copies, since a CUDA graph writes its next gradients to the same place.
-            [None if g is None else g.clone() for g in torch.autograd.grad(losses.sum(), slots, allow_unused=True)]
-            for losses, _ in (self._losses(batch, way) for way in (None, program))
-        )
+
+        def gradients(way: Callable[..., Any] | None) -> list[Tensor]:
+            made = torch.autograd.grad(self._losses(batch, way)[0].sum(), slots, materialize_grads=True)
+            return [gradient.clone() for gradient in made]  # a CUDA graph writes its next ones to the same place
+
         limit = COMPILED_TOLERANCE["bf16" in str(self.trainer.precision)]
-        for name, expected, found in zip(trained, plain, compiled, strict=True):
-            if expected is None or found is None:
-                continue
-            if (off := ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()) > limit:
+        for name, expected, found in zip(trained, gradients(None), gradients(program), strict=True):
+            off = ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+            if not off <= limit:  # NaN is refused too
                 raise ConfigurationError(
                     f"data.compile_steps: torch.compile makes the gradient of {name!r} of {type(self).__name__} "
                     f"{100 * off:.2g} % off, {100 * limit:g} % are allowed; leave data.compile_steps out"

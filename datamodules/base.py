@@ -29,6 +29,9 @@ WIDEST = 64
 #: cores busy; smaller steps share the cost of starting operations (see ``python -m benchmark.speed widths``).
 CPU_STEP = 2**28
 
+#: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
+CompileMode = Literal["default", "reduce-overhead"]
+
 #: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
 BLOCK = 16
 
@@ -59,7 +62,7 @@ class FederatedDataModule(LightningDataModule):
             the free memory.
         compile_steps: a mode of ``torch.compile``, ``default`` or ``reduce-overhead`` (CUDA graphs), that makes one
             program of a stacked training step; None runs its operations one by one. Results agree up to rounding;
-            gradients are compared at the first step. Compiling takes a minute.
+            the gradients of each program's first step are compared. Compiling takes a minute.
         num_workers: loader processes that gather the images; 0 gathers on the device.
         seed: seed of the run: order of batches, selection of clients, augmentation. Linked to ``seed_everything``.
         partition_seed: seed of the partition alone, so that all seeds of a run share one split; None takes ``seed``.
@@ -82,7 +85,7 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: float = 0.0,
         new_clients: float = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
-        compile_steps: Literal["default", "reduce-overhead"] | None = None,
+        compile_steps: CompileMode | None = None,
         num_workers: int = 0,
         seed: int = 0,
         partition_seed: int | None = 0,

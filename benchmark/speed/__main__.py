@@ -5,6 +5,7 @@ table of all of them comes last. ``--minutes`` ends that in time, on a borrowed 
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import signal
@@ -67,17 +68,8 @@ def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:
         if left is not None and left <= 0:
             failed[case] = "not begun, the time was up"
             continue
-        with subprocess.Popen([*COMMAND, case, "--out", str(folder)]) as process:
-            try:
-                if status := process.wait(timeout=left):
-                    failed[case] = f"ended with status {status}"
-            except subprocess.TimeoutExpired:
-                failed[case] = "stopped, the time was up"
-                process.send_signal(signal.SIGINT)  # it ends what it has started
-                try:
-                    process.wait(timeout=GRACE_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+        if why := _run_case(case, folder, left):
+            failed[case] = why
     named = []
     for case in (case for case in cases if case not in failed):
         rows = json.loads((folder / f"{case}.json").read_text())["rows"]
@@ -86,6 +78,20 @@ def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:
     for case, why in failed.items():
         console.print(f"{case}: {why}")
     return 1 if failed else 0
+
+
+def _run_case(case: str, folder: Path, seconds: float | None) -> str:
+    """One case in a process of its own; why it has no result, or ``""``."""
+    with subprocess.Popen([*COMMAND, case, "--out", str(folder)]) as process:
+        try:
+            status = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it ends what it has started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_SECONDS)
+            process.kill()
+            return "stopped, the time was up"
+    return f"ended with status {status}" if status else ""
 
 
 if __name__ == "__main__":

@@ -2,19 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.works import Work, cnn, fedvpt, headtune, large_clip, large_vit, promptfl, tiny_vit
+from datamodules.base import CompileMode
 
-Mode = Literal["default", "reduce-overhead"]
 CLIENTS, STEPS, ROUNDS = 8, 4, 5
 
 
-def mode_rows(work: Work, modes: tuple[Mode, ...]) -> list[Row]:
+def mode_rows(work: Work, modes: tuple[CompileMode, ...]) -> list[Row]:
     """All clients together, uncompiled and with each mode; a mode whose gradients are wrong is named in the first row.
 
     Args:
@@ -48,9 +47,7 @@ def mode_rows(work: Work, modes: tuple[Mode, ...]) -> list[Row]:
 def run(folder: Path) -> tuple[str, list[Row]]:
     """Five works, small ones and the papers'."""
     on_gpu = device() == "cuda"
-    modes: tuple[Literal["default", "reduce-overhead"], ...] = (
-        ("default", "reduce-overhead") if on_gpu else ("default",)
-    )
+    modes: tuple[CompileMode, ...] = ("default", "reduce-overhead") if on_gpu else ("default",)
     vits = [fedvpt("micro_vit", 32), headtune("micro_vit", 32)] + ([fedvpt(*large_vit())] if on_gpu else [])
     works = (cnn(), tiny_vit(), *vits, promptfl(large_clip()))
     return "Training steps compiled, against not compiled", [row for work in works for row in mode_rows(work, modes)]

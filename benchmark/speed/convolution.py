@@ -22,7 +22,7 @@ IMAGES = 16
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Torch's own rule for ``vmap``: one convolution with a group for each client."""
+    """One convolution with a group for each client: the rule for ``vmap`` that torch has."""
     return vmap(F.conv2d)(x, weight, bias)
 
 
@@ -45,7 +45,8 @@ def unfolded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def as_in_the_networks(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """What ``ClientConv2d`` does here: a convolution for each client on a CPU, the grouped one on a GPU."""
-    layer = ClientConv2d(weight.shape[2], weight.shape[1], weight.shape[-1])
+    with torch.device("meta"):  # its own weights are not used
+        layer = ClientConv2d(weight.shape[2], weight.shape[1], weight.shape[-1])
 
     def one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         made: Tensor = functional_call(layer, {"weight": weight, "bias": bias}, (x,))
@@ -66,8 +67,8 @@ def tensors(clients: int, layer: tuple[int, int, int, int]) -> list[Tensor]:
     channels, filters, kernel, side = layer
     torch.manual_seed(0)
     shapes = (clients, IMAGES, channels, side, side), (clients, filters, channels, kernel, kernel), (clients, filters)
-    made = [torch.randn(*shape, device=device()).requires_grad_() for shape in shapes]
-    return [made[0].requires_grad_(channels != 3), *made[1:]]
+    trained = (channels != 3, True, True)
+    return [torch.randn(*s, device=device(), requires_grad=t) for s, t in zip(shapes, trained, strict=True)]
 
 
 def layer_rows(clients: int, layer: tuple[int, int, int, int]) -> list[Row]:
@@ -88,7 +89,7 @@ def layer_rows(clients: int, layer: tuple[int, int, int, int]) -> list[Row]:
 
 
 def network(own_layers: bool) -> PaperCNN:
-    """PFedPT's CNN, as it is or with torch's convolutions in place of ``ClientConv2d``."""
+    """The CNN of pFedPT, as it is or with torch's convolutions in place of ``ClientConv2d``."""
     made = PaperCNN()
     if not own_layers:
         for position, layer in enumerate(made.convolutions):

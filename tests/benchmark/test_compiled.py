@@ -59,6 +59,31 @@ def test_a_compiler_that_errs_is_refused_at_the_first_step(monkeypatch: pytest.M
         fit(method, data, 1)
 
 
+@pytest.mark.parametrize("factor", [0.0, float("nan")])
+def test_a_gradient_that_is_missing_or_no_number_is_refused(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        return lambda *arguments: function(*arguments) * factor
+
+    monkeypatch.setattr(torch, "compile", wrong)
+    method, data = build("FedVPT", "--data.compile_steps=default")
+    with pytest.raises(ConfigurationError, match=r"of FedVPT .*% off, 0.1 % are allowed"):
+        fit(method, data, 1)
+
+
+def test_fine_tuning_has_a_program_of_its_own_and_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compiled(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        made.append(mode)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    method, data = build("FedBABU", "--data.compile_steps=default", "--data.clients_per_round=6")
+    fit(method, data, 1)
+    assert {(kind, width) for kind, _, width in method._programs} >= {("train", 3), ("finetune", 3), ("finetune", 2)}
+    assert len(made) == len(method._programs)
+
+
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
         def fail(*arguments: Any) -> Any:

@@ -1,6 +1,7 @@
 """The building blocks of the speed measurements at tiny sizes: padding, operations, caching, parts of a round, JSON."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -71,8 +72,10 @@ def test_features_made_once_leave_the_same_behind(work: Work) -> None:
     encoded, kept = features.compare(small(work))
     assert kept.ratio == 1.0
     assert encoded.ratio == pytest.approx(encoded.seconds / kept.seconds)
-    assert "identical accuracies" in encoded.note
-    assert "identical parameters" in encoded.note
+    # A product of matrices rounds by its shape, which is another when all images are encoded together.
+    said = re.fullmatch(r"(identical parameters|parameters differ by at most (.+)), identical accuracies", encoded.note)
+    assert said
+    assert float(said[2] or 0) < 1e-6
 
 
 def test_largest_difference() -> None:
