@@ -478,8 +478,8 @@ class FederatedMethod(LightningModule):
         if count > 1 or self.has_frozen:
             return vmap(one, in_dims=STACKED)(common, *stacked)
         # One client of a method that trains everything needs no mapping, which would cost a tenth of a small network's
-        # step. (With a frozen backbone it costs nothing that counts, and all widths agree bit for bit.) Unlike vmap,
-        # nothing here notices a draw from a global generator.
+        # step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what a product of
+        # matrices rounds by its number of rows.) Unlike vmap, nothing here notices a draw from a global generator.
         before = torch.default_generator.get_state() if check_draws else None
         single = one(common, *tree_map(lambda part: part.squeeze(0), stacked))
         result = tree_map(lambda part: part.unsqueeze(0), single)

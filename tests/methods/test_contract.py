@@ -70,9 +70,11 @@ def test_cohort_width_and_workers_change_nothing(
     method = run(conf, f"--data.cohort_width={width}", f"--data.num_workers={workers}")
     if width == "auto":
         assert method.trainer.datamodule.width() == method.trainer.datamodule.participants > 1
-    # Methods with frozen encoders agree bit for bit; stacked weights of encoders are summed in another order.
-    exact = not any("backbone" in name or name.startswith("clip.") for name in method.trainable_names)
-    assert_equal(reference_of(conf, reference), learned(method), 0.0 if exact else 2e-5)
+    # Stacked weights are summed in another order, and on some processors a product of matrices with frozen weights
+    # rounds by its number of rows. Adam divides by a gradient's own size, so that it makes much of what was rounded
+    # where the gradient is next to nothing; a step of it is 0.02 here.
+    adam = "optimizer: adam" in (CONF / f"{conf}.yaml").read_text()
+    assert_equal(reference_of(conf, reference), learned(method), 1e-3 if adam else 2e-5)
 
 
 @pytest.mark.parametrize("conf", METHODS)
