@@ -100,8 +100,7 @@ def run(folder: Path) -> tuple[str, list[Row]]:
     on_gpu = device() == "cuda"
     vit = fedvpt(*large_vit()) if on_gpu else fedvpt("micro_vit", 32)
     works = (cnn(), tiny_vit(), vit, promptfl(large_clip()))
-    widths: tuple[int | Literal["auto"], ...] = (1, 2, 4, 8, 16, 32, 64, "auto") if on_gpu else (1, 4, 16, "auto")
-    clients = 64 if on_gpu else 16
-    rows = [row for work in works for row in width_rows(work, clients, widths, rounds=3, turns=1 if on_gpu else 2)]
-    rows += ragged_rows(cnn(), clients, 64, (1, 16, 64) if on_gpu else (1, 4, 16), rounds=4)
+    widths: tuple[int | Literal["auto"], ...] = (1, 2, 4, 8, 16, 32, 64, "auto")
+    rows = [row for work in works for row in width_rows(work, 64, widths, rounds=3 if on_gpu else 2, turns=1)]
+    rows += ragged_rows(cnn(), 64, 64, (1, 16, 64), rounds=4 if on_gpu else 2)
     return "Clients stepped together: seconds by cohort width, against width 1", rows
