@@ -5,8 +5,10 @@ import re
 import sys
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
@@ -79,7 +81,29 @@ class SaveRunConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """``fit``, ``validate`` and ``test`` of a method on a federation."""
+    """``fit``, ``validate`` and ``test`` of a method on a federation.
+
+    Args:
+        args: in place of those of the process, as a list or as a configuration.
+        run: run the subcommand; without, ``args`` has none and the method and its data are only made.
+    """
+
+    def __init__(self, args: list[str] | dict[str, Any] | None = None, run: bool = True) -> None:
+        with ExitStack() as stack:
+            if args is not None:  # else Lightning warns of the arguments of the process
+                stack.enter_context(patch.object(sys, "argv", sys.argv[:1]))
+            super().__init__(
+                FederatedMethod,
+                FederatedDataModule,
+                subclass_mode_model=True,
+                save_config_callback=SaveRunConfig if run else None,
+                save_config_kwargs={"save_to_log_dir": False},
+                seed_everything_default=0,
+                trainer_defaults=TRAINER_DEFAULTS,
+                parser_class=FederatedParser,
+                args=args,
+                run=run,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -184,17 +208,7 @@ def main(args: list[str] | None = None) -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     keep_freed_memory()
     try:
-        FederatedCLI(
-            FederatedMethod,
-            FederatedDataModule,
-            subclass_mode_model=True,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            seed_everything_default=0,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_class=FederatedParser,
-            args=args,
-        )
+        FederatedCLI(args)
     except Exception as error:
         reported = _reported(error)
         if reported is None:

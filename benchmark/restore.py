@@ -2,13 +2,11 @@
 
 import argparse
 import logging
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from benchmark.errors import ConfigurationError
 from benchmark.results import read_config
@@ -74,9 +72,7 @@ def become_client(method: "FederatedMethod", client: int) -> None:
 
 def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[FederatedMethod, FederatedDataModule]":
     """Method and data as the command line makes them, with the links between the two."""
-    from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI, FederatedParser
-    from benchmark.method import FederatedMethod
-    from datamodules.base import FederatedDataModule
+    from benchmark.cli import FederatedCLI
 
     if data_dir is not None:
         config["data"]["source"].setdefault("init_args", {})["root"] = str(data_dir)
@@ -86,19 +82,9 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[Federa
         "enable_progress_bar": False,
         "enable_checkpointing": False,
     }
-    with patch.object(sys, "argv", ["lightning-cli"]), warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        cli = FederatedCLI(
-            FederatedMethod,
-            FederatedDataModule,
-            subclass_mode_model=True,
-            save_config_callback=None,
-            seed_everything_default=0,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_class=FederatedParser,
-            args=config,
-            run=False,
-        )
+        cli = FederatedCLI(config, run=False)
     return cli.model, cli.datamodule
 
 

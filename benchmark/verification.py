@@ -3,12 +3,10 @@
 import contextlib
 import io
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from benchmark.errors import ConfigurationError
 from benchmark.results import (
@@ -43,11 +41,7 @@ def resolved_differences(run_dir: str | Path) -> tuple[list[str], list[str]]:
     path = Path(run_dir) / "config.yaml"
     given = read_yaml(path)
     printed, complained = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", ["lightning-cli"]),
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(complained),
-    ):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
         try:
             main(["fit", "--config", str(path), "--print_config"])
         except SystemExit as error:

@@ -1,9 +1,7 @@
 """A tiny federation for tests: eleven ragged clients, 8 classes of synthetic images, and how to run a method on it."""
 
-import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
-from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI, FederatedParser
+from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI
 from benchmark.method import FederatedMethod
 from benchmark.recorder import Recorder
 from datamodules.base import FederatedDataModule
@@ -63,18 +61,7 @@ class Ragged(Partition):
 def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
     """Method and data of ``tests/conf/<conf>.yaml`` on the tiny federation."""
     args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
-    with patch.object(sys, "argv", ["lightning-cli"]):
-        cli = FederatedCLI(
-            FederatedMethod,
-            FederatedDataModule,
-            subclass_mode_model=True,
-            save_config_callback=None,
-            seed_everything_default=0,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_class=FederatedParser,
-            args=args,
-            run=False,
-        )
+    cli = FederatedCLI(args, run=False)
     return cli.model, cli.datamodule
 
 

@@ -1,7 +1,6 @@
 """What the README tells people to do."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ def test_the_method_of_the_readme_runs_and_learns(tmp_path: Path, monkeypatch: p
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["lightning-cli"])
     main(["fit", "--config", "smooth.yaml", "--run_dir=run", "--trainer.enable_progress_bar=false"])
     record = read_record("run")
     accuracy = record.summary["server"]["test"]["accuracy"]

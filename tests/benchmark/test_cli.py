@@ -21,8 +21,7 @@ ONE_ROUND = ["--trainer.max_epochs=1"]
 
 
 @pytest.fixture(autouse=True)
-def _plain_argv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["lightning-cli"])
+def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,30 +7,16 @@ import yaml
 from federation import CONF
 from torch.func import functional_call
 
-from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI, FederatedParser, SaveRunConfig
+from benchmark.cli import FederatedCLI
 from benchmark.errors import ConfigurationError
-from benchmark.method import FederatedMethod
 from benchmark.restore import become_client, configured_data, restore
 from benchmark.results import read_metrics
-from datamodules.base import FederatedDataModule
 
 
 def finished(run_dir: Path, conf: str, *overrides: str) -> Any:
     """A run of the tiny federation through the command line; returns it with its live method."""
     configs = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["lightning-cli"])
-        return FederatedCLI(
-            FederatedMethod,
-            FederatedDataModule,
-            subclass_mode_model=True,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            seed_everything_default=0,
-            trainer_defaults=TRAINER_DEFAULTS,
-            parser_class=FederatedParser,
-            args=["fit", *configs, "--run_dir", str(run_dir), *overrides],
-        )
+    return FederatedCLI(["fit", *configs, "--run_dir", str(run_dir), *overrides])
 
 
 @pytest.fixture(scope="module")

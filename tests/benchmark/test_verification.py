@@ -98,7 +98,6 @@ def test_versions_are_remarks_and_long_runs_are_not_repeated(tmp_path: Path) -> 
 def real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(CONF.parents[1])
     monkeypatch.setenv("PYTHONPATH", f"{CONF.parents[1]}:{CONF.parent}")
-    monkeypatch.setattr(sys, "argv", ["lightning-cli"])
     configs = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedVPT.yaml")]
     options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
     main(["fit", *configs, *options, "--run_dir", str(tmp_path / "run")])
