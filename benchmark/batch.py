@@ -129,14 +129,14 @@ def cohorts(clients: Sequence[int], sizes: Mapping[int, int], width: int) -> lis
 
 
 def _filling(
-    clients: Sequence[int], held_out: Mapping[str, Mapping[int, np.ndarray]], batch_size: int
+    clients: Sequence[int], held_out: Mapping[str, Mapping[int, np.ndarray]], batch_size: int, most_clients: int
 ) -> list[tuple[int, ...]]:
     """Cohorts of as many clients as the most images of their first one, and so of each, fit into a step."""
     sizes = {client: max(len(lists[client]) for lists in held_out.values()) for client in clients}
     left = sorted(clients, key=lambda client: (-sizes[client], client))
     made: list[tuple[int, ...]] = []
     while left:
-        together = max(1, batch_size // max(sizes[left[0]], 1))
+        together = min(most_clients, max(1, batch_size // max(sizes[left[0]], 1)))
         made.append(tuple(left[:together]))
         left = left[together:]
     return made
@@ -299,6 +299,7 @@ class EvaluationPlan(Dataset[ClientBatch]):
         training: the fine-tuning of a copy: a plan over the same clients, or None.
         points: which states to evaluate, ``"server"`` and/or ``"local"``.
         batch_size: images in one step at most: of one client, or of several that have few.
+        most_clients: tested together at most; with fine-tuning, the plan's own width holds.
     """
 
     def __init__(
@@ -308,13 +309,14 @@ class EvaluationPlan(Dataset[ClientBatch]):
         training: RoundPlan | None,
         points: Sequence[str],
         batch_size: int,
+        most_clients: int,
     ) -> None:
         self.held_out = held_out
         self.training = training
         if training is not None:  # both must step the same clients together
             self.cohorts = training.cohorts
         else:
-            self.cohorts = _filling(clients, held_out, batch_size)
+            self.cohorts = _filling(clients, held_out, batch_size, most_clients)
         fitting: list[list[int]] = [[] for _ in self.cohorts]
         for position, step in enumerate(training.steps if training is not None else []):
             if step.kind != "idle":

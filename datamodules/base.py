@@ -29,6 +29,9 @@ WIDEST = 64
 #: cores busy; smaller steps share the cost of starting operations (see ``python -m benchmark.speed widths``).
 CPU_STEP = 2**28
 
+#: Bytes of clients' own parameters (whole models, with some methods) that are tested together at most.
+EVALUATED_STATE = 2**32
+
 #: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
 CompileMode = Literal["default", "reduce-overhead"]
 
@@ -244,6 +247,8 @@ class FederatedDataModule(LightningDataModule):
     def _evaluation(self, held_out: Mapping[str, Mapping[int, np.ndarray]]) -> DataLoader[Block]:
         # Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
         method = self._method()
+        own = sum(value.numel() * value.element_size() for value in map(method.template, method.own_names))
+        most = max(1, EVALUATED_STATE // max(own, 1))
         plans: list[RoundPlan | EvaluationPlan] = []
         for clients, kind, splits in (
             (self.training_clients, "finetune", [name for name in held_out if name != "new"]),
@@ -253,7 +258,7 @@ class FederatedDataModule(LightningDataModule):
                 fitting = self._plan(clients, kind, 0) if method.phases(kind) else None
                 points = ("server", "local") if method.evaluate_local and kind == "finetune" else ("server",)
                 rows = {name: held_out[name] for name in splits}
-                plans.append(EvaluationPlan(clients, rows, fitting, points, self.eval_batch_size))
+                plans.append(EvaluationPlan(clients, rows, fitting, points, self.eval_batch_size, most))
         return self._loader(plans, "evaluate")
 
     def val_dataloader(self) -> DataLoader[Block]:

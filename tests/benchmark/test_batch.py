@@ -102,7 +102,7 @@ def test_no_epochs_give_one_idle_step_a_cohort() -> None:
 @pytest.mark.parametrize(("batch_size", "cohorts"), [(4, 3), (14, 2), (21, 1)])
 def test_evaluation_covers_every_held_out_image_once_at_each_point(batch_size: int, cohorts: int) -> None:
     held = {"test": {0: np.arange(5), 1: np.arange(5, 6), 2: np.arange(6, 13)}}
-    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), batch_size)
+    made = EvaluationPlan([0, 1, 2], held, None, ("server", "local"), batch_size, most_clients=9)
     for point in ("server", "local"):
         seen = [
             row
@@ -115,12 +115,19 @@ def test_evaluation_covers_every_held_out_image_once_at_each_point(batch_size: i
     assert sum(made[i].first for i in range(len(made))) == 2 * cohorts
 
 
+@pytest.mark.parametrize(("most", "widths"), [(1, {1}), (2, {1, 2}), (3, {3})])
+def test_no_more_clients_than_allowed_are_tested_together(most: int, widths: set[int]) -> None:
+    made = EvaluationPlan([0, 1, 2], {"test": {c: np.arange(2) for c in range(3)}}, None, ("server",), 64, most)
+    assert {len(made[i].clients) for i in range(len(made))} == widths
+    assert sum(int(made[i].mask.sum()) for i in range(len(made))) == 6
+
+
 def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
     held = {
         "test": {0: np.arange(5), 1: np.arange(5, 7), 2: np.arange(7, 14), 3: np.arange(14, 15)},
         "val": {0: np.arange(15, 17), 1: np.arange(17, 18), 2: np.arange(18, 19), 3: np.arange(19, 20)},
     }
-    made = EvaluationPlan([0, 1, 2, 3], held, None, ("server",), 4)
+    made = EvaluationPlan([0, 1, 2, 3], held, None, ("server",), 4, most_clients=9)
     shapes = [(made[i].clients, made[i].split, *made[i].index.shape) for i in range(len(made))]
     assert shapes == [
         ((2,), "test", 1, 4),  # 7 images in two steps of 4 and 3
@@ -137,7 +144,7 @@ def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
 def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width() -> None:
     for width in (1, 2, 3):
         training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, width, 0, 4)
-        made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server",), 4)
+        made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server",), 4, most_clients=9)
         lengths = {made[i].index.shape[1] for i in range(len(made)) if made[i].kind == "evaluate"}
         most = max(len(rows) for rows in INDICES.values())
         assert lengths == {-(-most // -(-most // 4))}
@@ -145,7 +152,7 @@ def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width(
 
 def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
     training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, 3, 0, 4)
-    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8)
+    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8, most_clients=9)
     kinds = [(made[i].kind, made[i].point, made[i].first) for i in range(len(made))]
     assert kinds == [
         ("finetune", "server", True),

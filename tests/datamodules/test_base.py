@@ -74,6 +74,21 @@ def test_validation_and_test_are_scored_apart() -> None:
     assert int(method.scores["server", "val"].counts[..., 2].sum()) == sum(map(len, data.held_out["val"].values()))
 
 
+def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths, scores = [], []
+    own = 4 * (8 * 64 + 8)  # a head
+    for room in (base.EVALUATED_STATE, 2 * own + 1, 1):
+        monkeypatch.setattr(base, "EVALUATED_STATE", room)
+        method, data = build("FedVPT", "--data.eval_batch_size=66")
+        fit(method, data, 1)
+        assert sum(method.template(name).numel() for name in method.own_names) == own / 4
+        widths.append(max(len(step.clients) for block in data.val_dataloader() for step in block.steps))
+        scores.append(method.scores["server", "test"].compute()["accuracy"])
+    assert widths == [11, 2, 1]
+    for other in scores[1:]:
+        torch.testing.assert_close(other, scores[0], equal_nan=True)
+
+
 def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
     method, data = build("FedVPT", "--data.eval_batch_size=10000")
     fit(method, data, 0)
