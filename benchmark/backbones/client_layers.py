@@ -30,7 +30,7 @@ class _Conv2d(_Mapped):
 
     torch maps a convolution with stacked weights to a grouped one. Here each client has its own, with filters in
     channels-last order. On a CPU that alone gains little, but the whole network runs in that order then, pooling
-    included, which makes it 1.2 to 1.7 times as fast with 8 and 32 clients (``python -m benchmark.speed convolution``).
+    included, which makes it 1.4 to 1.7 times as fast with 8 and 32 clients (``python -m benchmark.speed convolution``).
     """
 
     @staticmethod
