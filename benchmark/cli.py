@@ -5,7 +5,9 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -41,6 +43,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 #: Where a class is chosen by name, and what it must derive from.
 CHOICES = {"model": FederatedMethod, "data.source": ImageSource, "data.partition": Partition}
 
+#: What a method must know of the data, and takes from there.
+LINKED = ("num_classes", "num_clients", "class_names")
+
 
 class FederatedParser(LightningArgumentParser):
     """Reports what was wrong with an argument in one line, with the names that would be right."""
@@ -51,6 +56,11 @@ class FederatedParser(LightningArgumentParser):
         Raises:
             ConfigurationError: always.
         """
+        unknown = re.match(r"Option '([\w.]+)' is not accepted|unrecognized arguments: --([\w.]+)", message)
+        if unknown:  # of the whole command line, or of the class whose arguments this parser reads
+            given = unknown[1] or unknown[2]
+            known = [action.dest for action in self._actions if action.dest not in ("help", "print_config", *LINKED)]
+            raise ConfigurationError(f"there is no option {given!r}; {_instead(given, known)}") from ex
         key = re.search(r'Parser key "([\w.]+)"', message)
         name = re.search(r"Expected a dot import path string: (\S+)", message)
         if key and name and key[1] in CHOICES:
@@ -60,7 +70,20 @@ class FederatedParser(LightningArgumentParser):
             ) from ex
         lines = (line.strip(" -") for line in message.splitlines())
         noise = ("Given value", "Expected a <class 'NoneType'>", "Does not validate", "Subtypes:", "Errors:")
-        raise ConfigurationError("; ".join(line for line in lines if line and not line.startswith(noise))) from ex
+        said = "; ".join(line for line in lines if line and not line.startswith(noise))
+        value = re.search(r"Given value: ((?!NestedArg|Namespace|[{\[]).{1,80})$", message, re.MULTILINE)
+        said += f"; got {value[1]}" if value else ""
+        raise ConfigurationError(re.sub(r'Parser key "([\w.]+)":;?', r"\1:", said)) from ex
+
+
+def _instead(given: str, known: Sequence[str]) -> str:
+    """What to write in place of an option that does not exist: those like it, else all."""
+    last = given.rpartition(".")[2]
+    like = [name for name in known if name.rpartition(".")[2] == last]
+    like += [name for name in get_close_matches(given, known, cutoff=0.8) if name not in like]
+    if like:
+        return f"did you mean {' or '.join(like[:5])}?"
+    return "expected one of " + ", ".join(sorted({name.partition(".")[0] for name in known}))
 
 
 def _names_below(base: type) -> set[str]:
@@ -120,7 +143,7 @@ class FederatedCLI(LightningCLI):
             help="directory of this run; by default a new one under runs/, named after method, data and time",
         )
         parser.link_arguments("seed_everything", "data.seed")
-        for name in ("num_classes", "num_clients", "class_names"):
+        for name in LINKED:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:

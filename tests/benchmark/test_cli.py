@@ -131,7 +131,11 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
     [
         (["--data.partition=Nonsense"], "data.partition: there is no 'Nonsense'; expected one of AtMostClasses, "),
         (["--model=Nonsense"], "model: there is no 'Nonsense'; expected one of "),
-        (["--model.init_args.learning=3"], "'learning' is not accepted"),
+        (["--model.init_args.learning=3"], "there is no option 'learning'; expected one of backbone, num_prompts, "),
+        (["--model.init_args.lr=3"], "model: there is no option 'lr'; did you mean training.lr?"),
+        (["--trainer.max_epochs=one"], "trainer.max_epochs: Expected a <class 'int'>; got one"),
+        (["--data.batchsize=3"], "there is no option 'data.batchsize'; did you mean data.batch_size"),
+        (["--model.init_args.backbone.init_args.weigths=3"], "there is no option 'weigths'; did you mean weights?"),
         (["--data.partition=DirichletShared", "--data.partition.alpha=0"], "alpha must be a positive number, got 0"),
         (
             ["--data.partition=PathologicalRandom", "--data.partition.classes_per_client=9"],
