@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -74,6 +75,12 @@ class FederatedParser(LightningArgumentParser):
         value = re.search(r"Given value: ((?!NestedArg|Namespace|[{\[]).{1,80})$", message, re.MULTILINE)
         said += f"; got {value[1]}" if value else ""
         raise ConfigurationError(re.sub(r'Parser key "([\w.]+)":;?', r"\1:", said)) from ex
+
+
+def _of_the_data(name: str, data: FederatedDataModule) -> Any:
+    """A property of the data, which are read now: the model comes next, and its weights may be a long download."""
+    data.setup()
+    return getattr(data, name)
 
 
 def _instead(given: str, known: Sequence[str]) -> str:
@@ -144,7 +151,7 @@ class FederatedCLI(LightningCLI):
         )
         parser.link_arguments("seed_everything", "data.seed")
         for name in LINKED:
-            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+            parser.link_arguments("data", f"model.init_args.{name}", partial(_of_the_data, name), "instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """A checkpoint never changes the configuration: it is checked against it instead."""

@@ -160,6 +160,10 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
             ["--data.source=CIFAR10", "--data.source.root=nowhere"],
             "CIFAR-10 is not in nowhere: download it from https:",
         ),
+        (  # the data come first: weights can be a long download
+            ["--data.source=CIFAR10", "--data.source.root=nowhere", "--model.init_args.backbone.init_args.name=gone"],
+            "CIFAR-10 is not in nowhere: download it from https:",
+        ),
         (["--ckpt_path=gone.ckpt"], "no checkpoint at gone.ckpt"),
         (["--trainer.gradient_clip_val=1"], "gradient clipping is not supported"),
         (["--trainer.precision=bf16-true"], "precision 'bf16-true' is not supported"),
