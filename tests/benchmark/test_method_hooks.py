@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Ragged, build, fit, learned
+from federation import Ragged, TinyImages, build, fit, learned
 from torch import Tensor
 
 from benchmark.batch import Block, Blocks, PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch, Phase
 from benchmark.server import Message, Server
+from datamodules.base import FederatedDataModule
 from datamodules.manifest import FromManifest, manifest_hash, write_manifest
 from datamodules.partition import ClientSplits
 from datamodules.source import ImagePool
@@ -361,8 +362,8 @@ class AnyClasses(FedVPT):
 
 
 def test_labels_count_within_the_label_space_of_their_split() -> None:
-    method, data = fedvpt(AnyClasses)
-    data.partition = TwoSpaces()
+    method, _ = fedvpt(AnyClasses)
+    data = FederatedDataModule(TinyImages(), TwoSpaces(), batch_size=4)
     fit(method, data, 1)
     batch = data.fill(next(iter(data.val_dataloader())).steps[0])
     assert batch.split == "test"
@@ -374,12 +375,10 @@ def test_labels_count_within_the_label_space_of_their_split() -> None:
 
 
 def test_label_spaces_survive_a_manifest(tmp_path: Path) -> None:
-    _, data = fedvpt(AnyClasses)
-    data.partition = TwoSpaces()
+    data = FederatedDataModule(TinyImages(), TwoSpaces())
     data.setup()
     write_manifest(tmp_path / "split.json", data.manifest)
-    _, again = fedvpt(AnyClasses)
-    again.partition = FromManifest(str(tmp_path / "split.json"))
+    again = FederatedDataModule(TinyImages(), FromManifest(str(tmp_path / "split.json")))
     again.setup()
     assert manifest_hash(again.manifest) == manifest_hash(data.manifest)
     assert again.label_spaces == data.label_spaces
@@ -393,7 +392,7 @@ def test_label_spaces_survive_a_manifest(tmp_path: Path) -> None:
 
 
 def test_a_method_of_fixed_classes_refuses_label_spaces() -> None:
-    method, data = fedvpt(FedVPT)
-    data.partition = TwoSpaces()
+    method, _ = fedvpt(FedVPT)
+    data = FederatedDataModule(TinyImages(), TwoSpaces(), batch_size=4)
     with pytest.raises(ConfigurationError, match="FedVPT classifies among all classes"):
         fit(method, data, 1)
