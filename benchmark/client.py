@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 Schedule = Literal["constant", "cosine"]
+OptimizerState = Literal["fresh", "client", "shared"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Phase:
     Attributes:
         groups: what is trained, and how.
         epochs: passes over the client's training images.
-        optimizer: ``"sgd"`` or ``"adam"``; its state starts empty.
+        optimizer: ``"sgd"`` or ``"adam"``.
         clip: largest gradient norm of one client over all trained parameters, or None.
         steps: at most so many mini-batches of these passes, or None for all.
         schedule: of the learning rates over the rounds: ``"constant"``, or ``"cosine"``, which begins at the given
             rates and would reach 0 after the last round.
+        optimizer_state: whose momentum a client's local training starts with: ``"fresh"``, nobody's; ``"client"``, its
+            own of the round it last took part in; ``"shared"``, that of whoever trained before it, which needs a cohort
+            width of 1. What is fitted to copies of the clients always starts afresh.
     """
 
     groups: tuple[Group, ...]
@@ -45,6 +49,7 @@ class Phase:
     clip: float | None = None
     steps: int | None = None
     schedule: Schedule = "constant"
+    optimizer_state: OptimizerState = "fresh"
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,16 @@ class LocalTraining:
     Attributes:
         lr: learning rate.
         epochs: E, passes over the client's training images in a round.
-        momentum: of SGD; it starts anew each round.
+        momentum: of SGD.
         weight_decay: added to the gradient.
         clip: largest gradient norm of one client, or None.
         optimizer: ``sgd`` or ``adam``.
         steps: at most so many mini-batches, or None for all of the epochs.
         schedule: of the learning rate over the rounds, ``constant`` or ``cosine``.
+        optimizer_state: where the momentum starts from: ``fresh``, at zero in every round; ``client``, where the same
+            client's last round left it (one optimizer object a client for the whole run); ``shared``, where the client
+            before left it (one optimizer object for all clients, an artefact of simulating them one after the other;
+            it needs ``data.cohort_width`` 1).
     """
 
     lr: float
@@ -70,6 +79,7 @@ class LocalTraining:
     optimizer: Literal["sgd", "adam"] = "sgd"
     steps: int | None = None
     schedule: Schedule = "constant"
+    optimizer_state: OptimizerState = "fresh"
 
     def group(self, *parameters: str) -> Group:
         """The parameters under these prefixes with this rate, momentum and weight decay."""
@@ -80,8 +90,8 @@ class LocalTraining:
         return self.phase_of(self.group(*parameters))
 
     def phase_of(self, *groups: Group) -> Phase:
-        """A local phase of several groups, with this number of epochs, optimizer, clipping and schedule."""
-        return Phase(groups, self.epochs, self.optimizer, self.clip, self.steps, self.schedule)
+        """A local phase of several groups, with this number of epochs, optimizer, clipping and so on."""
+        return Phase(groups, self.epochs, self.optimizer, self.clip, self.steps, self.schedule, self.optimizer_state)
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,14 @@ class FederatedMethod(LightningModule):
                 raise ConfigurationError(
                     f"{type(self).__name__}: steps must be 1 or more, or null for whole epochs, got {phase.steps}"
                 )
+            if phase.optimizer_state != "fresh" and (
+                phase.optimizer != "sgd" or not any(group.momentum for group in phase.groups)
+            ):
+                raise ConfigurationError(
+                    f"{type(self).__name__}: optimizer_state {phase.optimizer_state!r} keeps the momentum of SGD, but "
+                    f"the optimizer is {phase.optimizer} with momentum {[group.momentum for group in phase.groups]}; "
+                    "set training.momentum, or optimizer_state to fresh"
+                )
         own = {name for name, _ in self.named_parameters() if not name.startswith("slots.")}
         self.has_frozen = bool(own - set(self.trainable_names))
         #: what has a slot: everything trained, and what only the fine-tuning of a copy trains
@@ -278,11 +286,14 @@ class FederatedMethod(LightningModule):
         if self.evaluate_local:
             initial |= {f"local.{name}": self.template(name) for name in self.shared_names}
         initial |= {f"kept.{name}": value for name, value in self.kept_state().items()}
+        for number, phase in enumerate(self.local_phases()):
+            for name, row in self._momenta(phase, number).items():
+                initial[row] = torch.zeros_like(self.template(name))
         self.bank = ClientBank(initial, self.num_clients)
         self.train(self.training)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """One optimizer per local phase; its state is cleared whenever the phase starts."""
+        """One optimizer per local phase; whenever the phase starts its state is set (see ``Phase.optimizer_state``)."""
         return [self._make_optimizer(phase) for phase in self.local_phases()]
 
     def _make_optimizer(self, phase: Phase) -> torch.optim.Optimizer:
@@ -294,6 +305,13 @@ class FederatedMethod(LightningModule):
                 settings.pop("momentum")
             groups.append({"params": [self.slots[_slot(name)] for name in names], **settings})
         return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0)
+
+    def _momenta(self, phase: Phase, number: int) -> dict[str, str]:
+        """The parameters whose momentum outlives the round, and by which name the bank keeps it."""
+        if phase.optimizer_state == "fresh":
+            return {}
+        groups = [group.parameters for group in phase.groups if group.momentum]
+        return {name: f"momentum.{number}.{name}" for names in groups for name in self.parameters_under(names)}
 
     def train(self, mode: bool = True) -> Self:
         """As usual for what is trained; frozen parts stay in evaluation mode."""
@@ -602,8 +620,13 @@ class FederatedMethod(LightningModule):
         self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer
     ) -> None:
         """One optimizer step of the whole cohort."""
+        momenta = self._momenta(phase, batch.phase) if batch.kind == "train" else {}
+        owners = batch.cohort if phase.optimizer_state == "client" else (0,)  # whose rows the momenta are
+        state = getattr(optimizer, "optimizer", optimizer).state
         if batch.phase_start:
             self._start_phase(phase, optimizer)
+            for name, row in momenta.items():
+                state[self.slots[_slot(name)]]["momentum_buffer"] = self._bank.rows(row, owners, self.device)
         losses, named = self._losses(batch, self._compiled_loss(batch))
         optimizer.zero_grad()
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
@@ -614,7 +637,12 @@ class FederatedMethod(LightningModule):
         else:
             self._transformed_step(batch, optimizer)
         self._add_to_totals(batch, {"loss": losses, **named})
-        self._keep_finished(batch)
+        moved = {name: slot.data for name, slot in self.slot_values().items() if slot.requires_grad}
+        moved |= {row: state[self.slots[_slot(name)]]["momentum_buffer"] for name, row in momenta.items()}
+        self._keep_finished(batch, moved)
+        if batch.phase_end:
+            for row in momenta.values():
+                self._bank.write(row, owners, moved[row])
 
     def _transformed_step(self, batch: ClientBatch, optimizer: LightningOptimizer | torch.optim.Optimizer) -> None:
         """An optimizer step whose update goes through ``transform_update``."""
@@ -667,19 +695,18 @@ class FederatedMethod(LightningModule):
         for gradient in gradients:
             gradient.mul_(scale.view(-1, *(1,) * (gradient.ndim - 1)))
 
-    def _keep_finished(self, batch: ClientBatch) -> None:
-        """Set aside the slots of clients at their own last step; write all back when the phase ends.
+    def _keep_finished(self, batch: ClientBatch, moved: Message) -> None:
+        """Set aside what the steps moved of clients at their own last step; write all back when the phase ends.
 
         Momentum and weight decay go on moving a slot after its client's last step; that counts for nothing.
         """
-        trained = [name for name in self.slot_names if self.slots[_slot(name)].requires_grad]
         if not batch.phase_end:
             for k, ended in enumerate(batch.own_end):
                 if ended:
-                    self._finished |= {(k, n): self.slots[_slot(n)][k].detach().clone() for n in trained}
+                    self._finished |= {(k, name): value[k].detach().clone() for name, value in moved.items()}
             return
         for (k, name), value in self._finished.items():
-            self.slots[_slot(name)].data[k].copy_(value)
+            moved[name][k].copy_(value)
         self._finished = {}
 
     def training_step(self, block: Block, batch_idx: int) -> None:

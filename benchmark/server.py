@@ -5,7 +5,7 @@ the mean of the uploads weighted with the clients' numbers of training images.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -142,6 +142,12 @@ class Server(Callback):
             raise ConfigurationError(
                 f"the method is for {pl_module.num_clients} clients, the partition has {data.num_clients}; set "
                 "model.num_clients to the partition's number"
+            )
+        handed_on = any(phase.optimizer_state == "shared" for phase in cast(Any, pl_module).phases("train"))
+        if stage == "fit" and handed_on and data.cohort_width != 1:
+            raise ConfigurationError(
+                "training.optimizer_state 'shared' hands one momentum from client to client, so they train one after "
+                f"the other: data.cohort_width must be 1, got {data.cohort_width}"
             )
         self.seed = data.seed
         self.training_clients: list[int] = data.training_clients

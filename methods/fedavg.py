@@ -15,7 +15,7 @@ class FedAvg(FederatedMethod):
     """FedAvg (McMahan et al., AISTATS 2017); with a ViT it is ViT-FL (Qu et al., CVPR 2022).
 
     Objective ``CE(w; D_k)``, E epochs from the received w; server ``w <- sum_k n_k w_k / sum_k n_k``. The one global
-    model is evaluated on every client's test images, without fine-tuning. Local momentum starts anew each round.
+    model is evaluated on every client's test images, without fine-tuning.
 
     It and the methods derived from it can be given a prompt on the pixels (the ``+PT`` rows of Li et al., "Visual
     Prompt Based Personalized Federated Learning"). The prompt is the same on all clients at the start, is each

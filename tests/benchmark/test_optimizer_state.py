@@ -1,0 +1,97 @@
+"""Momentum that outlives a round: a client's own, or one handed from client to client."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation import build, fit, learned
+from torch import Tensor, nn
+
+from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.errors import ConfigurationError
+from methods.fedavg import FedAvg
+
+ROUNDS = 3
+
+
+def fedavg(state: str, *overrides: str) -> tuple[Any, Any]:
+    return build("FedAvg", f"--model.init_args.training.optimizer_state={state}", *overrides)
+
+
+def naive(state: str, clients: list[list[int]], data: Any, start: nn.ModuleDict) -> dict[str, Tensor]:
+    """FedAvg with one optimizer object a client (or one for all) for the whole run, one client after the other."""
+    server = {name: value.detach().clone() for name, value in start.named_parameters()}
+    models, optimizers = {}, {}
+    for number, chosen in enumerate(clients, 1):
+        plan = RoundPlan(chosen, data.train_indices, [PlannedPhase(2)], 4, False, 1, 3, number)
+        uploads = {}
+        for (client,) in plan.cohorts:
+            owner = client if state == "client" else 0
+            if owner not in models:
+                models[owner] = copy.deepcopy(start).requires_grad_(True)
+                optimizers[owner] = torch.optim.SGD(models[owner].parameters(), 0.02, 0.5)
+            model, optimizer = models[owner], optimizers[owner]
+            model.load_state_dict(server)
+            for batch in (plan[i] for i in range(len(plan))):
+                if batch.cohort == (client,):
+                    rows = batch.index[0][batch.mask[0]]
+                    logits = model["head"](model["backbone"](data.transform(data.pool.images[rows], None)))
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(logits, data.pool.labels[rows]).backward()
+                    optimizer.step()
+            uploads[client] = {name: value.detach().clone() for name, value in model.named_parameters()}
+        total = sum(data.train_sizes[client] for client in uploads)
+        server = {
+            name: sum(data.train_sizes[client] / total * sent[name] for client, sent in uploads.items())
+            for name in server
+        }
+    return server
+
+
+@pytest.mark.parametrize(("state", "width"), [("client", 1), ("client", 3), ("shared", 1)])
+def test_momentum_outlives_the_round_as_in_a_naive_loop(state: str, width: int) -> None:
+    method, data = fedavg(state, f"--data.cohort_width={width}")
+    assert isinstance(method, FedAvg)
+    start = copy.deepcopy(nn.ModuleDict({"backbone": method.backbone, "head": method.head}))
+    fit(method, data, ROUNDS)
+    chosen = [sorted(method.server.select(number)) for number in range(1, ROUNDS + 1)]
+    assert len({tuple(c) for c in chosen}) > 1
+    expected = naive(state, chosen, data, start)
+    fresh, same = fedavg("fresh")
+    fit(fresh, same, ROUNDS)
+    for name, value in expected.items():
+        torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=1e-6)
+    assert (method.template("head.weight") - fresh.template("head.weight")).abs().max() > 1e-4
+    kept = method.bank.all_rows("momentum.0.head.weight").flatten(1).norm(dim=1)
+    taken = {client for c in chosen for client in c} if state == "client" else {0}
+    assert set(kept.nonzero().flatten().tolist()) == taken
+    assert not any(name.startswith("momentum") for name in method.shared_names), "it is never sent"
+
+
+def test_kept_momentum_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole, data = fedavg("client")
+    fit(whole, data, ROUNDS)
+    half, data = fedavg("client")
+    fit(half, data, 2, save_to=tmp_path)
+    again, data = fedavg("client")
+    fit(again, data, ROUNDS, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    for name, value in learned(whole).items():
+        if not name.startswith("metric."):
+            assert torch.equal(value, learned(again)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("client", "--model.init_args.training.momentum=0.0"), "keeps the momentum of SGD.*momentum \\[0.0\\]"),
+        (("client", "--model.init_args.training.optimizer=adam"), "keeps the momentum of SGD.*optimizer is adam"),
+        (("shared", "--data.cohort_width=3"), "data.cohort_width must be 1, got 3"),
+        (("shared", "--data.cohort_width=auto"), "data.cohort_width must be 1, got auto"),
+    ],
+)
+def test_state_that_cannot_be_kept_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    method, data = fedavg(*overrides)
+    with pytest.raises(ConfigurationError, match=message):
+        fit(method, data, 1)
