@@ -29,7 +29,7 @@ WIDEST = 64
 #: cores busy; smaller steps share the cost of starting operations (see ``python -m benchmark.speed widths``).
 CPU_STEP = 2**28
 
-#: Bytes of clients' own parameters (whole models, with some methods) that are tested together at most.
+#: Bytes of what clients differ in (whole models, with some methods) that are tested together at most.
 EVALUATED_STATE = 2**32
 
 #: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
@@ -247,7 +247,8 @@ class FederatedDataModule(LightningDataModule):
     def _evaluation(self, held_out: Mapping[str, Mapping[int, np.ndarray]]) -> DataLoader[Block]:
         # Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
         method = self._method()
-        own = sum(value.numel() * value.element_size() for value in map(method.template, method.own_names))
+        names = method.own_names + (method.shared_names if method.evaluate_local else [])
+        own = sum(value.numel() * value.element_size() for value in map(method.template, names))
         most = max(1, EVALUATED_STATE // max(own, 1))
         plans: list[RoundPlan | EvaluationPlan] = []
         for clients, kind, splits in (

@@ -76,12 +76,12 @@ def test_validation_and_test_are_scored_apart() -> None:
 
 def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: pytest.MonkeyPatch) -> None:
     widths, scores = [], []
-    own = 4 * (8 * 64 + 8)  # a head
+    own = 4 * (8 * 64 + 8 + 3 * 64)  # a head, and the prompt after local training
     for room in (base.EVALUATED_STATE, 2 * own + 1, 1):
         monkeypatch.setattr(base, "EVALUATED_STATE", room)
         method, data = build("FedVPT", "--data.eval_batch_size=66")
         fit(method, data, 1)
-        assert sum(method.template(name).numel() for name in method.own_names) == own / 4
+        assert sum(method.template(name).numel() for name in method.own_names + method.shared_names) == own / 4
         widths.append(max(len(step.clients) for block in data.val_dataloader() for step in block.steps))
         scores.append(method.scores["server", "test"].compute()["accuracy"])
     assert widths == [11, 2, 1]
