@@ -144,8 +144,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with two methods and one table, entered."""
+def root(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A repository with two methods and one table, entered; runs that still wait for "go" at the end are let go."""
     shutil.copytree(prepared / "finished", tmp_path / "finished")
     for name in ("data", "alpha", "beta"):
         (tmp_path / "configs" / "tables").mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,8 @@ def root(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     save(TABLE)
-    return tmp_path
+    yield tmp_path
+    (tmp_path / "go").touch()
 
 
 def save(content: object) -> None:
