@@ -53,6 +53,7 @@ def test_a_run_leaves_a_whole_record_in_its_directory() -> None:
         "lr": 0.07,
         "epochs": 2,
         "momentum": 0.9,
+        "optimizer_state": "fresh",
         "weight_decay": 0.001,
         "clip": None,
         "optimizer": "sgd",
