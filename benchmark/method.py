@@ -620,13 +620,8 @@ class FederatedMethod(LightningModule):
         self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer
     ) -> None:
         """One optimizer step of the whole cohort."""
-        momenta = self._momenta(phase, batch.phase) if batch.kind == "train" else {}
-        owners = batch.cohort if phase.optimizer_state == "client" else (0,)  # whose rows the momenta are
-        state = getattr(optimizer, "optimizer", optimizer).state
         if batch.phase_start:
-            self._start_phase(phase, optimizer)
-            for name, row in momenta.items():
-                state[self.slots[_slot(name)]]["momentum_buffer"] = self._bank.rows(row, owners, self.device)
+            self._start_phase(batch, phase, optimizer)
         losses, named = self._losses(batch, self._compiled_loss(batch))
         optimizer.zero_grad()
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
@@ -637,12 +632,8 @@ class FederatedMethod(LightningModule):
         else:
             self._transformed_step(batch, optimizer)
         self._add_to_totals(batch, {"loss": losses, **named})
-        moved = {name: slot.data for name, slot in self.slot_values().items() if slot.requires_grad}
-        moved |= {row: state[self.slots[_slot(name)]]["momentum_buffer"] for name, row in momenta.items()}
-        self._keep_finished(batch, moved)
-        if batch.phase_end:
-            for row in momenta.values():
-                self._bank.write(row, owners, moved[row])
+        if batch.phase_end or any(batch.own_end):
+            self._keep_finished(batch, phase, optimizer)
 
     def _transformed_step(self, batch: ClientBatch, optimizer: LightningOptimizer | torch.optim.Optimizer) -> None:
         """An optimizer step whose update goes through ``transform_update``."""
@@ -665,10 +656,16 @@ class FederatedMethod(LightningModule):
             total[: len(value)] += value.detach()
             steps[: len(value)] += 1
 
-    def _start_phase(self, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer) -> None:
-        """Fresh optimizer state, this round's rates; only this phase's parameters take gradients."""
+    def _start_phase(
+        self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer
+    ) -> None:
+        """The optimizer's state, this round's rates; only this phase's parameters take gradients."""
         inner = getattr(optimizer, "optimizer", optimizer)
         inner.state.clear()
+        if batch.kind == "train":
+            for name, row in self._momenta(phase, batch.phase).items():
+                momentum = self._bank.rows(row, _owners(batch, phase), self.device)
+                inner.state[self.slots[_slot(name)]]["momentum_buffer"] = momentum
         factor = self._schedule_factor(phase)
         for settings, group in zip(inner.param_groups, phase.groups, strict=True):
             settings["lr"] = group.lr * factor
@@ -695,19 +692,27 @@ class FederatedMethod(LightningModule):
         for gradient in gradients:
             gradient.mul_(scale.view(-1, *(1,) * (gradient.ndim - 1)))
 
-    def _keep_finished(self, batch: ClientBatch, moved: Message) -> None:
+    def _keep_finished(
+        self, batch: ClientBatch, phase: Phase, optimizer: LightningOptimizer | torch.optim.Optimizer
+    ) -> None:
         """Set aside what the steps moved of clients at their own last step; write all back when the phase ends.
 
         Momentum and weight decay go on moving a slot after its client's last step; that counts for nothing.
         """
+        momenta = self._momenta(phase, batch.phase) if batch.kind == "train" else {}
+        state = getattr(optimizer, "optimizer", optimizer).state
+        moved = {name: slot.data for name, slot in self.slot_values().items() if slot.requires_grad}
+        moved |= {row: state[self.slots[_slot(name)]]["momentum_buffer"] for name, row in momenta.items()}
         if not batch.phase_end:
             for k, ended in enumerate(batch.own_end):
                 if ended:
-                    self._finished |= {(k, name): value[k].detach().clone() for name, value in moved.items()}
+                    self._finished |= {(k, name): value[k].clone() for name, value in moved.items()}
             return
         for (k, name), value in self._finished.items():
             moved[name][k].copy_(value)
         self._finished = {}
+        for row in momenta.values():
+            self._bank.write(row, _owners(batch, phase), moved[row])
 
     def training_step(self, block: Block, batch_idx: int) -> None:
         """Some local steps of a cohort, one after the other."""
@@ -892,6 +897,11 @@ def _on_mini_batch(
 ) -> Any:
     """Call ``function(client, mini_batch)``, the mini-batch made of its tensors by name."""
     return function(client, MiniBatch(phase=phase, split=split, **rows))
+
+
+def _owners(batch: ClientBatch, phase: Phase) -> Sequence[int]:
+    """Whose rows of the bank hold the momenta of a cohort: its clients', or the first for all."""
+    return batch.cohort if phase.optimizer_state == "client" else (0,)
 
 
 def _first(rows: Message, count: int) -> Message:

@@ -11,7 +11,7 @@ import torch
 from federation import Ragged, TinyImages, build, fit, learned
 from torch import Tensor
 
-from benchmark.batch import Block, Blocks, PlannedPhase, RoundPlan
+from benchmark.batch import Block, Blocks, ClientBatch, PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch, Phase
 from benchmark.server import Message, Server
@@ -286,8 +286,8 @@ def test_a_cosine_schedule_runs_over_the_rounds_and_survives_a_resume(tmp_path: 
         method, data = fedvpt(Cosine)
         start = method._start_phase
 
-        def start_phase(phase: Phase, optimizer: Any) -> None:
-            start(phase, optimizer)
+        def start_phase(batch: ClientBatch, phase: Phase, optimizer: Any) -> None:
+            start(batch, phase, optimizer)
             rates.append(getattr(optimizer, "optimizer", optimizer).param_groups[0]["lr"])
 
         method._start_phase = start_phase
