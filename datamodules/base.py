@@ -167,8 +167,11 @@ class FederatedDataModule(LightningDataModule):
         self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
         self.train_sizes = {client: len(rows) for client, rows in self.train_indices.items()}
-        counts = [np.bincount(pool.labels.numpy()[rows], minlength=self.num_classes) for rows in splits.train]
-        #: training images of each class, [N, C]
+        labels = pool.labels.numpy()
+        counts = [
+            np.bincount(labels[rows], minlength=self.num_classes) for _, rows in sorted(self.train_indices.items())
+        ]
+        #: training images of each class, without those held out, [N, C]
         self.class_counts = torch.from_numpy(np.stack(counts))
         self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
 
@@ -375,13 +378,14 @@ class FederatedDataModule(LightningDataModule):
         return manifest_hash(self.manifest)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume must find again: the split, and the width that ``auto`` chose (for bit-identical
+        """What a resume must find again: the split, the images, and the width that ``auto`` chose (for bit-identical
         arithmetic).
         """
-        return {"manifest": self._manifest_hash, "width": self._width, "seed": self.seed}
+        images = self.manifest["images_sha256"]
+        return {"manifest": self._manifest_hash, "images": images, "width": self._width, "seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the width; refuse another split.
+        """Restore the width; refuse another split, and other images.
 
         Raises:
             ConfigurationError: the checkpoint was made with other data, another partition or another seed.
@@ -396,6 +400,11 @@ class FederatedDataModule(LightningDataModule):
                 "the checkpoint is of another configuration: it was made with another data set or partition than "
                 "this run's; "
                 "give the data it was made with, or start without --ckpt_path"
+            )
+        if state_dict["images"] != self.manifest["images_sha256"]:
+            raise ConfigurationError(
+                "the checkpoint was made with other images than this run reads: the partition and the labels are the "
+                "same, the pixels are not; give the images it was made with, or start without --ckpt_path"
             )
         self._width = state_dict["width"]
 

@@ -39,7 +39,7 @@ def make_manifest(
     """The manifest of ``splits``, as plain JSON values.
 
     A partition that was itself read from a manifest keeps that manifest, algorithm, seed and all, so that
-    both runs name the same split.
+    both runs name the same split; only the images' sha256 is this run's own.
 
     Args:
         partition: what made the splits.
@@ -53,7 +53,7 @@ def make_manifest(
     """
     if isinstance(partition, FromManifest):
         partition.check_names(source)
-        return partition.manifest
+        return {**partition.manifest, "images_sha256": images_sha256(pool)}
     labels, num_classes = pool.labels.numpy(), len(source.class_names)
     clients = []
     for name, train, test in zip(partition.client_names(source), splits.train, splits.test, strict=True):
@@ -79,6 +79,7 @@ def make_manifest(
         "domain_names": list(source.domain_names),
         "images": len(labels),
         **pool_sha256(pool),
+        "images_sha256": images_sha256(pool),
         **_further_splits(splits),
         "clients": clients,
     }
@@ -127,8 +128,12 @@ def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[
 
 
 def manifest_hash(manifest: Manifest) -> str:
-    """sha256 of the manifest in a canonical spelling (hexadecimal); equal for equal partitions of equal data."""
-    canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """sha256 of the manifest in a canonical spelling (hexadecimal); equal for equal partitions.
+
+    ``images_sha256`` is left out: one split may be run on images of several sizes, and manifests of before have none.
+    """
+    partition = {field: value for field, value in manifest.items() if field != "images_sha256"}
+    canonical = json.dumps(partition, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -256,6 +261,14 @@ class FromManifest(Partition):
 def indices_sha256(indices: Indices) -> str:
     """sha256 of indices as little-endian 64-bit integers (hexadecimal)."""
     return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()
+
+
+def images_sha256(pool: ImagePool) -> str:
+    """sha256 of a pool's images, shape and pixels (hexadecimal): 1.3 GB/s, so a quarter of a second for CIFAR-100."""
+    digest = hashlib.sha256(str(tuple(pool.images.shape)).encode())
+    for rows in pool.images.split(1024):  # what is not contiguous is copied, some rows at a time
+        digest.update(rows.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def pool_sha256(pool: ImagePool) -> dict[str, str]:

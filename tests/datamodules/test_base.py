@@ -40,6 +40,14 @@ def test_validation_images_come_from_the_clients_own_training_images() -> None:
     assert all((again.held_out["val"][c] == data.held_out["val"][c]).all() for c in range(3))
 
 
+def test_class_counts_are_of_the_images_that_train() -> None:
+    data = made(partition=IID(3), val_fraction=0.25)
+    for client, rows in data.train_indices.items():
+        expected = [int((data.pool.labels[rows] == label).sum()) for label in range(8)]
+        assert data.class_counts[client].tolist() == expected
+    assert data.class_counts.sum(1).tolist() == list(data.train_sizes.values())
+
+
 def test_images_that_show_the_same_thing_stay_on_one_side_of_the_validation_cut() -> None:
     class Pairs(TinyImages):
         def load(self) -> ImagePool:
@@ -59,6 +67,21 @@ def test_images_that_show_the_same_thing_stay_on_one_side_of_the_validation_cut(
 def test_a_client_too_small_to_hold_anything_out_is_named() -> None:
     with pytest.raises(ConfigurationError, match="client 8 has too few training images"):
         made(val_fraction=0.5)
+
+
+def test_a_checkpoint_is_bound_to_the_images() -> None:
+    class Changed(TinyImages):
+        def load(self) -> ImagePool:
+            pool = super().load()
+            pool.images[170, 2, 31, 31] ^= 1
+            return pool
+
+    state = made().state_dict()
+    made().load_state_dict(state)
+    changed = FederatedDataModule(Changed(), Ragged())
+    changed.setup()
+    with pytest.raises(ConfigurationError, match="the pixels are not; give the images it was made with"):
+        changed.load_state_dict(state)
 
 
 def test_validation_and_test_are_scored_apart() -> None:

@@ -104,6 +104,34 @@ def test_another_process_makes_the_same_manifest_and_imports_nothing_slow():
     assert printed.stdout.split("\n")[:2] == [manifest_hash(make()[0]), "set()"]
 
 
+def test_images_have_a_hash_of_their_own_beside_the_partitions(tmp_path):
+    pool = make_pool()
+    manifest, splits = make(ByHand())
+    content = hashlib.sha256(b"(40, 3, 1, 1)" + bytes(120)).hexdigest()
+    assert manifest["images_sha256"] == content
+    other = replace(pool, images=pool.images + 1)
+    again = make_manifest(ByHand(), other, splits, Birds(), 3)
+    assert again["images_sha256"] != content
+    assert manifest_hash(again) == manifest_hash(manifest)
+    # A run on a recorded split names its own images.
+    path = tmp_path / "split.json"
+    write_manifest(path, manifest)
+    assert make_manifest(FromManifest(str(path)), other, splits, Birds(), 3) == again
+    # A view in another order of memory has the same pixels, and so the same hash.
+    mixed = replace(pool, images=torch.arange(120, dtype=torch.uint8).view(40, 3, 1, 1))
+    view = replace(mixed, images=mixed.images.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2))
+    hashes = [make_manifest(ByHand(), p, splits, Birds(), 3)["images_sha256"] for p in (mixed, view)]
+    assert hashes[0] == hashes[1]
+
+
+def test_manifests_without_a_hash_of_the_images_are_read(tmp_path):
+    manifest = make()[0]
+    before = {field: value for field, value in manifest.items() if field != "images_sha256"}
+    write_manifest(tmp_path / "split.json", before)
+    assert read_manifest(tmp_path / "split.json") == before
+    assert manifest_hash(before) == manifest_hash(manifest)
+
+
 def test_writing_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
     path = tmp_path / "split.json"
     write_manifest(path, make()[0])
