@@ -4,8 +4,8 @@
     python tests/golden.py compare golden.json          # after it, on the same machine
 
 All methods x cohort widths 1, 3, 8 x loader processes 0, 2, three rounds each: every shared value, client row, server
-tensor and metric. Hashes are of bytes, so only one machine's compare. Names are written for the reader and not compared,
-since a change of the code may rename what it keeps.
+tensor and metric. Hashes are of bytes, so only one machine's compare. Names are written for the reader and are not
+compared, since a change of the code may rename what it keeps.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from federation import CONF, build, fit, learned
+from federation import CONF, build, fit, learned  # noqa: E402
 
 WIDTHS = (1, 3, 8)
 WORKERS = (0, 2)
