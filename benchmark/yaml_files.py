@@ -1,0 +1,152 @@
+"""YAML files of users: read safely and within limits, with errors that name the file and what is wrong in it."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmark.errors import ConfigurationError
+
+#: Mappings and lists inside each other; configurations have about eight.
+DEEPEST = 40
+
+#: Values that aliases (``*name``) may stand for in one file, counted as often as they are named.
+MOST_ALIASED = 10_000
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The content of a YAML file; None of an empty one.
+
+    Raises:
+        ConfigurationError: the file is missing, is no text in UTF-8, or is refused by :func:`parse_yaml`.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "no regular file"
+            raise ConfigurationError(f"{path} cannot be read: it is {kind}; expected a YAML file")
+        text = path.read_bytes().decode()
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path} cannot be read: there is no such file, seen from {Path.cwd()}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: it is no text in UTF-8 (byte {error.start}); expected a YAML file"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigurationError(f"{path} cannot be read: {reason}") from error
+    return parse_yaml(text, str(path))
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The content of a YAML file of ``key: value`` lines, at least one.
+
+    Raises:
+        ConfigurationError: as :func:`read_yaml`, or the file is empty or holds something else.
+    """
+    content = read_yaml(path)
+    if isinstance(content, dict) and content:
+        return content
+    kind = {"dict": "nothing", "NoneType": "nothing", "list": "a list"}.get(type(content).__name__, "a single value")
+    raise ConfigurationError(f"{path} holds {kind}; expected configuration keys, each with its value (key: value)")
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The content of a YAML text, of the types that YAML itself knows.
+
+    Args:
+        text: one document.
+        name: what to call it in errors, such as the file's path.
+
+    Raises:
+        ConfigurationError: no YAML, a tag such as ``!!python/object``, or refused by :func:`check_yaml`.
+    """
+    import yaml
+
+    check_yaml(text, name)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
+    try:
+        return yaml.load(text, Loader=loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist, an impossible number
+        raise ConfigurationError(_said(error, name)) from error
+
+
+def check_yaml(text: str, name: str) -> None:
+    """Refuse a YAML text that is none, or that means something else than its reader sees.
+
+    Nothing is built: time and memory grow with the length of the text alone, whatever stands in it.
+
+    Raises:
+        ConfigurationError: no YAML; a key that stands twice in one mapping; more than :data:`DEEPEST` levels; aliases
+            that stand for more than :data:`MOST_ALIASED` values, or for what they lie in themselves.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    sizes: dict[str, int | None] = {}  # per anchor, how many values it stands for; None while they are being read
+    opened: list[_Collection] = []
+    aliased = 0
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            mark: Any = event.start_mark
+            place = f"{name}, line {mark.line + 1}"
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append(_Collection(isinstance(event, yaml.MappingStartEvent), event.anchor))
+                if event.anchor is not None:
+                    sizes[event.anchor] = None
+                if len(opened) > DEEPEST:
+                    raise ConfigurationError(f"{place}: more than {DEEPEST} mappings and lists inside each other")
+                continue
+            if isinstance(event, yaml.CollectionEndEvent):
+                closed = opened.pop()
+                anchor, size = closed.anchor, closed.size
+            elif isinstance(event, yaml.AliasEvent):
+                found = sizes.get(str(event.anchor), 1)  # an anchor that is not there is refused by whoever loads
+                if found is None:
+                    raise ConfigurationError(f"{place}: the alias *{event.anchor} lies in what it stands for")
+                anchor, size = None, found
+                aliased += size
+                if aliased > MOST_ALIASED:
+                    raise ConfigurationError(
+                        f"{place}: aliases stand for more than {MOST_ALIASED:,} values; write the values out, or fewer"
+                    )
+            elif isinstance(event, yaml.ScalarEvent):
+                anchor, size = event.anchor, 1
+            else:  # where a stream or a document begins and ends
+                continue
+            if anchor is not None:
+                sizes[anchor] = size
+            scalar = event.value if isinstance(event, yaml.ScalarEvent) else None
+            if opened and opened[-1].repeats(size, scalar):
+                raise ConfigurationError(f"{place}: the key {scalar!r} stands there twice; keep one of them")
+    except yaml.YAMLError as error:
+        raise ConfigurationError(_said(error, name)) from error
+
+
+class _Collection:
+    """A mapping or list that is being read: how many values it holds, and a mapping's keys."""
+
+    def __init__(self, is_mapping: bool, anchor: str | None) -> None:
+        self.is_mapping = is_mapping
+        self.anchor = anchor
+        self.size = 1
+        self.children = 0
+        self.keys: set[str] = set()
+
+    def repeats(self, size: int, scalar: str | None) -> bool:
+        """Take the next key or value; whether it is a key that was there before."""
+        is_key = self.is_mapping and self.children % 2 == 0
+        self.children += 1
+        self.size += size
+        if not is_key or scalar is None:
+            return False
+        known = scalar in self.keys
+        self.keys.add(scalar)
+        return known
+
+
+def _said(error: Exception, name: str) -> str:
+    """An error of the YAML library in one line, with the file's name in place of the library's."""
+    mark = getattr(error, "problem_mark", None)
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    said = [getattr(error, "context", None), getattr(error, "problem", None)]
+    reason = ", ".join(part for part in said if part) or " ".join(str(error).split())
+    return f"{name}{where} cannot be read as YAML: {reason}"
