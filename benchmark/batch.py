@@ -116,7 +116,11 @@ class PlannedPhase:
 
 
 def steps_per_epoch(num_samples: int, batch_size: int, drop_last: bool) -> int:
-    """Mini-batches in one epoch of a client; an incomplete batch is dropped only if a full one remains."""
+    """Mini-batches in one epoch of a client; an incomplete batch is dropped only if a full one remains.
+
+    So does Dassl. PFLlib drops it always: a client with fewer images than a batch takes no step there, and the
+    unchanged model that it returns counts in the server's mean. Here such a client trains on its one batch.
+    """
     if drop_last and num_samples >= batch_size:
         return num_samples // batch_size
     return -(-num_samples // batch_size)

@@ -16,7 +16,13 @@ class PFedPT(FedAvg):
 
     It is ``FedAvg`` with a prompt by default. Readings: the prompt is 4 pixels wide (the paper; its published commands
     have 2) and has three channels (its code has one on TinyImageNet); its rate is the paper's 1.0, not the code's
-    default 20, and its momentum the code's 0.5.
+    default 20, and its momentum the code's 0.5, which starts at zero in every round, as all momenta here. The network's
+    rate is the paper's 0.005; the published commands leave it at the code's default 0.05.
+
+    A run as the published code makes it has the code's CNN (``variant: pflib``), incomplete last batches dropped
+    (``drop_last``, set by the data of this comparison) and the prompt's momentum kept by the client from round to
+    round (``optimizer_state: client``): preset ``published_code`` of ``configs/tables/pfedpt_table1.yaml``. Preset
+    ``published_command`` also takes the command's prompt of 2 pixels and rate 0.05.
 
     Args:
         num_classes: C.

@@ -40,6 +40,24 @@ def test_every_file_that_a_table_names_is_there(name: str) -> None:
             assert [entry for entry in files if not Path(entry).is_file()] == []
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_incomplete_batches_are_dropped_where_the_protocol_says_so(name: str) -> None:
+    """In pFedPT's comparison (PFLlib) and in the CLIP family (Dassl), in every preset; nowhere else."""
+    dropping = name.startswith(("pfedpt_", "fedpgp_", "atpfl_"))
+    for preset in TABLES[name]["presets"].values():
+        for group in preset["data"]:
+            given = [entry for entry in group.get("overrides", []) if entry.startswith("--data=")]
+            if given:
+                files = [Path(given[-1].removeprefix("--data="))]
+            else:
+                data = group.get("config", group["name"])
+                configs = [Path(row["configs"][-1].replace("{data}", data)) for row in TABLES[name]["rows"]]
+                read = [(config, yaml.safe_load(config.read_text())["data"]) for config in configs]
+                files = [config.parent / entry for config, entry in read if isinstance(entry, str)]
+            assert files
+            assert {yaml.safe_load(file.read_text()).get("drop_last", False) for file in files} == {dropping}
+
+
 @pytest.mark.parametrize("csv", sorted((ROOT / "results/paper").glob("*.csv")), ids=lambda path: path.stem)
 def test_every_published_number_stands_in_a_table(csv: Path) -> None:
     """And no column names a number that was not published."""

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
+from benchmark.batch import PlannedPhase, RoundPlan
 from datamodules.base import FederatedDataModule
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
@@ -25,3 +27,19 @@ def test_makes_a_datamodule(parser, path):
     assert max(map(len, text.splitlines())) <= 120
     data = parser.instantiate(parser.parse_object({"data": yaml.safe_load(text)})).data
     assert len(data.client_names) == data.num_clients >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "steps"),
+    [
+        ("cifar10_dir0.3_n50", 907, 56),  # PFLlib drops the last batch of 11
+        ("caltech101_base_to_novel", 80, 2),  # 16 shots of 5 classes: Dassl drops the last batch of 16
+        ("digits_base_to_novel", 16, 1),  # nothing else would remain
+        ("office_caltech10", 766, 12),  # pFedPG says nothing, so nothing is dropped
+    ],
+)
+def test_steps_of_an_epoch_are_the_protocols(parser, name, images, steps):
+    content = yaml.safe_load((FILES[0].parent / f"{name}.yaml").read_text())
+    data = parser.instantiate(parser.parse_object({"data": content})).data
+    plan = RoundPlan([0], {0: np.arange(images)}, [PlannedPhase(1)], data.batch_size, data.drop_last, 1, 0, 1)
+    assert len(plan) == steps
