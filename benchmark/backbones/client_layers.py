@@ -81,7 +81,9 @@ class ClientConv2d(nn.Conv2d):
         """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1]."""
         assert self.bias is not None
         if _left_to_torch(x):
-            return super().forward(x)
+            # Without the bias: torch wants it in the images' type, which an earlier layer's autocast may have changed.
+            output = F.conv2d(x, self.weight)
+            return output + self.bias.to(output.dtype).view(-1, 1, 1)
         return _Conv2d.apply(x, self.weight, self.bias)
 
 

@@ -1,0 +1,114 @@
+"""What CUDA's autocast does to a method, on a machine without CUDA: tensors without numbers that say they lie there.
+
+A CPU's own autocast leaves other operations alone, so that runs on a CPU say little about it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from federation import CONF, build
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmark.backbones.cnn import PaperCNN
+from benchmark.bank import ClientBank
+from benchmark.batch import Block, EvaluationPlan
+from benchmark.method import FederatedMethod
+
+CUDA = torch.device("cuda", 0)
+CONVOLUTIONAL = sorted(path.stem for path in CONF.glob("*.yaml") if "PaperCNN" in path.read_text())
+
+
+class FakeGenerator(torch.Generator):
+    """One that says it draws on the GPU; a true one needs the driver."""
+
+    device = CUDA
+
+
+def fake_generator(*key: int | str, device: torch.device | str) -> torch.Generator:
+    """In place of ``torch_generator``; what is drawn from it has no numbers."""
+    return FakeGenerator()
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """As ``bf16-mixed`` has it; ``torch.autocast("cuda")`` switches itself off where there is no CUDA."""
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_cache_enabled(True)
+
+
+def to_fake_cuda(method: nn.Module, mode: FakeTensorMode) -> None:
+    """Every parameter and buffer becomes one of the same shape on the GPU; clients' rows stay on the host."""
+    for module in method.modules():
+        if isinstance(module, ClientBank):
+            continue
+        for name, value in module.named_parameters(recurse=False):
+            fake = mode.from_tensor(value.detach()).to(CUDA)
+            module._parameters[name] = nn.Parameter(fake, value.requires_grad)
+        for name, value in module.named_buffers(recurse=False):
+            module._buffers[name] = mode.from_tensor(value).to(CUDA)
+
+
+def set_up(conf: str) -> tuple[Any, Any]:
+    """Method and data as a Trainer sets them up."""
+    method, data = build(conf)
+    server = method.default_server()
+    trainer = SimpleNamespace(
+        datamodule=data,
+        callbacks=[server],
+        current_epoch=0,
+        max_epochs=1,
+        lightning_module=method,
+        barebones=False,
+        world_size=1,
+        precision="bf16-mixed",
+    )
+    data.setup()
+    method._trainer = data.trainer = trainer
+    server.setup(trainer, method, "validate")
+    return method, data
+
+
+def test_a_convolution_under_autocast_comes_out_in_bfloat16() -> None:
+    """With filters that all clients share, which vmap makes one convolution, and with each client's own."""
+    with FakeTensorMode() as mode, cuda_autocast():
+        network = PaperCNN(image_size=16)
+        to_fake_cuda(network, mode)
+        images = torch.empty(3, 2, 3, 16, 16, device=CUDA)
+        own = {name: value.expand(3, *value.shape) for name, value in network.convolutions.named_parameters()}
+        shared = torch.vmap(network.convolutions)(images)
+        stacked = torch.vmap(lambda values, x: torch.func.functional_call(network.convolutions, values, x))(own, images)
+    assert (shared.dtype, stacked.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert shared.shape == stacked.shape == (3, 2, 64, 1, 1)
+
+
+@pytest.mark.parametrize("conf", CONVOLUTIONAL)
+def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluation of the server's state and, where torch can run it without a driver, a training step's loss."""
+    monkeypatch.setattr("benchmark.method.torch_generator", fake_generator)
+    method, data = set_up(conf)
+    plan = EvaluationPlan(range(4), {"test": data.held_out["test"]}, None, ("server",), 12, 4)
+    first = data._plan(list(range(4)), "train", 1)[0]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        to_fake_cuda(method, mode)
+        method._device = CUDA
+        pool = data.pool
+        data._on_device[CUDA] = mode.from_tensor(pool.images).to(CUDA), mode.from_tensor(pool.labels).to(CUDA)
+        with cuda_autocast():
+            for item in range(len(plan)):
+                method.validation_step(Block((plan[item].to(CUDA),)), item)
+            if conf != "PerFedAvg":  # whose loss takes a gradient
+                method.begin_cohort(first.cohort, method.server.broadcast(method, first.cohort))
+                losses, _ = FederatedMethod._losses(method, data.fill(first.to(CUDA)), None)
+                assert losses.shape == (len(first.clients),)
+                assert losses.device == CUDA
