@@ -50,6 +50,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             "had from the checkpoint alone; use `lightning-cli validate --ckpt_path`"
         )
     data.setup()
+    data.match(method)
     if type(data).__qualname__ in content:
         data.load_state_dict(content[type(data).__qualname__])
     method.configure_model()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from sklearn.model_selection import train_test_split
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmark.batch import Block, Blocks, ClientBatch, EvaluationPlan, RoundPlan
@@ -48,7 +48,7 @@ class FederatedDataModule(LightningDataModule):
     Args:
         source: the data set.
         partition: which client holds which images.
-        transform: from stored images to the backbone's input.
+        transform: from stored images to the backbone's input; what it leaves open is the backbone's.
         batch_size: B, a client's mini-batch.
         drop_last: drop a client's incomplete last batch if it has at least one full batch. The protocols say it for
             pFedPT's comparison (PFLlib) and the CLIP family (Dassl), whose files in ``configs/data`` set it; the
@@ -111,7 +111,7 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigurationError(f"data.new_clients must be a fraction in [0, 1), got {new_clients}")
         self.source = source
         self.partition = partition
-        self.transform = transform or ImageTransform()
+        self.transform = self._transform = transform or ImageTransform()
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.cohort_width = cohort_width
@@ -155,13 +155,29 @@ class FederatedDataModule(LightningDataModule):
         return self._pool
 
     def setup(self, stage: str = "fit") -> None:
-        """Read the images and divide them.
+        """Read the images and divide them; with a Trainer, match them to the backbone of its method.
 
         Raises:
-            ConfigurationError: data missing or damaged, or a partition that the data do not allow.
+            ConfigurationError: data missing or damaged, a partition that the data do not allow, or a transform that the
+                backbone does not.
         """
-        if self._pool is not None:
-            return
+        if self._pool is None:
+            self._read()
+        if self.trainer is not None:
+            self.match(self._method())
+
+    def match(self, method: nn.Module) -> None:
+        """Take from the method's backbone, if it says so, the size and the statistics of the pixels it takes.
+
+        Raises:
+            ConfigurationError: the transform was given others.
+        """
+        for module in method.modules():
+            if all(hasattr(module, name) for name in ("image_size", "mean", "std", "pretrained")):
+                self.transform = self._transform.matched(module)
+                return
+
+    def _read(self) -> None:
         pool = self.source.load()
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
         self._pool = pool
@@ -403,7 +419,7 @@ class FederatedDataModule(LightningDataModule):
                 "this run's; "
                 "give the data it was made with, or start without --ckpt_path"
             )
-        if state_dict["images"] != self.manifest["images_sha256"]:
+        if state_dict.get("images") != self.manifest["images_sha256"]:
             raise ConfigurationError(
                 "the checkpoint was made with other images than this run reads: the partition and the labels are the "
                 "same, the pixels are not; give the images it was made with, or start without --ckpt_path"

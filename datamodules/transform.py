@@ -1,12 +1,13 @@
 """From stored uint8 images to what a backbone sees: resize, augment and normalise, in batches, on the device."""
 
 import math
+from copy import copy
 from functools import lru_cache
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.errors import ConfigurationError
 
@@ -17,23 +18,39 @@ STATISTICS: dict[str, tuple[tuple[float, float, float], tuple[float, float, floa
 }
 
 
+#: RandomResizedCrop's, with which CoOp trains: tries of a box, share of the area, and largest ratio of the sides.
+CROP_TRIES = 10
+CROP_AREA = (0.08, 1.0)
+CROP_RATIO = 4 / 3
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
 @lru_cache
-def _statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+def _on_device(statistics: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, [3, 1, 1] each; made once, since a copy to a GPU in every step would wait for it."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in STATISTICS[name])
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in statistics)
     return mean, std
 
 
 class ImageTransform:
     """Resize to a square, augment the training images, normalise.
 
+    What is not given is the backbone's (see ``matched``), so that images are as its weights were trained.
+
     Args:
-        size: side in pixels that the backbone takes; None keeps the stored size.
+        size: side in pixels of what the backbone takes; None is the backbone's ``image_size``.
         normalize: mean and standard deviation per channel: ``half`` (0.5 and 0.5: pFedPT, and the ViTs trained on
-            ImageNet-21k), ``imagenet``, or ``clip``. Training and test images are normalised alike.
+            ImageNet-21k), ``imagenet``, or ``clip``; None is the backbone's ``mean`` and ``std``, and ``half`` for a
+            backbone that has none. Training and test images are normalised alike.
         augment: of training images: ``none``; ``fedbn`` (horizontal flip, rotation within 30 degrees); or ``clip``
-            (crop of 8 to 100 % of the area with aspect ratio 3/4 to 4/3, resized to ``size``, and horizontal flip, as
-            CoOp does). Each is one bilinear resampling with numbers drawn per image.
+            (a crop as torchvision's RandomResizedCrop draws it, of 8 to 100 % of the area with aspect ratio 3/4 to
+            4/3, resized to ``size``, and horizontal flip, as CoOp does; see ``crop_boxes``). Each is one bilinear
+            resampling with numbers drawn per image.
+
+    Attributes:
+        statistics: mean and standard deviation of the channels, for pixels in [0, 1].
+        augment_numbers: uniform numbers that one image's augmentation takes.
 
     Raises:
         ConfigurationError: ``size`` is not positive.
@@ -42,7 +59,7 @@ class ImageTransform:
     def __init__(
         self,
         size: int | None = None,
-        normalize: Literal["half", "imagenet", "clip"] = "half",
+        normalize: Literal["half", "imagenet", "clip"] | None = None,
         augment: Literal["none", "fedbn", "clip"] = "none",
     ) -> None:
         if size is not None and size < 1:
@@ -50,8 +67,41 @@ class ImageTransform:
         self.size = size
         self.normalize = normalize
         self.augment = augment
-        #: uniform numbers that one image's augmentation takes
-        self.augment_numbers = {"none": 0, "fedbn": 2, "clip": 5}[augment]
+        self.statistics: Statistics = STATISTICS[normalize or "half"]
+        self.augment_numbers = {"none": 0, "fedbn": 2, "clip": 1 + 2 * CROP_TRIES + 2}[augment]
+
+    def matched(self, backbone: nn.Module) -> "ImageTransform":
+        """The transform to what a backbone takes: its size, and the pixels' statistics where none are given here.
+
+        Args:
+            backbone: with ``image_size`` (H, W), ``mean`` and ``std`` of the channels, and ``pretrained``: whether
+                its weights were trained on images of that mean and standard deviation.
+
+        Raises:
+            ConfigurationError: another size is given here, or other statistics than a pretrained backbone's.
+        """
+        height, width = backbone.image_size  # type: ignore[misc]
+        statistics: Statistics = (tuple(backbone.mean), tuple(backbone.std))  # type: ignore[arg-type]
+        if height != width:
+            raise ConfigurationError(f"the backbone takes images of {height} x {width} pixels; images here are square")
+        if self.size not in (None, height):
+            raise ConfigurationError(
+                f"data.transform.init_args.size={self.size}, but the backbone takes {height} x {width} pixels: leave "
+                f"it out, and images stored at any data.source.init_args.size are resized to {height}, or set the "
+                f"backbone's image_size (model.init_args.backbone.init_args.image_size, or that of clip) to {self.size}"
+            )
+        if self.normalize is not None and backbone.pretrained and self.statistics != statistics:
+            wanted = next((name for name, known in STATISTICS.items() if known == statistics), "none of these")
+            raise ConfigurationError(
+                f"data.transform.init_args.normalize={self.normalize}, but the backbone's weights were trained with "
+                f"mean {statistics[0]} and standard deviation {statistics[1]} ({wanted}): leave normalize out, and "
+                "images are normalised so"
+            )
+        matched = copy(self)
+        matched.size = height
+        if self.normalize is None:
+            matched.statistics = statistics
+        return matched
 
     def __call__(self, images: Tensor, noise: Tensor | None) -> Tensor:
         """Transform a batch.
@@ -70,7 +120,7 @@ class ImageTransform:
             x = self._resample(x, noise.flatten(0, -2), size)
         elif x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp_(0, 1)
-        mean, std = _statistics(self.normalize, x.device)
+        mean, std = _on_device(self.statistics, x.device)
         return x.sub_(mean).div_(std).unflatten(0, lead)
 
     def _resample(self, x: Tensor, u: Tensor, size: int) -> Tensor:
@@ -83,12 +133,40 @@ class ImageTransform:
             theta[:, 0, 0], theta[:, 0, 1] = flip * angle.cos(), -angle.sin()
             theta[:, 1, 0], theta[:, 1, 1] = flip * angle.sin(), angle.cos()
         else:
-            area = 0.08 + 0.92 * u[:, 1]
-            log_ratio = (2 * u[:, 2] - 1) * math.log(4 / 3)
-            width = (area * log_ratio.exp()).sqrt().clamp(max=1)
-            height = (area / log_ratio.exp()).sqrt().clamp(max=1)
-            theta[:, 0, 0], theta[:, 1, 1] = flip * width, height
-            theta[:, 0, 2] = (2 * u[:, 3] - 1) * (1 - width)
-            theta[:, 1, 2] = (2 * u[:, 4] - 1) * (1 - height)
+            height, width = x.shape[-2:]
+            top, left, high, wide = crop_boxes(u[:, 1:], height, width).float().unbind(1)
+            theta[:, 0, 0], theta[:, 1, 1] = flip * wide / width, high / height
+            theta[:, 0, 2] = (2 * left + wide) / width - 1
+            theta[:, 1, 2] = (2 * top + high) / height - 1
         grid = F.affine_grid(theta, [n, 3, size, size], align_corners=False)
         return F.grid_sample(x, grid, mode="bilinear", align_corners=False)
+
+
+def crop_boxes(u: Tensor, height: int, width: int) -> Tensor:
+    """Boxes as torchvision's RandomResizedCrop draws them, with CLIP's area of 8 to 100 % and ratio of 3/4 to 4/3.
+
+    Ten times an area and a ratio are drawn; the first box that fits into the image is taken, anywhere in it. Where none
+    fits, it is the largest box of a permitted ratio, in the centre: the whole of a square image.
+
+    Args:
+        u: uniform numbers in [0, 1], [n, 22]: the areas of ten tries, their ratios, and the place down and across.
+        height: of the images, in pixels.
+        width: of the images, in pixels.
+
+    Returns:
+        [n, 4]: top, left, height and width of each box in whole pixels.
+    """
+    u = u.double()  # so that rounding to pixels is that of a float of Python
+    area = height * width * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * u[:, :CROP_TRIES])
+    ratio = ((2 * u[:, CROP_TRIES : 2 * CROP_TRIES] - 1) * math.log(CROP_RATIO)).exp()
+    wide, high = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (wide >= 1) & (wide <= width) & (high >= 1) & (high <= height)
+    # The central box is the last try, which always fits.
+    central = (min(height, round(width * CROP_RATIO)), min(width, round(height * CROP_RATIO)))
+    high, wide = (F.pad(sides, (0, 1), value=last) for sides, last in zip((high, wide), central, strict=True))
+    first = F.pad(fits, (0, 1), value=True).int().argmax(dim=1, keepdim=True)
+    high, wide = high.gather(1, first), wide.gather(1, first)
+    free = torch.cat([height - high, width - wide], dim=1)
+    drawn = torch.minimum((u[:, 2 * CROP_TRIES :] * (free + 1)).floor(), free)
+    place = torch.where(first == CROP_TRIES, (free / 2).floor(), drawn)
+    return torch.cat([place, high, wide], dim=1)

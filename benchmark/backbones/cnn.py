@@ -23,10 +23,17 @@ class PaperCNN(nn.Module):
 
     Attributes:
         num_features: width of the features, 192 or 512.
+        image_size: (H, W) of an input, in pixels.
+        mean: mean of the three channels that inputs are normalised with, for pixels in [0, 1].
+        std: standard deviation of the three channels.
+        pretrained: False: the network starts from scratch.
 
     Raises:
         ConfigurationError: an unknown variant, or an image too small for the two convolutions.
     """
+
+    mean = std = (0.5, 0.5, 0.5)
+    pretrained = False
 
     def __init__(self, variant: Literal["paper", "pflib"] = "paper", image_size: int = 32) -> None:
         super().__init__()
@@ -37,7 +44,7 @@ class PaperCNN(nn.Module):
             raise ConfigurationError(f"image_size={image_size} is too small for {variant!r}; at least 16 is needed")
         filters = 64 if variant == "paper" else 32
         widths = (394, 192) if variant == "paper" else (512,)
-        self.image_size = image_size
+        self.image_size = (image_size, image_size)
         self.num_features = widths[-1]
         with keyed_initialization("backbone"):
             # ReLU after the pooling: the same values and gradients as before it, on a quarter of the numbers.
@@ -60,9 +67,9 @@ class PaperCNN(nn.Module):
         Raises:
             ConfigurationError: the images are not of the size that the network was built for.
         """
-        if x.ndim != 4 or x.shape[-2] != self.image_size or x.shape[-1] != self.image_size:
+        if x.ndim != 4 or tuple(x.shape[-2:]) != self.image_size:
             raise ConfigurationError(
-                f"the backbone takes images [B, 3, {self.image_size}, {self.image_size}], got {list(x.shape)}; "
+                f"the backbone takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; "
                 "set the data's image size or the backbone's image_size"
             )
         return self.linear(self.convolutions(x).flatten(1))

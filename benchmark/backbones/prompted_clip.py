@@ -124,6 +124,7 @@ class PromptedCLIP(nn.Module):
         image_size: (H, W) of an input, in pixels.
         mean: mean of the three channels that the weights were trained with, for pixels in [0, 1].
         std: standard deviation of the three channels.
+        pretrained: whether the weights were trained with these.
 
     Raises:
         ConfigurationError: as ``load_clip``, or the architecture differs from CLIP's.
@@ -168,6 +169,7 @@ class PromptedCLIP(nn.Module):
         self.image_size: tuple[int, int] = (size, size) if isinstance(size, int) else tuple(size)
         self.mean: tuple[float, ...] = tuple(visual.image_mean)
         self.std: tuple[float, ...] = tuple(visual.image_std)
+        self.pretrained = weights != "random"
 
     @property
     def logit_scale(self) -> Tensor:

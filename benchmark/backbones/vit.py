@@ -34,7 +34,14 @@ class PromptedViT(nn.Module):
         num_prefix_tokens: tokens before the patches: the class token, and register or distillation tokens.
         patch_size: side of a patch, in pixels.
         image_size: (H, W) of an input, in pixels.
+        mean: mean of the three channels that inputs are normalised with, for pixels in [0, 1].
+        std: standard deviation of the three channels.
+        pretrained: whether the weights were trained with these.
     """
+
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    pretrained: bool = False
 
     def __init__(self, vit: "VisionTransformer") -> None:
         super().__init__()
@@ -201,10 +208,6 @@ class TimmViT(PromptedViT):
             interpolated to ``image_size``; everything else must fit exactly.
         image_size: side of the square input in pixels; None is the model's own.
 
-    Attributes:
-        mean: mean of the three channels that the weights were trained with, for pixels in [0, 1].
-        std: standard deviation of the three channels.
-
     Raises:
         ConfigurationError: no such model, a model that is no plain ViT, an image size that the patches do not
             divide, weights that cannot be downloaded or read, or a file that does not fit the model.
@@ -239,8 +242,9 @@ class TimmViT(PromptedViT):
             _load_file(vit, name, Path(checkpoint_path).expanduser())
         super().__init__(vit)
         pretrained: dict[str, Any] = vit.pretrained_cfg  # type: ignore[assignment]
-        self.mean: tuple[float, ...] = tuple(pretrained["mean"])
-        self.std: tuple[float, ...] = tuple(pretrained["std"])
+        self.mean = tuple(pretrained["mean"])
+        self.std = tuple(pretrained["std"])
+        self.pretrained = weights != "random"
 
 
 def _build(name: str, image_size: int | None) -> "VisionTransformer":

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import pytest
+import timm
 import yaml
 from jsonargparse import ArgumentParser
 
 from benchmark.batch import PlannedPhase, RoundPlan
 from datamodules.base import FederatedDataModule
+from datamodules.transform import STATISTICS
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
 
@@ -43,3 +46,29 @@ def test_steps_of_an_epoch_are_the_protocols(parser, name, images, steps):
     data = parser.instantiate(parser.parse_object({"data": content})).data
     plan = RoundPlan([0], {0: np.arange(images)}, [PlannedPhase(1)], data.batch_size, data.drop_last, 1, 0, 1)
     assert len(plan) == steps
+
+
+RUNS = [path for path in FILES[0].parents[1].glob("**/*.yaml") if "model:" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_images_are_normalised_as_the_backbones_weights_were(path):
+    run = yaml.safe_load(path.read_text())
+    method = run["model"]["init_args"]
+    data = run["data"]
+    if isinstance(data, str):
+        data = yaml.safe_load((path.parent / data).read_text())
+    transform = data.get("transform") or {}
+    backbone = method.get("backbone") or method["clip"]
+    if isinstance(backbone, str):  # the embedded CLIP, and networks from scratch
+        assert transform.get("normalize", "half") == "half"
+        return
+    arguments = backbone["init_args"]
+    name = arguments["name"]
+    if name in open_clip.list_models():
+        trained = open_clip.get_pretrained_cfg(name, arguments["pretrained_tag"])
+    else:
+        trained = (
+            {"mean": [0.5] * 3, "std": [0.5] * 3} if name == "micro_vit" else timm.get_pretrained_cfg(name).to_dict()
+        )
+    assert STATISTICS[transform.get("normalize", "half")] == (tuple(trained["mean"]), tuple(trained["std"]))
