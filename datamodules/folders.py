@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import math
 import os
 import stat
 import tempfile
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,9 +23,15 @@ from PIL import Image
 from benchmark.errors import ConfigurationError
 from datamodules.source import ImagePool
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+#: what a file may hold, whatever it is called: releases have GIFs named .jpg. Formats that are programs (EPS) are out.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
+#: images that are not read: a folder that holds one is refused, since an image left out would go unnoticed
+UNREAD = (".avif", ".eps", ".heic", ".heif", ".ico", ".jp2", ".jxl", ".pbm", ".pgm", ".ppm", ".psd", ".svg", ".tga")
+#: modes whose conversion to RGB by Pillow keeps what one sees; 16-bit grey ("I;16...") is scaled by hand
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 DIGEST_BYTES = 16
-CACHE_FORMAT = 1  # raise it when the same files would decode to other values
+CACHE_FORMAT = 2  # raise it when the same files would decode to other values
 
 Fit = Literal["squash", "crop"]
 
@@ -90,7 +98,7 @@ def list_images(root: Path, folder: str) -> list[str]:
     """Image files of ``root/folder``, sorted by name: paths relative to ``root`` with forward slashes.
 
     Raises:
-        ConfigurationError: the folder cannot be read, or holds no image.
+        ConfigurationError: the folder cannot be read, holds no image, or holds one of a format that is not read.
     """
     at = root / folder
     try:
@@ -98,6 +106,12 @@ def list_images(root: Path, folder: str) -> list[str]:
     except OSError as error:
         raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
     images = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    unread = [name for name in names if name.lower().endswith(UNREAD) and not name.startswith(".")]
+    if unread:
+        raise ConfigurationError(
+            f"{at} holds {len(unread)} images of formats that are not read (first: {unread[0]}); convert them to PNG "
+            "or JPEG, or remove them"
+        )
     if not images:
         raise ConfigurationError(f"{at} holds no image ({', '.join(SUFFIXES)})")
     return [(PurePosixPath(folder) / name).as_posix() for name in images]
@@ -129,8 +143,8 @@ def pool_of(
 def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> DecodedImages:
     """Decode files to one array, or map the array that an earlier call left in ``root/.cache``.
 
-    The cache is keyed by names, sizes and times of change of the files, by ``size`` and by ``fit``. Where it
-    cannot be written the images stay in memory, with a warning.
+    The cache is keyed by names, sizes and times of change of the files, by ``size`` and by ``fit``, and checked by a
+    sum when it is read. Where it cannot be written the images stay in memory, with a warning.
 
     Args:
         root: folder of the data set.
@@ -139,31 +153,40 @@ def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> Decode
         fit: ``squash`` resizes to S x S, ``crop`` resizes the short side to S and cuts out the centre; bicubic.
 
     Raises:
-        ConfigurationError: a file leads outside of ``root``, is missing, or cannot be decoded.
+        ConfigurationError: a file leads outside of ``root``, is missing, no regular file, or cannot be decoded; or the
+            images do not fit into memory.
     """
     if size < 1:
         raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
     key = _key(root, files, size, fit)
     images_at, digests_at = (root / ".cache" / f"{key}{suffix}" for suffix in (".npy", ".digests.npy"))
     shape = (len(files), 3, size, size)
-    images = _mapped(images_at, shape)
-    digests = _mapped(digests_at, (len(files), DIGEST_BYTES))
-    if images is None or digests is None:
+    cached = _cached(images_at, digests_at, shape)
+    if cached is None:
         digests = np.empty((len(files), DIGEST_BYTES), dtype=np.uint8)
         try:
             with _replacing(images_at, shape) as target:
                 _decode_all(root, files, size, fit, target, digests)
-            with _replacing(digests_at, digests.shape) as target:
-                target[:] = digests
-            images = _mapped(images_at, shape)
+                sums = _sums(target, digests)
+            with _replacing(digests_at, (len(files) + 1, DIGEST_BYTES)) as target:
+                target[:-1], target[-1] = digests, sums
+            cached = _cached(images_at, digests_at, shape)
         except OSError as error:
             warnings.warn(
                 f"cannot cache decoded images in {root / '.cache'} ({error.strerror}): kept in memory", stacklevel=2
             )
-            images = None
-        if images is None:
+    if cached is None:
+        try:
             images = np.empty(shape, dtype=np.uint8)
-            _decode_all(root, files, size, fit, images, digests)
+        except MemoryError as error:
+            raise ConfigurationError(
+                f"{len(files)} images of {root} with {size} pixels a side take {3 * size * size * len(files)} bytes, "
+                "more memory than is free; take a smaller data.source.init_args.size, or make room on the disk of "
+                f"{root / '.cache'}, from where they can be mapped"
+            ) from error
+        _decode_all(root, files, size, fit, images, digests)
+    else:
+        images, digests = cached
     _, first, inverse = np.unique(digests, axis=0, return_index=True, return_inverse=True)
     return DecodedImages(images, first[inverse.reshape(-1)].astype(np.int64))
 
@@ -184,6 +207,8 @@ def _key(root: Path, files: Sequence[str], size: int, fit: Fit) -> str:
             raise ConfigurationError(f"cannot read the image {root / file}: {error.strerror}") from error
         # Resolving is slow, and a folder needs it once.
         where = path if link else os.path.dirname(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError(f"{root / file} is no regular file, and so no image; remove it")
         if where not in checked:
             if os.path.commonpath([inside, os.path.realpath(where)]) != inside:
                 raise ConfigurationError(
@@ -191,8 +216,29 @@ def _key(root: Path, files: Sequence[str], size: int, fit: Fit) -> str:
                     "linking to them"
                 )
             checked.add(where)
-        key.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        # Names on a disk need not be UTF-8.
+        key.update(os.fsencode(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}"))
     return key.hexdigest()
+
+
+def _cached(
+    images_at: Path, digests_at: Path, shape: tuple[int, ...]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
+    """Images and digests from the cache; None where it is not there or damaged."""
+    images = _mapped(images_at, shape)
+    stored = _mapped(digests_at, (shape[0] + 1, DIGEST_BYTES))
+    if images is None or stored is None:
+        return None
+    if np.array_equal(stored[-1], _sums(images, stored[:-1])):
+        return images, stored[:-1]
+    warnings.warn(f"the cache {images_at} is damaged: made again from the images", stacklevel=3)
+    return None
+
+
+def _sums(images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """CRC-32 of both, [DIGEST_BYTES]: against damage, at 3 GB/s."""
+    sums = [zlib.crc32(images.data), zlib.crc32(np.ascontiguousarray(digests).data)]
+    return np.frombuffer(np.array(sums, dtype="<u8").tobytes(), dtype=np.uint8)
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
@@ -237,7 +283,8 @@ def _decode_all(
             digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
             digests[row] = np.frombuffer(digest, dtype=np.uint8)
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
         futures = [threads.submit(chunk, start) for start in range(0, len(files), 256)]
         try:
             for future in futures:
@@ -251,19 +298,29 @@ def decode(path: Path, size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
     """A file's content and its image, [3, size, size].
 
     Raises:
-        ConfigurationError: the file cannot be read or is no image.
+        ConfigurationError: the file cannot be read, is no image, or one too large or with values of no known range.
     """
     try:
         content = path.read_bytes()
-        with Image.open(io.BytesIO(content)) as opened:
-            image = opened.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            image = _rgb(opened)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         raise ConfigurationError(
-            f"cannot decode the image {path} ({error}); it is damaged or no image: download it again or remove it"
+            f"the image {path} is too large to decode ({error or 'out of memory'}); make it smaller or remove it"
+        ) from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigurationError(
+            f"cannot decode the image {path} ({error}); it is damaged or no image ({', '.join(FORMATS)} are read): "
+            "download it again or remove it"
         ) from error
     if fit == "crop":
         short = min(image.size)
         width, height = (size * side // short for side in image.size)
+        if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
+            raise ConfigurationError(
+                f"the image {path} of {image.size[0]} x {image.size[1]} pixels is too long a strip to resize its short "
+                f"side to {size}; remove it"
+            )
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling.BICUBIC)
         left, top = round((width - size) / 2), round((height - size) / 2)
@@ -271,3 +328,17 @@ def decode(path: Path, size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
     elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BICUBIC)
     return content, np.asarray(image).transpose(2, 0, 1)
+
+
+def _rgb(opened: Image.Image) -> Image.Image:
+    """The image with three channels of 8 bits.
+
+    Raises:
+        ValueError: its values have no known range.
+    """
+    if opened.mode.startswith("I;16"):
+        values = np.asarray(opened).astype(np.float64)
+        return Image.fromarray(np.round(values / 257).astype(np.uint8)).convert("RGB")
+    if opened.mode not in MODES:
+        raise ValueError(f"its pixels are numbers of mode {opened.mode}, of no known range: save it with 8 or 16 bits")
+    return opened.convert("RGB")

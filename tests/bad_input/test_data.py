@@ -1,5 +1,9 @@
 """Data folders, images and archives."""
 
+import os
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +13,7 @@ from federation import CONF, build, fit
 from PIL import Image
 
 from benchmark.cli import main
+from benchmark.errors import ConfigurationError
 from datamodules.folders import list_class_folders, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
 
@@ -78,3 +83,64 @@ def test_images_are_resized_and_normalised_for_the_backbone() -> None:
     assert data.transform.size is None
     fit(method, data, 0)
     assert (data.transform.size, data.transform.statistics) == (32, ((0.5,) * 3, (0.5,) * 3))
+
+
+def _float(path: Path) -> None:
+    Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(path, format="TIFF")
+
+
+def _postscript(path: Path) -> None:
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\n%%EOF\n")
+
+
+def _huge(path: Path) -> None:
+    """13,000 x 13,000 pixels in 21 kB."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 13_000, 13_000, 1, 0, 0, 0, 0)
+    body = b"IDAT" + zlib.compress(bytes(13_000 * 1626))
+    parts = [struct.pack(">I", len(p) - 4) + p + struct.pack(">I", zlib.crc32(p)) for p in (header, body, b"IEND")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "is no regular file, and so no image; remove it"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (Path.mkdir, "is no regular file"),
+        (_float, "its pixels are numbers of mode F, of no known range"),
+        (_postscript, "is damaged or no image (JPEG, PNG, BMP, GIF, TIFF, WEBP are read)"),
+        (_huge, "is too large to decode (Image size (169000000 pixels) exceeds limit"),
+        (
+            lambda path: path.with_suffix(".heic").write_bytes(b""),
+            "images of formats that are not read (first: x.heic)",
+        ),
+    ],
+)
+def test_files_that_are_no_images(
+    make: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(ROOT / "dog/x.png")
+    line = refused(capsys)
+    assert message in line
+    assert "pictures/dog" in line
+
+
+def test_a_strip_is_not_blown_up(tmp_path: Path) -> None:
+    Image.new("1", (100_000, 1)).save("x.png")
+    with refusal.within(2), pytest.raises(ConfigurationError, match="too long a strip to resize its short side to 224"):
+        read_images(tmp_path, ["x.png"], 224, "crop")
+
+
+def test_names_need_not_be_utf8() -> None:
+    os.rename(ROOT / "dog/3.png", os.fsencode(ROOT / "dog") + b"/\xff\xfe.png")
+    main(["fit", *BASE, *CNN, *DATA, "--trainer.max_epochs=1"])
+    assert Path("run/record.json").is_file()
+
+
+def test_images_that_do_not_fit_into_memory() -> None:
+    (ROOT / ".cache").write_text("in the way")
+    with (
+        pytest.warns(UserWarning, match="cannot cache"),
+        pytest.raises(ConfigurationError, match=r"bytes, more memory than is free; take a smaller data\.source"),
+    ):
+        Pictures(size=10**6).load()

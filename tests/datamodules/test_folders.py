@@ -111,6 +111,22 @@ def test_a_damaged_cache_is_made_again(root):
     np.testing.assert_array_equal(read_images(root, FILES, 4, "squash").images, expected)
 
 
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_cache_of_other_content_is_made_again(root, at):
+    expected = read_images(root, FILES, 4, "squash").images.copy()
+    images, digests = sorted((root / ".cache").iterdir(), key=lambda path: "digests" in path.name)
+    pixels = np.load(images)
+    pixels[at] = 0
+    np.save(images, pixels)
+    with pytest.warns(UserWarning, match=r"the cache .* is damaged: made again"):
+        np.testing.assert_array_equal(read_images(root, FILES, 4, "squash").images, expected)
+    rows = np.load(digests)
+    rows[0] = rows[1]  # two files would count as copies
+    np.save(digests, rows)
+    with pytest.warns(UserWarning, match=r"the cache .* is damaged: made again"):
+        assert read_images(root, FILES, 4, "squash").group.tolist() == [0, 1, 1, 3]
+
+
 def test_without_a_cache_images_stay_in_memory(root):
     (root / ".cache").write_text("in the way")
     with pytest.warns(UserWarning, match="cannot cache decoded images"):
@@ -150,6 +166,26 @@ def test_other_modes_become_rgb(tmp_path):
     write(tmp_path / "alpha.png", (1, 2, 3, 0), mode="RGBA")
     images = read_images(tmp_path, ["grey.png", "alpha.png"], 8, "squash").images
     assert images[:, :, 0, 0].tolist() == [[77, 77, 77], [1, 2, 3]]
+
+
+def test_sixteen_bits_of_grey_become_eight(tmp_path):
+    levels = np.array([[0, 128, 129, 257, 30000, 65406, 65407, 65535]], dtype=np.uint16).repeat(8, axis=0)
+    Image.fromarray(levels).save(tmp_path / "grey.png")
+    Image.fromarray(levels).save(tmp_path / "grey.tif")
+    for image in read_images(tmp_path, ["grey.png", "grey.tif"], 8, "squash").images:
+        assert image[0, 0].tolist() == [0, 0, 1, 1, 117, 254, 255, 255]
+        assert (image == image[0, 0]).all()
+
+
+@pytest.mark.parametrize("name", ["x.bmp", "x.gif", "x.tif", "x.webp", "x.jfif", "x.jpg"])
+def test_other_formats_are_read(root, name):
+    write(root / "train/cat/x.png", (255, 255, 255))
+    saved = {"x.jfif": "JPEG", "x.jpg": "GIF"}.get(name)  # some releases have GIFs of that name
+    Image.open(root / "train/cat/x.png").save(root / "train/cat" / name, format=saved)
+    (root / "train/cat/x.png").unlink()
+    files, _ = list_class_folders(root, "train", [["cat"], ["dog"]])
+    assert files[2] == f"train/cat/{name}"
+    assert read_images(root, files, 4, "squash").images[2].min() >= 254
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", None])
