@@ -1,9 +1,11 @@
 """Partitions of the prompt-learning papers: a few images of each class, and classes that no client has seen.
 
 The draw of the images comes from the generator that every partition gets; which client holds which classes is drawn
-from a seed of its own, so that runs with different seeds share it.
+from a seed of its own, so that runs with different seeds share it. The classes are those of FedPGP's code, which
+shuffles them with Python's ``random``; its few images are drawn by the same generator going on, and are others here.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 
 from benchmark.errors import ConfigurationError
-from benchmark.seeds import numpy_generator
 from datamodules.partition import (
     ClientSplits,
     Indices,
@@ -30,7 +31,7 @@ def class_groups(classes: Sequence[int], num_clients: int, class_seed: int) -> l
     Args:
         classes: C class ids.
         num_clients: N.
-        class_seed: seed of the shuffle.
+        class_seed: seed of the shuffle, by Python's own generator as in FedPGP's code.
 
     Returns:
         Per client its classes, ascending.
@@ -46,7 +47,8 @@ def class_groups(classes: Sequence[int], num_clients: int, class_seed: int) -> l
             f"the last client gets none; use at most {most} clients"
         )
     size = round(count / num_clients)
-    order = numpy_generator("classes of clients", class_seed).permutation(np.asarray(classes)).tolist()
+    order = list(classes)
+    random.Random(class_seed).shuffle(order)
     starts = [client * size for client in range(num_clients)] + [count]
     return [tuple(sorted(order[a:b])) for a, b in pairwise(starts)]
 

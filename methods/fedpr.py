@@ -58,6 +58,8 @@ class FedPR(FedVPT):
     * T_l is fresh for every participant. In the authors' code a client that missed a round keeps an older one.
     * ``null_scale="frobenius"`` divides T_l by its norm as the code does, which makes the steps about 25 times smaller
       at d = 768; the paper's formula is the projection.
+    * ``floor((1 - ratio) d)`` directions are dropped, 153 of ViT-B's 768. The code takes 1 - 0.8 for a little less than
+      a fifth, and drops one fewer where d is a multiple of 5.
     * P_l has rank K, usually less than the number of dropped directions. Which of the null directions are dropped
       besides the K is then left to rounding errors in the code; here they are drawn for (seed, round), the same for all
       clients.

@@ -154,8 +154,10 @@ class SGPT(FederatedMethod):
     Deviations and readings:
     * The head is the client's own, as in pFedBayesPT's comparison; SGPT averages it (``head="global"``).
     * freq_g is what the server has counted over all clients and rounds before this one, and fixed within a round. In
-      the authors' code clients run one after the other and the counts go on from batch to batch. In both the counts
-      never decay.
+      the authors' code clients run one after the other and each client's counts are added when it has finished, so
+      that the next one of the same round sees them. In both the counts never decay.
+    * All keys start with length 1. The authors' code leaves the first one as Xavier drew it, about 1.4 long at d = 768
+      and G = 20. A cosine does not see the length; the first key's steps, by its gradient, are smaller there.
     * With ``batch_majority`` the selections are counted after the vote.
 
     Args:

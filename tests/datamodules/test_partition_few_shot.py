@@ -78,6 +78,14 @@ def test_fedpgps_groups(classes, half, base_sizes, all_sizes):
         assert all(list(group) == sorted(group) for group in groups)
 
 
+def test_the_groups_are_those_of_fedpgps_code():
+    """Slices of ``random.seed(2023); random.shuffle(list(range(19)))``: Oxford Pets' base classes over ten clients."""
+    order = [2, 7, 3, 0, 16, 6, 13, 8, 4, 11, 1, 15, 5, 17, 9, 10, 18, 14, 12]
+    pairs = [tuple(sorted(order[i : i + 2])) for i in range(0, 18, 2)]
+    assert class_groups(range(19), 10, 2023) == [*pairs, (12,)]
+    assert class_groups([10 + c for c in range(5)], 2, 2023) == [(10, 12), (11, 13, 14)]  # of [0, 2, 1, 4, 3]
+
+
 @pytest.mark.parametrize(
     ("classes", "clients", "each", "most"), [(5, 10, 0, 5), (15, 10, 2, 8), (3, 2, 2, None), (7, 7, 1, None)]
 )

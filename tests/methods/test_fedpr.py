@@ -78,6 +78,8 @@ def test_sizes_at_vit_b(depth: Any, floats: int) -> None:
 def test_a_share_that_has_no_exact_float_is_rounded_first() -> None:
     vit = PromptedViT(VisionTransformer(img_size=8, patch_size=4, embed_dim=10, depth=1, num_heads=1, num_classes=0))
     assert FedPR(3, 2, vit, num_prompts=1, ratio=0.8).num_dropped == 2
+    assert int(10 * (1.0 - 0.8)) == 1, "the authors' code, a declared deviation"
+    assert int(768 * (1.0 - 0.8)) == FedPR(3, 2, vit_b()).num_dropped == 153
     assert FedPR(3, 2, vit, num_prompts=1, ratio=0.75).num_dropped == 2
     assert FedPR(3, 2, vit, num_prompts=1, ratio=1).num_dropped == 0
 

@@ -70,6 +70,18 @@ def test_keys_are_gram_schmidt_of_xavier() -> None:
     torch.testing.assert_close(keys @ keys.T, torch.eye(4))
 
 
+def test_a_keys_length_changes_its_gradient_and_no_similarity() -> None:
+    """What it means that all keys start with length 1 where the authors' first one is longer."""
+    query, direction = torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]])
+    for length in (1.0, 2.0):
+        key = (length * direction).requires_grad_()
+        similarity = key_similarity(query, key)
+        similarity.sum().backward()
+        torch.testing.assert_close(similarity.detach(), torch.tensor([[0.6]]))
+        # What of the query's direction stands upright on the key, divided by the key's length.
+        torch.testing.assert_close(key.grad, torch.tensor([[0.0, 0.8]]) / length)
+
+
 def test_a_group_is_selected_by_distance_times_frequency_in_training_and_by_distance_in_tests() -> None:
     similarity = torch.tensor([[0.9, 0.5], [0.0, 0.8]])
     # 0.1 * 0.9005 > 0.5 * 0.1005; 1 * 0.9005 > 0.2 * 0.1005
