@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from federation import build, fit
+from oracle import Images, descend, images_at, mini_batches
 from torch import nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, Group, LocalTraining, MiniBatch, Phase
 from methods.fedavg import FedAvg
@@ -42,7 +42,6 @@ def test_phases_train_their_own_parameters_with_their_own_settings() -> None:
     fit(method, data, 1)
     client = 5
     local = copy.deepcopy(start).requires_grad_(True)
-    plan = RoundPlan([client], data.train_indices, [PlannedPhase(2), PlannedPhase(1)], 4, False, 1, 3, 1)
     optimizers = [
         torch.optim.SGD(local["head"].parameters(), 0.1, 0.9),
         torch.optim.SGD(
@@ -53,10 +52,8 @@ def test_phases_train_their_own_parameters_with_their_own_settings() -> None:
             0.0,
         ),
     ]
-    for batch in (plan[i] for i in range(len(plan))):
-        rows = batch.index[0][batch.mask[0]]
-        x = data.transform(data.pool.images[rows], None)
-        loss = nn.functional.cross_entropy(local["head"](local["backbone"](x)), data.pool.labels[rows])
+    for batch in mini_batches(data, client, 1, 2, 1):
+        loss = nn.functional.cross_entropy(local["head"](local["backbone"](batch.x)), batch.y)
         local.zero_grad()
         loss.backward()
         optimizers[batch.phase].step()
@@ -112,16 +109,12 @@ def test_fine_tuning_happens_on_a_copy_that_is_evaluated() -> None:
     # Client 7 by hand: three epochs of head-only SGD from the final model.
     client, head = 7, copy.deepcopy(tuned.head).requires_grad_(True)
     optimizer = torch.optim.SGD(head.parameters(), 0.5)
-    plan = RoundPlan([client], data.train_indices, [PlannedPhase(3, "finetune")], 4, False, 1, 3, 0)
-    for batch in (plan[i] for i in range(len(plan))):
-        rows = batch.index[0][batch.mask[0]]
-        features = tuned.backbone(data.transform(data.pool.images[rows], None)).detach()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(head(features), data.pool.labels[rows]).backward()
-        optimizer.step()
-    rows = torch.from_numpy(data.splits.test[client])
-    logits = head(tuned.backbone(data.transform(data.pool.images[rows], None)))
-    expected = nn.functional.cross_entropy(logits, data.pool.labels[rows]).item()
+
+    def loss(batch: Images) -> torch.Tensor:
+        return nn.functional.cross_entropy(head(tuned.backbone(batch.x).detach()), batch.y)
+
+    descend(head, optimizer, loss, mini_batches(data, client, 0, 3, stage="finetune"))
+    expected = loss(images_at(data, data.splits.test[client])).item()
     assert before[client].item() == pytest.approx(expected, rel=1e-4)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from federation import build, fit, learned
+from oracle import Images, Values, descend, mini_batches, selected, values_of, weighted
 from torch import Tensor, nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 
 ROUNDS = 3
@@ -19,34 +19,31 @@ def fedavg(state: str, *overrides: str) -> tuple[Any, Any]:
     return build("FedAvg", f"--model.init_args.training.optimizer_state={state}", *overrides)
 
 
-def naive(state: str, clients: list[list[int]], data: Any, start: nn.ModuleDict) -> dict[str, Tensor]:
+def naive(state: str, method: Any, data: Any, start: nn.ModuleDict) -> Values:
     """FedAvg with one optimizer object a client (or one for all) for the whole run, one client after the other."""
-    server = {name: value.detach().clone() for name, value in start.named_parameters()}
-    models, optimizers = {}, {}
-    for number, chosen in enumerate(clients, 1):
-        plan = RoundPlan(chosen, data.train_indices, [PlannedPhase(2)], 4, False, 1, 3, number)
-        uploads = {}
-        for (client,) in plan.cohorts:
-            owner = client if state == "client" else 0
-            if owner not in models:
-                models[owner] = copy.deepcopy(start).requires_grad_(True)
-                optimizers[owner] = torch.optim.SGD(models[owner].parameters(), 0.02, 0.5)
-            model, optimizer = models[owner], optimizers[owner]
-            model.load_state_dict(server)
-            for batch in (plan[i] for i in range(len(plan))):
-                if batch.cohort == (client,):
-                    rows = batch.index[0][batch.mask[0]]
-                    logits = model["head"](model["backbone"](data.transform(data.pool.images[rows], None)))
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(logits, data.pool.labels[rows]).backward()
-                    optimizer.step()
-            uploads[client] = {name: value.detach().clone() for name, value in model.named_parameters()}
-        total = sum(data.train_sizes[client] for client in uploads)
-        server = {
-            name: sum(data.train_sizes[client] / total * sent[name] for client, sent in uploads.items())
-            for name in server
-        }
-    return server
+    models: dict[int, nn.ModuleDict] = {}
+    optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    def train(client: int, round: int, shared: Values) -> Values:
+        owner = client if state == "client" else 0
+        if owner not in models:
+            models[owner] = copy.deepcopy(start).requires_grad_(True)
+            optimizers[owner] = torch.optim.SGD(models[owner].parameters(), 0.02, 0.5)
+        model = models[owner]
+        model.load_state_dict(shared)
+
+        def loss(batch: Images) -> Tensor:
+            return nn.functional.cross_entropy(model["head"](model["backbone"](batch.x)), batch.y)
+
+        descend(model, optimizers[owner], loss, mini_batches(data, client, round, 2))
+        return values_of(model)
+
+    # With one optimizer for all, the order counts: the largest clients are first.
+    shared = values_of(start)
+    for round in range(1, ROUNDS + 1):
+        clients = sorted(selected(method, data, round), key=lambda client: (-data.train_sizes[client], client))
+        shared = weighted(data, {client: train(client, round, shared) for client in clients})
+    return shared
 
 
 @pytest.mark.parametrize(("state", "width"), [("client", 1), ("client", 3), ("shared", 1)])
@@ -56,7 +53,7 @@ def test_momentum_outlives_the_round_as_in_a_naive_loop(state: str, width: int) 
     fit(method, data, ROUNDS)
     chosen = [sorted(method.server.select(number)) for number in range(1, ROUNDS + 1)]
     assert len({tuple(c) for c in chosen}) > 1
-    expected = naive(state, chosen, data, start)
+    expected = naive(state, method, data, start)
     fresh, same = fedavg("fresh")
     fit(fresh, same, ROUNDS)
     for name, value in expected.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
-from sequential import FEW, Values, simulate
+from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP

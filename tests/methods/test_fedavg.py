@@ -1,69 +1,54 @@
 """FedAvg, FedProx and Local against plain PyTorch loops that know nothing of the engine."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit
+from oracle import Images, Values, descend, federate, mini_batches, values_of
 from torch import nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from methods.losses import cross_entropy, masked_mean, squared_distance
 
 
-def one_after_another(
-    conf: str, rounds: int, mu: float = 0.0, share: bool = True, epochs: int = 2
-) -> tuple[nn.Module, list[nn.Module], Any]:
-    """The federation simulated client by client with whole copies of the model."""
+def one_after_another(conf: str, rounds: int, mu: float = 0.0, share: bool = True) -> tuple[Values, list[nn.Module]]:
+    """The shared model and every client's own, with whole copies of the model."""
     method, data = build(conf)
     data.setup()
     group = method.local_phases()[0].groups[0]
     model = nn.Sequential(method.backbone, method.head)
     clients = [copy.deepcopy(model) for _ in range(11)]
-    server = method.default_server()
-    server.seed, server.training_clients, server.participants = data.seed, list(range(11)), 7
-    for round in range(1, rounds + 1):
-        selected = server.select(round)
-        plan = RoundPlan(selected, data.train_indices, [PlannedPhase(epochs)], 4, False, 1, data.seed, round)
-        for client in selected:
-            local = copy.deepcopy(model) if share else clients[client]
-            received = [p.detach().clone() for p in local.parameters()]
-            optimizer = torch.optim.SGD(local.parameters(), group.lr, group.momentum, weight_decay=group.weight_decay)
-            for batch in (plan[i] for i in range(len(plan))):
-                if batch.clients == (client,) and batch.mask.any():
-                    rows = batch.index[0][batch.mask[0]]
-                    x = data.transform(data.pool.images[rows], None)
-                    loss = F.cross_entropy(local(x), data.pool.labels[rows])
-                    if mu:
-                        pairs = zip(local.parameters(), received, strict=True)
-                        loss = loss + mu / 2 * sum(((p - r) ** 2).sum() for p, r in pairs)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-            clients[client] = local
+
+    def train(client: int, round: int, shared: Values) -> Values:
+        local = copy.deepcopy(clients[client])
         if share:
-            total = sum(len(data.train_indices[c]) for c in selected)
-            for p, *own in zip(model.parameters(), *(clients[c].parameters() for c in selected), strict=True):
-                p.data = sum(len(data.train_indices[c]) / total * q.data for c, q in zip(selected, own, strict=True))
-    return model, clients, method
+            local.load_state_dict(shared)
+        received = values_of(local)
+
+        def loss(batch: Images) -> torch.Tensor:
+            pull = sum(((p - received[name]) ** 2).sum() for name, p in local.named_parameters())
+            return F.cross_entropy(local(batch.x), batch.y) + (mu / 2 * pull if mu else 0)
+
+        optimizer = torch.optim.SGD(local.parameters(), group.lr, group.momentum, weight_decay=group.weight_decay)
+        descend(local, optimizer, loss, mini_batches(data, client, round, 2))
+        clients[client] = local
+        return values_of(local)
+
+    return federate(method, data, rounds, values_of(model), train), clients
 
 
 @pytest.mark.parametrize(("conf", "mu"), [("FedAvg", 0.0), ("FedProx", 0.3)])
 def test_agrees_with_a_sequential_simulation(conf: str, mu: float) -> None:
-    model, _, _ = one_after_another(conf, 2, mu)
+    expected, _ = one_after_another(conf, 2, mu)
     method, data = build(conf)
     fit(method, data, 2)
-    expected = [p.detach() for p in model.parameters()]
-    names = list(method.shared_names)
-    assert len(names) == len(expected)
-    for name, value in zip(names, expected, strict=True):
+    for name, value in zip(method.shared_names, expected.values(), strict=True):
         torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=1e-6)
 
 
 def test_local_continues_from_its_own_state_and_sends_nothing() -> None:
-    _, clients, _ = one_after_another("Local", 2, share=False)
+    _, clients = one_after_another("Local", 2, share=False)
     method, data = build("Local")
     fit(method, data, 2)
     for k, client in enumerate(clients):
@@ -104,12 +89,8 @@ def test_with_one_client_fedavg_is_local_training_and_plain_sgd() -> None:
     model = nn.Sequential(plain.backbone, plain.head)
     for round in (1, 2):
         optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.5)
-        plan = RoundPlan([0], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
-        for batch in (plan[i] for i in range(len(plan))):
-            rows = batch.index[0][batch.mask[0]]
-            optimizer.zero_grad()
-            F.cross_entropy(model(data.transform(data.pool.images[rows], None)), data.pool.labels[rows]).backward()
-            optimizer.step()
+        batches = mini_batches(data, 0, round, 2)
+        descend(model, optimizer, lambda batch: F.cross_entropy(model(batch.x), batch.y), batches)
     for name, value in zip(avg.shared_names, model.parameters(), strict=True):
         assert torch.equal(avg.template(name), local.bank.all_rows(name)[0])
         torch.testing.assert_close(avg.template(name), value.detach(), rtol=1e-4, atol=1e-6)

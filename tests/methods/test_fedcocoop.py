@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit
-from sequential import FEW, Values, simulate
+from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP

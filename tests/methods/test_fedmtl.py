@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit
+from oracle import Images, descend, mini_batches, selected
 from torch import nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from methods import FedMTL
 from methods.losses import column_relation, squared_norm
@@ -106,31 +106,24 @@ def by_hand(rounds: int, scale: float) -> list[nn.Module]:
     method, data = build("FedMTL", *FEW)
     data.setup()
     group = method.local_phases()[0].groups[0]
-    clients = [nn.Sequential(method.backbone, method.head)] * 5
-    server = method.default_server()
-    server.seed, server.training_clients, server.participants = data.seed, list(range(5)), 3
+    clients: list[nn.Module] = [nn.Sequential(method.backbone, method.head)] * 5
     for round in range(1, rounds + 1):
-        selected = server.select(round)
-        plan = RoundPlan(selected, data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
-        stacked = [nn.utils.parameters_to_vector(clients[c].parameters()).detach() for c in selected]
+        chosen = selected(method, data, round)
+        columns = [nn.utils.parameters_to_vector(clients[c].parameters()).detach() for c in chosen]
         trained = {}
-        for t, client in enumerate(selected):
+        for t, client in enumerate(chosen):
             local = copy.deepcopy(clients[client])
+
+            def loss(batch: Images, local: nn.Module = local, t: int = t, columns: list = columns) -> torch.Tensor:
+                own = nn.utils.parameters_to_vector(local.parameters())
+                w = torch.stack([*columns[:t], own, *columns[t + 1 :]], dim=1)
+                omega = torch.eye(3) - torch.ones(3, 3) / 3
+                return F.cross_entropy(local(batch.x), batch.y) + scale * ((w**2).sum() + ((w @ omega) * w).sum())
+
             optimizer = torch.optim.SGD(local.parameters(), group.lr, group.momentum)
-            for batch in (plan[i] for i in range(len(plan))):
-                if batch.clients == (client,) and batch.mask.any():
-                    rows = batch.index[0][batch.mask[0]]
-                    loss = F.cross_entropy(local(data.transform(data.pool.images[rows], None)), data.pool.labels[rows])
-                    own = nn.utils.parameters_to_vector(local.parameters())
-                    w = torch.stack([*stacked[:t], own, *stacked[t + 1 :]], dim=1)
-                    omega = torch.eye(3) - torch.ones(3, 3) / 3
-                    loss = loss + scale * ((w**2).sum() + ((w @ omega) * w).sum())
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-            trained[client] = local
-        for client, local in trained.items():
-            clients[client] = local
+            trained[client] = descend(local, optimizer, loss, mini_batches(data, client, round, 2))
+        for client, model in trained.items():
+            clients[client] = model
     return clients
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit
+from oracle import Images, Values, descend, federate, images_at, mini_batches, values_of
 from torch import nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, MiniBatch
 from methods.fedrod import FedRoD, balanced_logits
@@ -60,35 +60,30 @@ def test_agrees_with_two_optimizers_client_by_client() -> None:
     method, data = build("FedRoD", everybody)
     fit(method, data, 2)
     fresh, _ = build("FedRoD", everybody)
-    body, generic = fresh.backbone.requires_grad_(True), fresh.head.requires_grad_(True)
-    personal = [copy.deepcopy(generic) for _ in range(11)]
-    for round in (1, 2):
-        uploads = []
-        for client in range(11):
-            b, g, p = copy.deepcopy(body), copy.deepcopy(generic), personal[client]
-            shared = torch.optim.SGD([*b.parameters(), *g.parameters()], 0.02, momentum=0.5)
-            own = torch.optim.SGD(p.parameters(), 0.02, momentum=0.5)
-            counts = torch.bincount(data.pool.labels[torch.from_numpy(data.splits.train[client])], minlength=8)
-            plan = RoundPlan([client], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
-            for batch in (plan[i] for i in range(len(plan))):
-                rows = batch.index[0][batch.mask[0]]
-                x, y = data.transform(data.pool.images[rows], None), data.pool.labels[rows]
-                z = b(x)
-                logits = g(z)
-                shared.zero_grad()
-                F.cross_entropy(logits + counts.clamp(min=1e-8).log(), y).backward()
-                own.zero_grad()
-                F.cross_entropy(logits.detach() + p(z.detach()), y).backward()
-                shared.step()
-                own.step()
-            uploads.append(nn.ModuleList([b, g]))
-        shares = [len(data.train_indices[c]) / sum(map(len, data.train_indices.values())) for c in range(11)]
-        for value, *theirs in zip(
-            [*body.parameters(), *generic.parameters()], *(m.parameters() for m in uploads), strict=True
-        ):
-            value.data = sum(s * q.data for s, q in zip(shares, theirs, strict=True))
-    for name, value in zip(method.shared_names, [*body.parameters(), *generic.parameters()], strict=True):
-        torch.testing.assert_close(method.template(name), value.detach(), rtol=1e-3, atol=5e-6)
+    model = nn.ModuleDict({"backbone": fresh.backbone, "head": fresh.head}).requires_grad_(True)
+    personal = [copy.deepcopy(fresh.head).requires_grad_(True) for _ in range(11)]
+
+    def train(client: int, round: int, shared: Values) -> Values:
+        local, p = copy.deepcopy(model), personal[client]
+        local.load_state_dict(shared)
+        generic = torch.optim.SGD(local.parameters(), 0.02, momentum=0.5)
+        own = torch.optim.SGD(p.parameters(), 0.02, momentum=0.5)
+        counts = torch.bincount(data.pool.labels[torch.from_numpy(data.splits.train[client])], minlength=8)
+        for batch in mini_batches(data, client, round, 2):
+            z = local["backbone"](batch.x)
+            logits = local["head"](z)
+            generic.zero_grad()
+            F.cross_entropy(logits + counts.clamp(min=1e-8).log(), batch.y).backward()
+            own.zero_grad()
+            F.cross_entropy(logits.detach() + p(z.detach()), batch.y).backward()
+            generic.step()
+            own.step()
+        return values_of(local)
+
+    expected = federate(method, data, 2, values_of(model), train)
+    assert set(expected) == set(method.shared_names)
+    for name, value in expected.items():
+        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=5e-6)
     rows = method.bank.all_rows("personal_head.weight")
     for client in range(11):
         torch.testing.assert_close(rows[client], personal[client].weight.detach(), rtol=1e-3, atol=5e-6)
@@ -132,19 +127,13 @@ def test_a_new_client_fits_its_personal_head_on_the_shared_model() -> None:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     optimizer = torch.optim.SGD(head.parameters(), 0.02, momentum=0.5)
-    plan = RoundPlan([client], data.train_indices, [PlannedPhase(5, "adapt")], 4, False, 1, data.seed, 0)
 
-    def logits(rows: torch.Tensor) -> torch.Tensor:
+    def loss(batch: Images) -> torch.Tensor:
         with torch.no_grad():
-            z = method.backbone(data.transform(data.pool.images[rows], None))
-        return method.head(z).detach() + head(z)
+            z = method.backbone(batch.x)
+        return F.cross_entropy(method.head(z).detach() + head(z), batch.y)
 
-    for batch in (plan[i] for i in range(len(plan))):
-        rows = batch.index[0][batch.mask[0]]
-        optimizer.zero_grad()
-        F.cross_entropy(logits(rows), data.pool.labels[rows]).backward()
-        optimizer.step()
-    rows = torch.from_numpy(data.splits.test[client])
-    expected = F.cross_entropy(logits(rows), data.pool.labels[rows]).item()
+    descend(head, optimizer, loss, mini_batches(data, client, 0, 5, stage="adapt"))
+    expected = loss(images_at(data, data.splits.test[client])).item()
     recorded = trainer.callbacks[0].values[1, "server", "new", "loss"][client].item()
     assert recorded == pytest.approx(expected, rel=1e-4)

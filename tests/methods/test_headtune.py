@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
+from oracle import Values, federate, mini_batches, values_of
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.method import Client, LocalTraining, MiniBatch
 from methods.fedavg import FedAvg
 
@@ -23,26 +23,21 @@ def test_it_is_fedavg_of_a_linear_model() -> None:
     trainer = fit(method, data, 3)
     fresh, _ = build("HeadTune")
     features, labels = features_of(fresh, data), data.pool.labels
-    weight, bias = (p.detach().double() for p in (fresh.head.weight, fresh.head.bias))
-    for round in (1, 2, 3):
-        selected = method.server.select(round)
-        total = sum(len(data.train_indices[c]) for c in selected)
-        mean = [torch.zeros_like(weight), torch.zeros_like(bias)]
-        for client in selected:
-            plan = RoundPlan([client], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
-            w, b = weight.clone(), bias.clone()
-            moment = [torch.zeros_like(w), torch.zeros_like(b)]
-            for step in (plan[i] for i in range(len(plan))):
-                rows = step.index[0][step.mask[0]]
-                z = features[rows].double()
-                # The gradient of softmax regression, by hand.
-                error = (F.softmax(z @ w.T + b, 1) - F.one_hot(labels[rows], 8)) / len(rows)
-                for i, (value, gradient) in enumerate(((w, error.T @ z), (b, error.sum(0)))):
-                    moment[i] = 0.9 * moment[i] + gradient
-                    value -= 0.02 * moment[i]
-            for i, value in enumerate((w, b)):
-                mean[i] += len(data.train_indices[client]) / total * value
-        weight, bias = mean
+
+    def train(client: int, round: int, shared: Values) -> Values:
+        w, b = shared["weight"].clone(), shared["bias"].clone()
+        moment = [torch.zeros_like(w), torch.zeros_like(b)]
+        for batch in mini_batches(data, client, round, 2):
+            z = features[batch.rows].double()
+            # The gradient of softmax regression, by hand.
+            error = (F.softmax(z @ w.T + b, 1) - F.one_hot(batch.y, 8)) / len(z)
+            for i, (value, gradient) in enumerate(((w, error.T @ z), (b, error.sum(0)))):
+                moment[i] = 0.9 * moment[i] + gradient
+                value -= 0.02 * moment[i]
+        return {"weight": w, "bias": b}
+
+    start = {name: value.double() for name, value in values_of(fresh.head).items()}
+    weight, bias = federate(method, data, 3, start, train).values()
     torch.testing.assert_close(method.template("head.weight").double(), weight, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(method.template("head.bias").double(), bias, rtol=1e-4, atol=1e-6)
     for client in (0, 5):
@@ -126,11 +121,9 @@ def test_a_new_client_fits_a_copy_of_the_global_head() -> None:
     start = method.template("head.weight").clone()
     w, b = (method.template(f"head.{n}").clone().requires_grad_() for n in ("weight", "bias"))
     optimizer = torch.optim.SGD([w, b], lr=0.02, momentum=0.9)
-    plan = RoundPlan([client], data.train_indices, [PlannedPhase(5, "adapt")], 4, False, 1, data.seed, 0)
-    for step in (plan[i] for i in range(len(plan))):
-        rows = step.index[0][step.mask[0]]
+    for batch in mini_batches(data, client, 0, 5, stage="adapt"):
         optimizer.zero_grad()
-        F.cross_entropy(features[rows] @ w.T + b, labels[rows]).backward()
+        F.cross_entropy(features[batch.rows] @ w.T + b, batch.y).backward()
         optimizer.step()
     rows = torch.from_numpy(data.splits.test[client])
     expected = F.cross_entropy(features[rows] @ w.T + b, labels[rows]).item()

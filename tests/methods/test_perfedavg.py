@@ -2,15 +2,14 @@
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit
+from oracle import Values, federate, images_at, mini_batches, values_of
 from torch import nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch
 from methods.fedavg import FedAvg
@@ -19,55 +18,40 @@ from methods.perfedavg import PerFedAvg
 ARGUMENT = "--model.init_args"
 
 
-def plain(data: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The images and labels of a step of one client."""
-    rows = batch.index[0][batch.mask[0]]
-    return data.transform(data.pool.images[rows], None), data.pool.labels[rows]
-
-
-def one_after_another(rounds: int, alpha: float) -> nn.Module:
-    """The federation simulated client by client."""
+def one_after_another(rounds: int, alpha: float) -> Values:
+    """The shared model, client by client."""
     method, data = build("PerFedAvg")
-    data.setup()
     model = nn.Sequential(method.backbone, method.head).requires_grad_(True)
-    server = method.default_server()
-    server.seed, server.training_clients, server.participants = data.seed, list(range(11)), 7
-    for round in range(1, rounds + 1):
-        selected = server.select(round)
-        plan = RoundPlan(selected, data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
-        results = []
-        for client in selected:
-            local = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(local.parameters(), 0.02, momentum=0.5)
-            for batch in (b for b in (plan[i] for i in range(len(plan))) if b.clients == (client,)):
-                x, y = plain(data, batch)
-                start = copy.deepcopy(local.state_dict())
-                if len(y) > 1:
-                    local.zero_grad()
-                    F.cross_entropy(local(x[1::2]), y[1::2]).backward()
-                    with torch.no_grad():
-                        for p in local.parameters():
-                            p -= alpha * p.grad
+
+    def train(client: int, round: int, shared: Values) -> Values:
+        local = copy.deepcopy(model)
+        local.load_state_dict(shared)
+        optimizer = torch.optim.SGD(local.parameters(), 0.02, momentum=0.5)
+        for _, x, y, _ in mini_batches(data, client, round, 2):
+            start = copy.deepcopy(local.state_dict())
+            if len(y) > 1:
                 local.zero_grad()
-                F.cross_entropy(local(x[0::2]), y[0::2]).backward()
-                local.load_state_dict(start)
-                nn.utils.clip_grad_norm_(local.parameters(), 1.0)
-                optimizer.step()
-            results.append(local)
-        total = sum(len(data.train_indices[c]) for c in selected)
-        shares = [len(data.train_indices[c]) / total for c in selected]
-        for p, *own in zip(model.parameters(), *(m.parameters() for m in results), strict=True):
-            p.data = sum(s * q.data for s, q in zip(shares, own, strict=True))
-    return model
+                F.cross_entropy(local(x[1::2]), y[1::2]).backward()
+                with torch.no_grad():
+                    for p in local.parameters():
+                        p -= alpha * p.grad
+            local.zero_grad()
+            F.cross_entropy(local(x[0::2]), y[0::2]).backward()
+            local.load_state_dict(start)
+            nn.utils.clip_grad_norm_(local.parameters(), 1.0)
+            optimizer.step()
+        return values_of(local)
+
+    return federate(method, data, rounds, values_of(model), train)
 
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_agrees_with_two_backward_passes_client_by_client(width: int) -> None:
-    model = one_after_another(2, 0.05)
+    expected = one_after_another(2, 0.05)
     method, data = build("PerFedAvg", f"--data.cohort_width={width}")
     fit(method, data, 2)
-    for name, value in zip(method.shared_names, model.parameters(), strict=True):
-        torch.testing.assert_close(method.template(name), value.detach(), rtol=1e-4, atol=2e-6)
+    for name, value in zip(method.shared_names, expected.values(), strict=True):
+        torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=2e-6)
 
 
 class SecondHalves(FedAvg):
@@ -135,16 +119,15 @@ def test_a_copy_takes_its_steps_before_the_test_and_the_model_stays(steps: str) 
     assert all(torch.equal(method.template(n), other.template(n)) for n in method.shared_names)
     client = 5  # 12 images, three mini-batches
     local = nn.Sequential(copy.deepcopy(method.backbone), copy.deepcopy(method.head)).requires_grad_(True)
-    plan = RoundPlan([client], data.train_indices, [PlannedPhase(1, "finetune")], 4, False, 1, data.seed, 0)
-    assert len(plan) == 3
-    for i in range(1 if steps == "step" else 3):
-        x, y = plain(data, plan[i])
+    batches = list(mini_batches(data, client, 0, 1, stage="finetune"))
+    assert len(batches) == 3
+    for batch in batches[: 1 if steps == "step" else 3]:
         local.zero_grad()
-        F.cross_entropy(local(x), y).backward()
+        F.cross_entropy(local(batch.x), batch.y).backward()
         for p in local.parameters():
             p.data -= 0.05 * p.grad
-    rows = torch.from_numpy(data.splits.test[client])
-    loss = F.cross_entropy(local(data.transform(data.pool.images[rows], None)), data.pool.labels[rows]).item()
+    tested = images_at(data, data.splits.test[client])
+    loss = F.cross_entropy(local(tested.x), tested.y).item()
     recorded = trainer.callbacks[0].values[1, "server", "test", "loss"][client].item()
     assert recorded == pytest.approx(loss, rel=1e-4)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
+from oracle import Images, images_at, mini_batches
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from methods.pfedpg import AdaINGenerator, CrossAttentionGenerator, GeneratorServer, MLPGenerator, generator_objective
 
 K, WIDTH, CLIENTS = 3, 6, 4
@@ -179,30 +179,26 @@ def adapted_by_hand(method: Any, data: Any, client: int) -> float:
     generator = copy.deepcopy(method.server.generator)
     fresh, _ = build("PFedPG")
     head = fresh.head.requires_grad_(True)
-    rows = {c: data.train_indices[c] for c in data.new_clients}
-    phases = [PlannedPhase(1, "adapt")] * 5 + [PlannedPhase(5, "adapt")]
-    plan = RoundPlan([client], rows, phases, 4, False, 1, data.seed, 0)
-    steps = [plan[i] for i in range(len(plan))]
+    batches = list(mini_batches(data, client, 0, 1, 1, 1, 1, 1, 5, stage="adapt"))
 
-    def loss(prompt: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        features = method.backbone(data.transform(data.pool.images[rows], None), prompt)
-        return F.cross_entropy(head(features), data.pool.labels[rows])
+    def loss(prompt: torch.Tensor, batch: Images) -> torch.Tensor:
+        return F.cross_entropy(head(method.backbone(batch.x, prompt)), batch.y)
 
     for phase in range(6):
         received = generator(client).detach()
         prompt = received.clone().requires_grad_(phase < 5)
         trained = [*head.parameters(), *([prompt] if phase < 5 else [])]
         optimizer = torch.optim.SGD(trained, lr=0.02, momentum=0.9, weight_decay=1e-3)
-        for step in (s for s in steps if s.phase == phase):
+        for batch in (b for b in batches if b.phase == phase):
             optimizer.zero_grad()
-            loss(prompt, step.index[0][step.mask[0]]).backward()
+            loss(prompt, batch).backward()
             optimizer.step()
         if phase < 5:
             agreement = (generator(client) * (prompt - received).detach()).sum()
             (gradient,) = torch.autograd.grad(agreement, generator.descriptors)
             with torch.no_grad():
                 generator.descriptors[client] += 0.5 * gradient[client]
-    return loss(generator(client).detach(), torch.from_numpy(data.splits.test[client])).item()
+    return loss(generator(client).detach(), images_at(data, data.splits.test[client])).item()
 
 
 def test_a_new_clients_descriptor_takes_five_steps_while_the_generator_rests() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import TinyImages, build, fit, learned
+from oracle import Values, federate, mini_batches, values_of
 from torch import nn
 
 import methods.moon
 from benchmark.backbones.pixel_prompts import PaddingPrompt
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Group, LocalTraining, Phase
 from methods import FedRep, PFedPT
@@ -80,7 +80,7 @@ def framed(x: torch.Tensor, parts: dict[str, torch.Tensor], p: int) -> torch.Ten
     return x
 
 
-def by_hand(conf: str, rounds: int) -> tuple[nn.Module, list[dict[str, torch.Tensor]]]:
+def by_hand(conf: str, rounds: int) -> tuple[Values, list[Values]]:
     """Client after client with whole copies of model and prompt; prompt for 1 epoch, then model for 2."""
     method, data = build(conf, *FEW, prompt(), SHORT)
     data.setup()
@@ -89,48 +89,41 @@ def by_hand(conf: str, rounds: int) -> tuple[nn.Module, list[dict[str, torch.Ten
     start = {n: p.detach().clone() for n, p in method.visual_prompt.named_parameters()}
     prompts = [{n: v.clone() for n, v in start.items()} for _ in range(4)]
     previous = [copy.deepcopy(model) for _ in range(4)]
-    server = method.default_server()
-    server.seed, server.training_clients, server.participants = data.seed, list(range(4)), 3
-    for round in range(1, rounds + 1):
-        selected = server.select(round)
-        phases = [PlannedPhase(1), PlannedPhase(2)]
-        plan = RoundPlan(selected, data.train_indices, phases, 4, False, 1, data.seed, round)
-        locals_ = {}
-        for client in selected:
-            local, delta = copy.deepcopy(model), prompts[client]
-            optimizers = [
-                torch.optim.SGD([v.requires_grad_() for v in delta.values()], 1.0, 0.5),
-                torch.optim.SGD(local.parameters(), group.lr, group.momentum),
-            ]
-            for batch in (plan[i] for i in range(len(plan))):
-                if batch.clients == (client,) and batch.mask.any():
-                    rows = batch.index[0][batch.mask[0]]
-                    x = framed(data.transform(data.pool.images[rows], None), delta, 3)
-                    loss = F.cross_entropy(local(x), data.pool.labels[rows])
-                    if batch.phase == 1 and conf == "FedProx":
-                        pairs = zip(local.parameters(), model.parameters(), strict=True)
-                        loss = loss + 0.3 / 2 * sum(((p - q.detach()) ** 2).sum() for p, q in pairs)
-                    if batch.phase == 1 and conf == "MOON":
-                        with torch.no_grad():
-                            received, before = model[0](x), previous[client][0](x)
-                        loss = loss + contrast(local[0](x), received, before, 0.5)
-                    optimizers[batch.phase].zero_grad()
-                    loss.backward()
-                    optimizers[batch.phase].step()
-            prompts[client] = {n: v.detach() for n, v in delta.items()}
-            locals_[client] = previous[client] = local
-        total = sum(len(data.train_indices[c]) for c in selected)
-        for p, *own in zip(model.parameters(), *(locals_[c].parameters() for c in selected), strict=True):
-            p.data = sum(len(data.train_indices[c]) / total * q.data for c, q in zip(selected, own, strict=True))
-    return model, prompts
+
+    def train(client: int, round: int, shared: Values) -> Values:
+        local, delta = copy.deepcopy(model), prompts[client]
+        local.load_state_dict(shared)
+        received = copy.deepcopy(local)
+        optimizers = [
+            torch.optim.SGD([v.requires_grad_() for v in delta.values()], 1.0, 0.5),
+            torch.optim.SGD(local.parameters(), group.lr, group.momentum),
+        ]
+        for phase, images, y, _ in mini_batches(data, client, round, 1, 2):
+            x = framed(images, delta, 3)
+            loss = F.cross_entropy(local(x), y)
+            if phase == 1 and conf == "FedProx":
+                pairs = zip(local.parameters(), received.parameters(), strict=True)
+                loss = loss + 0.3 / 2 * sum(((p - q.detach()) ** 2).sum() for p, q in pairs)
+            if phase == 1 and conf == "MOON":
+                with torch.no_grad():
+                    near, far = received[0](x), previous[client][0](x)
+                loss = loss + contrast(local[0](x), near, far, 0.5)
+            optimizers[phase].zero_grad()
+            loss.backward()
+            optimizers[phase].step()
+        prompts[client] = {n: v.detach() for n, v in delta.items()}
+        previous[client] = local
+        return values_of(local)
+
+    return federate(method, data, rounds, values_of(model), train), prompts
 
 
 @pytest.mark.parametrize("conf", ["PFedPT", "FedProx", "MOON"])
 def test_agrees_with_a_sequential_simulation(conf: str) -> None:
-    model, prompts = by_hand(conf, 2)
+    shared, prompts = by_hand(conf, 2)
     method = run(conf, prompt(), SHORT)
-    for name, value in zip(method.shared_names, model.parameters(), strict=True):
-        torch.testing.assert_close(method.template(name), value.detach(), rtol=1e-3, atol=2e-6)
+    for name, value in zip(method.shared_names, shared.values(), strict=True):
+        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=2e-6)
     for name, rows in prompts_of(method).items():
         expected = torch.stack([own[name.removeprefix("visual_prompt.")] for own in prompts])
         torch.testing.assert_close(rows, expected, rtol=1e-3, atol=2e-6)

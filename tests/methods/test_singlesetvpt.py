@@ -1,13 +1,14 @@
 """Local baselines on a ViT: SingleSet-VPT, and SingleSet-Full, which is Local."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from federation import build, fit
-from torch import nn
+from oracle import Images, descend, images_at, mini_batches
+from torch import Tensor, nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
 from benchmark.method import LocalTraining
 from methods.fedavg import FedAvg
 from methods.fedrep import FedRep
@@ -29,6 +30,17 @@ def whole_model(kind: type, *overrides: str, rounds: int = 2, **arguments: Any) 
     method = kind(8, data.num_clients, template.backbone, **arguments)
     fit(method, data, rounds)
     return method
+
+
+def head_loss(head: nn.Module, encode: Callable[[Tensor], Tensor]) -> Callable[[Images], Tensor]:
+    """Cross-entropy of a head on frozen features."""
+
+    def loss(batch: Images) -> Tensor:
+        with torch.no_grad():
+            features = encode(batch.x)
+        return nn.functional.cross_entropy(head(features), batch.y)
+
+    return loss
 
 
 def test_nothing_is_sent() -> None:
@@ -58,14 +70,7 @@ def test_without_prompts_it_is_a_linear_probe_of_each_clients_own() -> None:
     head = fresh.head.requires_grad_(True)
     for round in (1, 2):
         optimizer = torch.optim.SGD(head.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
-        plan = RoundPlan([client], data.train_indices, [PlannedPhase(2)], 4, False, 1, data.seed, round)
-        for batch in (plan[i] for i in range(len(plan))):
-            rows = batch.index[0][batch.mask[0]]
-            with torch.no_grad():
-                features = fresh.backbone(data.transform(data.pool.images[rows], None))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(head(features), data.pool.labels[rows]).backward()
-            optimizer.step()
+        descend(head, optimizer, head_loss(head, fresh.backbone), mini_batches(data, client, round, 2))
     torch.testing.assert_close(method.bank.all_rows("head.weight")[client], head.weight.detach(), rtol=1e-4, atol=1e-6)
 
 
@@ -100,19 +105,7 @@ def test_a_new_client_fits_its_head_for_five_epochs(conf: str) -> None:
         assert torch.equal(prompt, fresh.prompt.tokens), "it has received nothing"
     head = fresh.head.requires_grad_(True)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
-    sizes = {c: data.train_indices[c] for c in data.new_clients}
-    plan = RoundPlan([client], sizes, [PlannedPhase(5, "adapt")], 4, False, 1, data.seed, 0)
-
-    def logits(rows: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            features = method.backbone(data.transform(data.pool.images[rows], None), prompt)
-        return head(features)
-
-    for batch in (plan[i] for i in range(len(plan))):
-        rows = batch.index[0][batch.mask[0]]
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(logits(rows), data.pool.labels[rows]).backward()
-        optimizer.step()
-    rows = torch.from_numpy(data.splits.test[client])
-    expected = nn.functional.cross_entropy(logits(rows), data.pool.labels[rows]).item()
+    loss = head_loss(head, lambda x: method.backbone(x, prompt))
+    descend(head, optimizer, loss, mini_batches(data, client, 0, 5, stage="adapt"))
+    expected = loss(images_at(data, data.splits.test[client])).item()
     assert recorded[client].item() == pytest.approx(expected, rel=1e-4)

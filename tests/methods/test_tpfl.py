@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from federation import build, fit
-from sequential import FEW, Values, simulate
+from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.pixel_prompts import FixedPatchPrompt
