@@ -58,6 +58,31 @@ def test_incomplete_batches_are_dropped_where_the_protocol_says_so(name: str) ->
             assert {yaml.safe_load(file.read_text()).get("drop_last", False) for file in files} == {dropping}
 
 
+def trainer_value(key: str, files: list[Path], overrides: list[str], default: int) -> int:
+    """A setting of the Trainer in one cell: the last override's, or the last file's."""
+    given = [int(entry.partition("=")[2]) for entry in overrides if entry.startswith(f"--trainer.{key}=")]
+    read = [yaml.safe_load(file.read_text()).get("trainer", {}).get(key) for file in files]
+    return [default, *(value for value in read if value is not None), *given][-1]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_last_round_of_every_cell_is_evaluated(name: str) -> None:
+    """Where a cell is evaluated in every fifth round only, its last round is one of those."""
+    for preset_name, preset in TABLES[name]["presets"].items():
+        for group in preset["data"]:
+            for row in TABLES[name]["rows"]:
+                data = group.get("config", group["name"])
+                paths = [*preset.get("base", []), *group.get("configs", []), *row["configs"]]
+                files = [Path(entry.replace("{data}", data)) for entry in paths]
+                overrides = [
+                    *preset.get("overrides", []),
+                    *group.get("overrides", []),
+                    *row.get("overrides", {}).get(preset_name, []),
+                ]
+                rounds = trainer_value("max_epochs", files, overrides, 0)
+                assert rounds % trainer_value("check_val_every_n_epoch", files, overrides, 1) == 0, (data, row["label"])
+
+
 @pytest.mark.parametrize("csv", sorted((ROOT / "results/paper").glob("*.csv")), ids=lambda path: path.stem)
 def test_every_published_number_stands_in_a_table(csv: Path) -> None:
     """And no column names a number that was not published."""
