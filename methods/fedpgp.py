@@ -59,7 +59,10 @@ class FedPGP(TextPromptMethod):
 
     The prompts are written as tokens x width (the paper writes the transpose). Readings: tau is the code's; mu is the
     paper's, the code's commands have 0.5; z_C is the paper's "a photo of a <class>", the code has the
-    placeholder string "X X ... X <class>". The change of full rank starts at 0, so that p_i starts at p_G.
+    placeholder string "X X ... X <class>". The change of full rank starts at 0, so that p_i starts at p_G. Batches of
+    32 are the paper's, its code's few-shot runs take as many images as shots; an incomplete last batch is dropped
+    beside a full one as there (``drop_last``, set by the data of this family). The momentum is fresh in every round,
+    where the code hands one from client to client (``optimizer_state: shared``).
 
     Args:
         num_clients: N.
