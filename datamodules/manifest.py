@@ -30,7 +30,17 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "domains_sha256": str,
     "clients": list,
 }
-CLIENT_FIELDS = ("name", "train_sha256", "test_sha256", "train", "test")
+CLIENT_FIELDS: dict[str, type] = {
+    "name": str,
+    "train_sha256": str,
+    "test_sha256": str,
+    "train": list,
+    "test": list,
+    "train_size": int,
+    "test_size": int,
+    "train_classes": list,
+    "test_classes": list,
+}
 
 
 def make_manifest(
@@ -159,7 +169,8 @@ def read_manifest(path: str | Path) -> Manifest:
     """Read a manifest and check its form and the hashes of its indices.
 
     Raises:
-        ConfigurationError: the file is missing, is no manifest, or was changed after it was written.
+        ConfigurationError: the file is missing, is no manifest, was changed after it was written, or has no clients or
+            two of one name.
     """
     try:
         manifest = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -176,9 +187,25 @@ def read_manifest(path: str | Path) -> Manifest:
             )
     if manifest["format"] != FORMAT:
         raise ConfigurationError(f"{path} has manifest format {manifest['format']}, this version reads format {FORMAT}")
+    for field in ("class_names", "domain_names"):
+        if not manifest[field] or any(not isinstance(name, str) for name in manifest[field]):
+            raise ConfigurationError(f"{path} is not a partition manifest: field {field!r} must be a list of names")
+    if not isinstance(manifest.get("images_sha256", ""), str):
+        raise ConfigurationError(f"{path} is not a partition manifest: field 'images_sha256' is of a wrong type")
+    if not manifest["clients"]:
+        raise ConfigurationError(f"{path}: field 'clients' is empty; a partition has at least one client")
+    numbered: dict[str, int] = {}
     for number, client in enumerate(manifest["clients"]):
         if not isinstance(client, dict) or any(field not in client for field in CLIENT_FIELDS):
             raise ConfigurationError(f"{path}: client {number} needs the fields {', '.join(CLIENT_FIELDS)}")
+        for field, kind in CLIENT_FIELDS.items():
+            if type(client[field]) is not kind and field not in ("train", "test"):
+                raise ConfigurationError(f"{path}: {field!r} of client {number} must be of type {kind.__name__}")
+        if numbered.setdefault(client["name"], number) != number:
+            raise ConfigurationError(
+                f"{path}: clients {numbered[client['name']]} and {number} are both called {client['name']!r}; give "
+                "each a name of its own"
+            )
         for side in ("train", "test"):
             indices = client[side]
             if not isinstance(indices, list) or any(type(index) is not int for index in indices):
@@ -192,8 +219,21 @@ def read_manifest(path: str | Path) -> Manifest:
                     f"{path}: the {side} indices of client {number} do not have the recorded sha256; the file was "
                     "changed after it was written. Get it again from where it was made"
                 )
+            _check_counts(client, side, len(manifest["class_names"]), f"{path}: client {number}")
     _read_further(manifest, path)
     return manifest
+
+
+def _check_counts(client: dict[str, Any], side: str, classes: int, which: str) -> None:
+    """Refuse sizes and class counts that do not follow from the client's images, as far as labels are not needed."""
+    size, counts = len(client[side]), client[f"{side}_classes"]
+    if client[f"{side}_size"] != size:
+        raise ConfigurationError(f"{which} has {side}_size {client[f'{side}_size']}, but {size} {side} indices")
+    if len(counts) != classes or any(type(count) is not int or count < 0 for count in counts) or sum(counts) != size:
+        raise ConfigurationError(
+            f"{which}: {side}_classes must be {classes} numbers of images, one a class, {size} in all; the file was "
+            "changed after it was written. Get it again from where it was made"
+        )
 
 
 class FromManifest(Partition):
@@ -230,6 +270,15 @@ class FromManifest(Partition):
                     f"recorded {self.manifest[field][:12]}...); use the data set it was made from"
                 )
         clients = self.manifest["clients"]
+        labels, classes = pool.labels.numpy(), len(self.manifest["class_names"])
+        for number, client in enumerate(clients):
+            for side in ("train", "test"):
+                counts = np.bincount(labels[client[side]], minlength=classes).tolist()
+                if counts != client[f"{side}_classes"]:
+                    raise ConfigurationError(
+                        f"{self.path}: {side}_classes of client {number} are not those of its images; the file was "
+                        "changed after it was written. Get it again from where it was made"
+                    )
         return ClientSplits(
             [np.array(client["train"], dtype=np.int64) for client in clients],
             [np.array(client["test"], dtype=np.int64) for client in clients],

@@ -147,6 +147,14 @@ def test_writing_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["split.json"]
 
 
+def count(manifest, client, *place):
+    """Raise one of a client's numbers by one."""
+    at = manifest["clients"][client]
+    for name in place[:-1]:
+        at = at[name]
+    at[place[-1]] += 1
+
+
 def tampered(tmp_path, change):
     manifest = make()[0]
     change(manifest)
@@ -167,6 +175,20 @@ def tampered(tmp_path, change):
         (lambda m: m["clients"][0].update(train=[True]), "train indices of client 0 must be a list of integers"),
         (lambda m: m["clients"][2]["test"].append(40), "test index of client 2 is outside of the 40 images"),
         (lambda m: m["clients"][0]["train"].pop(), "train indices of client 0 do not have the recorded sha256"),
+        (lambda m: m["clients"].clear(), "field 'clients' is empty; a partition has at least one client"),
+        (lambda m: m["clients"][2].update(name="client 0"), "clients 0 and 2 are both called 'client 0'"),
+        (lambda m: m["clients"][1].update(name=7), "'name' of client 1 must be of type str"),
+        (lambda m: m["clients"][1].pop("train_classes"), "client 1 needs the fields"),
+        (lambda m: m["clients"][1].update(train_classes="many"), "'train_classes' of client 1 must be of type list"),
+        (lambda m: m["clients"][1].update(train_classes=[0] * 10**6), "client 1: train_classes must be 2 numbers"),
+        (lambda m: m["clients"][1].update(test_classes=[[], []]), "client 1: test_classes must be 2 numbers"),
+        (lambda m: m["clients"][1]["train_classes"].append(0), "client 1: train_classes must be 2 numbers of images"),
+        (lambda m: count(m, 1, "train_classes", 0), "client 1: train_classes must be 2 numbers of images, one a class"),
+        (lambda m: count(m, 1, "train_size"), r"client 1 has train_size \d+, but \d+ train indices"),
+        (lambda m: m["clients"][0].update(test_size=1.0), "'test_size' of client 0 must be of type int"),
+        (lambda m: m.update(class_names=[]), "field 'class_names' must be a list of names"),
+        (lambda m: m.update(domain_names=[0]), "field 'domain_names' must be a list of names"),
+        (lambda m: m.update(images_sha256=0), "field 'images_sha256' is of a wrong type"),
     ],
 )
 def test_files_that_are_no_manifest(tmp_path, change, message):
@@ -222,3 +244,13 @@ def test_another_order_of_classes_is_refused(tmp_path):
         make_manifest(loaded, make_pool(), splits, Swapped(), 3)
     with pytest.raises(ConfigurationError, match="order of domain names: the data set has 1, the manifest 2"):
         make_manifest(loaded, make_pool(), splits, OneDomain(), 3)
+
+
+def test_class_counts_are_those_of_the_images(tmp_path):
+    def change(manifest):
+        manifest["clients"][1]["train_classes"].reverse()  # their sum is still right
+
+    assert read_manifest(tampered(tmp_path, lambda m: None))
+    loaded = FromManifest(str(tampered(tmp_path, change)))
+    with pytest.raises(ConfigurationError, match="train_classes of client 1 are not those of its images"):
+        loaded.assign(make_pool(), None)
