@@ -19,6 +19,10 @@ from datamodules.source import ImagePool, ImageSource
 Indices = NDArray[np.int64]
 
 DRAWS_AT_ONCE = 64
+#: Cuts that draws made at once may have: with many clients and classes fewer draws are made at once.
+CUTS_AT_ONCE = 2**24
+#: A Dirichlet draw that succeeds with a probability below exp(-14), in all its retries together, is given up.
+HOPELESS = 14
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def dirichlet_cuts(
         Cuts, [S, C, N + 1], rising from 0 to ``class_sizes``: client k takes ``cuts[s, c, k:k + 2]``.
 
     Raises:
-        ConfigurationError: ``max_retries`` draws are used up.
+        ConfigurationError: ``max_retries`` draws are used up, or so many clients got too few images in the first of
+            them that no draw will do.
     """
     sides, num_classes = class_sizes.shape
     mean = class_sizes[0].sum() / num_clients
@@ -93,9 +98,10 @@ def dirichlet_cuts(
             f"{num_clients} clients with at least min_size={min_size} images each need {min_size * num_clients} "
             f"images, the data set has {class_sizes.sum(axis=1).min()}; use fewer clients or lower min_size"
         )
-    best = 0
-    for start in range(0, max_retries, DRAWS_AT_ONCE):
-        draws = min(DRAWS_AT_ONCE, max_retries - start)
+    best = short = 0
+    at_once = max(1, min(DRAWS_AT_ONCE, CUTS_AT_ONCE // (sides * num_classes * (num_clients + 1))))
+    for start in range(0, max_retries, at_once):
+        draws = min(at_once, max_retries - start)
         cuts = np.zeros((draws, sides, num_classes, num_clients + 1), dtype=np.int64)
         sizes = np.zeros((draws, sides, num_clients), dtype=np.int64)
         possible = np.ones(draws, dtype=bool)
@@ -114,6 +120,15 @@ def dirichlet_cuts(
         best = max(best, int(smallest.max()))
         for draw in np.flatnonzero(possible & (smallest >= min_size)):
             yield cuts[draw]
+        short += int((sizes < min_size).any(axis=1).sum())
+        # Of m clients that get too few on average none does with a probability of at most exp(-m), as what one client
+        # gets is taken from the others. Four standard errors below the average of the draws so far:
+        average = short / (start + draws)
+        if average - 4 * np.sqrt(average / (start + draws)) > HOPELESS + np.log(max_retries):
+            raise ConfigurationError(
+                f"no Dirichlet draw with alpha={alpha:g} will give all {num_clients} clients min_size={min_size} "
+                f"images: in {start + draws} draws {average:.0f} clients got fewer on average; {advice}"
+            )
     raise ConfigurationError(
         f"no Dirichlet draw with alpha={alpha:g} in {max_retries} gave all {num_clients} clients min_size={min_size} "
         f"images: the smallest client got at most {best}; {advice}, or raise max_retries"

@@ -3,6 +3,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from refusal import within
 
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import numpy_generator
@@ -199,11 +200,36 @@ def test_smaller_alpha_is_more_skewed():
 
 def test_ten_thousand_failing_draws_are_quick_and_say_what_was_reached():
     expected = (
-        "no Dirichlet draw with alpha=0.01 in 10000 gave all 100 clients min_size=10 images: "
+        "no Dirichlet draw with alpha=0.3 in 10000 gave all 20 clients min_size=2450 images: "
         r"the smallest client got at most \d+; raise alpha, use fewer clients or lower min_size, or raise max_retries"
     )
     with pytest.raises(ConfigurationError, match=expected):
+        split(DirichletMerged(0.3, 20, min_size=2450), balanced(10, 4000, 1000))
+
+
+def test_a_hopeless_draw_is_given_up_after_the_first():
+    expected = (
+        r"no Dirichlet draw with alpha=0.01 will give all 100 clients min_size=10 images: in 64 draws \d\d clients got "
+        "fewer on average; raise alpha, use fewer clients or lower min_size"
+    )
+    with pytest.raises(ConfigurationError, match=expected):
         split(DirichletShared(0.01, 100), balanced(10, 5000, 1000))
+
+
+@pytest.mark.parametrize(
+    ("partition", "train", "test"),
+    [
+        pytest.param(DirichletMerged(0.5, 100_000, min_size=1), 15_000, 0, marks=pytest.mark.slow),
+        (DirichletShared(0.5, 100_000, min_size=1), 15_000, 15_000),
+    ],
+)
+def test_a_hundred_thousand_clients_are_refused_soon(partition, train, test):
+    pool = balanced(10, train, test)
+    with (
+        within(10),
+        pytest.raises(ConfigurationError, match=r"all 100000 clients .*: in \d+ draws \d+ clients"),
+    ):
+        split(partition, pool)
 
 
 def test_iid_deals_evenly():
