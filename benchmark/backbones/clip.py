@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import derived_seed
 
@@ -146,16 +147,18 @@ def _load_file(model: "CLIP", name: str, path: Path, resize: bool) -> None:
     from open_clip.factory import load_state_dict
     from open_clip.model import resize_pos_embed
 
-    from benchmark.backbones.micro import expand_token_rows
+    from benchmark.backbones.micro import IDS_KEY, expand_token_rows
 
     if not path.is_file():
         raise ConfigurationError(f"{path}: no such file; the weights of {name!r} are expected there")
+    whole = [IDS_KEY, *(key for key, value in model.state_dict().items() if not value.is_floating_point())]
     try:
         state = load_state_dict(str(path), device="cpu", weights_only=True)
         if not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("it holds more than tensors")
-        state = expand_token_rows(state)
-        if resize:  # half precision cannot be interpolated
+        unfit = unfit_tensors(state, whole)
+        state = state if unfit else expand_token_rows(state)
+        if resize and not unfit:  # half precision cannot be interpolated
             state = {key: value.float() for key, value in state.items()}
             resize_pos_embed(state, model)
     except Exception as error:  # readers of damaged or foreign files fail in many ways
@@ -163,6 +166,8 @@ def _load_file(model: "CLIP", name: str, path: Path, resize: bool) -> None:
             f"{path}: cannot be read as weights of {name!r} ({type(error).__name__}: {error}); a .safetensors file or "
             "a torch file with nothing but tensors is expected (OpenAI's own .pt is a program: take the .safetensors)"
         ) from error
+    if unfit:
+        raise ConfigurationError(f"{path}: not weights of {name!r}: {textwrap.shorten('; '.join(unfit), 400)}")
     try:
         model.load_state_dict(state, strict=True)
     except RuntimeError as error:

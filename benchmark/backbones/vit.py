@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import keyed_initialization
 
@@ -318,7 +319,8 @@ def _load_google(vit: "VisionTransformer", path: Path) -> list[str]:
         kernels = [list(arrays[key].shape) for key in arrays.files if key.endswith("embedding/kernel")]
         stacked = [len(arrays[key]) for key in arrays.files if key.endswith("/encoderblock/LayerNorm_0/scale")]
         named = {key.split("encoderblock_")[1].split("/")[0] for key in arrays.files if "encoderblock_" in key}
-    differences = [f"embedding/kernel is {kernel}, the model's {expected}" for kernel in kernels if kernel != expected]
+        differences = unfit_tensors({key: torch.from_numpy(arrays[key]) for key in arrays.files})
+    differences += [f"embedding/kernel is {kernel}, the model's {expected}" for kernel in kernels if kernel != expected]
     layers = stacked[0] if stacked else len(named)
     if layers != len(vit.blocks):
         differences.append(f"it has {layers} layers, the model {len(vit.blocks)}")
@@ -335,7 +337,10 @@ def _load_state(vit: "VisionTransformer", path: Path) -> list[str]:
     read = load_state_dict(str(path), device="cpu", weights_only=True)
     if not all(isinstance(value, Tensor) for value in read.values()):
         raise ValueError("it holds more than tensors")
-    state = {key: value.float() for key, value in read.items() if not key.startswith(("head.", "head_dist."))}
+    read = {key: value for key, value in read.items() if not key.startswith(("head.", "head_dist."))}
+    if unfit := unfit_tensors(read):
+        return unfit
+    state = {key: value.float() for key, value in read.items()}
     key = "patch_embed.proj.weight"
     # timm would resample patches of another size; here that is another model.
     if key in state and state[key].shape != vit.patch_embed.proj.weight.shape:

@@ -1,0 +1,23 @@
+"""What a file of weights must hold, whatever the model: real numbers."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+
+def unfit_tensors(state: Mapping[str, Tensor], whole: Collection[str] = ()) -> list[str]:
+    """Tensors that are no weights, each with the reason: integers, complex numbers, NaN or infinite ones.
+
+    Args:
+        state: by name.
+        whole: names of those that are integers in the model too, such as the counters of batch normalisation.
+    """
+    unfit = []
+    for name, value in state.items():
+        if not value.is_floating_point():
+            if name not in whole:
+                unfit.append(f"{name} is of type {str(value.dtype).removeprefix('torch.')}, not of real numbers")
+        elif bad := int((~torch.isfinite(value.float())).sum()):
+            unfit.append(f"{name} has {bad} of {value.numel()} numbers that are NaN or infinite")
+    return unfit
