@@ -14,6 +14,11 @@ from benchmark.errors import ConfigurationError
 
 BLOCK = 1 << 20
 
+#: Images hardly shrink in an archive: one that unpacks to more than so many times its size holds something else.
+LARGEST_RATIO = 10
+#: Bytes that may be unpacked besides, since lists in a small archive do shrink.
+ALWAYS_ALLOWED = 10**7
+
 
 def fetch(url: str, to: Path, md5: str) -> None:
     """Download a file. ``to`` appears only when it is complete and has the expected MD5 sum.
@@ -21,10 +26,11 @@ def fetch(url: str, to: Path, md5: str) -> None:
     Raises:
         ConfigurationError: no answer, an interrupted transfer, or other content than expected.
     """
-    to.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.", suffix=".tmp")
+    temporary = None
     digest = hashlib.md5(usedforsecurity=False)
     try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as file, urllib.request.urlopen(url, timeout=60) as answer:
             while block := answer.read(BLOCK):
                 file.write(block)
@@ -41,7 +47,8 @@ def fetch(url: str, to: Path, md5: str) -> None:
             f"cannot download {url} ({error}); download it by other means and put it at {to}"
         ) from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def unpack_folder(archive: Path, folder: str, to: Path, wanted: Callable[[PurePosixPath], bool]) -> None:
@@ -54,27 +61,54 @@ def unpack_folder(archive: Path, folder: str, to: Path, wanted: Callable[[PurePo
         wanted: which files to unpack, by their path in the archive.
 
     Raises:
-        ConfigurationError: no zip file, damaged, without this folder, or with a path that leads out of it.
+        ConfigurationError: no zip file, damaged, encrypted, too large, without what is wanted, or with a path that
+            leads out of its folder; or there is no writing beside ``to``.
     """
-    beside = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}.", suffix=".tmp"))
+    beside = None
     try:
+        beside = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}.", suffix=".tmp"))
         with zipfile.ZipFile(archive) as opened:
-            members = [member for member in opened.infolist() if not member.is_dir()]
-            for member in members:
-                path = PurePosixPath(member.filename)
-                if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
-                    raise ConfigurationError(
-                        f"{archive} holds the path {member.filename!r}, which leads out of its folder: this is not the "
-                        "official archive; remove it and download it again"
-                    )
-                if path.parts[:1] == (folder,) and wanted(path):
-                    opened.extract(member, beside)
-        if not (beside / folder).is_dir():
-            raise ConfigurationError(f"{archive} holds no folder {folder}: this is not the official archive")
+            for member in (members := _members(opened, archive, folder, wanted)):
+                opened.extract(member, beside)
+        if not members:
+            raise ConfigurationError(
+                f"{archive} holds no folder {folder}, or no image in it: this is not the official archive; remove it "
+                "and download it again"
+            )
         (beside / folder).rename(to)
-    except (OSError, zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError) as error:
+    except ConfigurationError:
+        raise
+    except Exception as error:  # damaged archives fail in many ways
         raise ConfigurationError(
-            f"cannot unpack {archive} ({error}); if it is damaged, remove it and download it again"
+            f"cannot unpack {archive} into {to.parent} ({error}); if it is damaged, remove it and download it again"
         ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _members(
+    opened: zipfile.ZipFile, archive: Path, folder: str, wanted: Callable[[PurePosixPath], bool]
+) -> list[zipfile.ZipInfo]:
+    """The files below ``folder`` that are wanted; refuses what no official archive holds."""
+    chosen = []
+    for member in opened.infolist():
+        path = PurePosixPath(member.filename)
+        if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
+            raise ConfigurationError(
+                f"{archive} holds the path {member.filename!r}, which leads out of its folder: this is not the "
+                "official archive; remove it and download it again"
+            )
+        if not member.is_dir() and path.parts[:1] == (folder,) and len(path.parts) > 1 and wanted(path):
+            chosen.append(member)
+    if any(member.flag_bits & 1 for member in chosen):
+        raise ConfigurationError(f"{archive} is encrypted, as no official archive is; remove it and download it again")
+    # What is read of a file is never more than the size that is said here.
+    size = sum(member.file_size for member in chosen)
+    allowed = ALWAYS_ALLOWED + LARGEST_RATIO * archive.stat().st_size
+    if size > allowed:
+        raise ConfigurationError(
+            f"{archive} unpacks to {size} bytes, more than {allowed}, as images would not: this is not the official "
+            "archive; remove it and download it again"
+        )
+    return chosen

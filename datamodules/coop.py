@@ -50,8 +50,8 @@ def read_split(path: Path, class_names: Sequence[str]) -> Listing:
         class_names: the names that its labels must have, in order; underscores and spaces are the same there.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no split file, names its classes otherwise, or lists a file
-            twice.
+        ConfigurationError: the file cannot be read, is no split file, names its classes otherwise, lists a file twice,
+            or none to train or to test on.
     """
     content = _json(path)
     files: list[str] = []
@@ -77,6 +77,11 @@ def read_split(path: Path, class_names: Sequence[str]) -> Listing:
             files.append(file)
             labels.append(label)
             sides.append(side)
+    for side in (TRAIN, TEST):
+        if side not in sides:
+            raise ConfigurationError(
+                f"{path} lists no image under {SIDES[side]!r}; get the split file from {PUBLISHED}"
+            )
     if len(set(files)) != len(files):
         raise ConfigurationError(f"{path} lists {Counter(files).most_common(1)[0][0]} more than once")
     return Listing(files, np.array(labels, dtype=np.int64), np.array(sides, dtype=np.int8))

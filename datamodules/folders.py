@@ -205,6 +205,8 @@ def _key(root: Path, files: Sequence[str], size: int, fit: Fit) -> str:
                 status = os.stat(path)
         except OSError as error:
             raise ConfigurationError(f"cannot read the image {root / file}: {error.strerror}") from error
+        except ValueError as error:  # a list of images can name what no file is called
+            raise ConfigurationError(f"{str(root / file)!r} is no name of an image ({error})") from error
         # Resolving is slow, and a folder needs it once.
         where = path if link else os.path.dirname(path)
         if not stat.S_ISREG(status.st_mode):

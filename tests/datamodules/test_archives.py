@@ -1,6 +1,7 @@
 import hashlib
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -48,11 +49,73 @@ def test_no_path_leads_out(tmp_path, name):
 
 def test_other_archives_are_refused(tmp_path):
     write_zip(tmp_path / "a.zip", ["else/a.txt"])
-    with pytest.raises(ConfigurationError, match=r"a\.zip holds no folder top: this is not the official archive"):
+    with pytest.raises(
+        ConfigurationError, match=r"a\.zip holds no folder top, or no image in it: this is not the official"
+    ):
         unpack_folder(tmp_path / "a.zip", "top", tmp_path / "new", everything)
     (tmp_path / "b.zip").write_bytes(b"not a zip file")
     with pytest.raises(
-        ConfigurationError, match=r"cannot unpack .*b\.zip \(File is not a zip file\); if it is damaged"
+        ConfigurationError, match=r"cannot unpack .*b\.zip into .* \(File is not a zip file\); if it is damaged"
     ):
         unpack_folder(tmp_path / "b.zip", "top", tmp_path / "new", everything)
     assert sorted(os.listdir(tmp_path)) == ["a.zip", "b.zip"]
+
+
+def broken(path):
+    """A zip whose compressed bytes are others than its directory says."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("top/a/1.txt", "words " * 1000)
+    content = bytearray(path.read_bytes())
+    content[45:60] = b"\xff" * 15
+    path.write_bytes(content)
+
+
+def encrypted(path):
+    write_zip(path, ["top/a/1.txt"])
+    content = bytearray(path.read_bytes())
+    content[6] |= 1
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+
+
+def bomb(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("top/a/1.txt", bytes(20 * 10**6))
+
+
+def liar(path):
+    """As ``bomb``, but its directory says one byte."""
+    bomb(path)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\x01\x02") + 24
+    content[at : at + 4] = (1).to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (broken, r"cannot unpack .*a\.zip into .*Error -3 while decompressing.*; if it is damaged, remove it"),
+        (encrypted, r"a\.zip is encrypted, as no official archive is; remove it"),
+        (bomb, r"a\.zip unpacks to 20000000 bytes, more than \d+, as images would not"),
+        (liar, r"cannot unpack .*a\.zip into .*Bad CRC-32"),
+        (lambda path: write_zip(path, ["top"]), r"a\.zip holds no folder top, or no image in it"),
+        (lambda path: write_zip(path, ["top/", "top/a/"]), r"a\.zip holds no folder top, or no image in it"),
+        (lambda path: write_zip(path, ["top/b/1.txt"]), r"a\.zip holds no folder top, or no image in it"),
+    ],
+)
+def test_what_no_official_archive_is_leaves_nothing_behind(tmp_path, make, message):
+    make(tmp_path / "a.zip")
+    with pytest.raises(ConfigurationError, match=message):
+        unpack_folder(tmp_path / "a.zip", "top", tmp_path / "new", lambda path: path.parts[1] == "a")
+    assert os.listdir(tmp_path) == ["a.zip"]
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    write_zip(tmp_path / "a.zip", ["top/a/1.txt"])
+    with pytest.raises(ConfigurationError, match=r"cannot unpack .*a\.zip into /proc \(.*No such file"):
+        unpack_folder(tmp_path / "a.zip", "top", Path("/proc/new"), everything)
+    with pytest.raises(
+        ConfigurationError, match=r"cannot download .*; download it by other means and put it at /proc/"
+    ):
+        fetch((tmp_path / "a.zip").as_uri(), Path("/proc/new"), "00")

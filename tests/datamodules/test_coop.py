@@ -336,6 +336,8 @@ def test_no_split_file(tmp_path):
             '{"train": [["a.jpg", 0, "cat"]], "val": [], "test": [["b", 0, "cat"], ["a.jpg", 0, "cat"]]}',
             "lists a.jpg more than once",
         ),
+        ('{"train": [], "val": [], "test": []}', r"split.json lists no image under 'train'; get the split file"),
+        ('{"train": [["a.jpg", 0, "cat"]], "val": [], "test": []}', r"split.json lists no image under 'test'; get"),
     ],
 )
 def test_damaged_split_files(tmp_path, content, message):

@@ -215,6 +215,9 @@ def test_nothing_outside_of_the_root_is_read(root, tmp_path):
             read_images(root, [file], 4, "squash")
     with pytest.raises(ConfigurationError, match=r"cannot read the image .*gone\.png: No such file"):
         read_images(root, ["train/dog/gone.png"], 4, "squash")
+    for name in ("train/dog/\0.png", "train/dog/\ud800.png"):
+        with pytest.raises(ConfigurationError, match="is no name of an image"):
+            read_images(root, [name], 4, "squash")
 
 
 def test_links_inside_of_the_root_and_a_linked_root_are_read(root, tmp_path):
