@@ -1,30 +1,59 @@
-"""Checkpoints that are whole or absent, hold no code, and are written at the end of a round."""
+"""Checkpoints that are whole or absent, hold no code, are written at the end of a round and notice every change."""
 
-import os
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmark.errors import ConfigurationError
+from benchmark.results import replacing
+
+#: A checkpoint ends with this and the sha256 of all bytes before, as the comment of its zip archive.
+MARK = b"sha256:"
+COMMENT = len(MARK) + 64
+
+#: What every checkpoint of a run holds, and as what.
+CONTENT: dict[str, type] = {
+    "state_dict": dict,
+    "epoch": int,
+    "global_step": int,
+    "pytorch-lightning_version": str,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "frozen_hash": str,
+    "FederatedDataModule": dict,
+}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes to a temporary file, flushes it to the disk and renames it; reads tensors and plain values only."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write the checkpoint; a kill at any moment leaves the old one or the new one."""
+        """Write the checkpoint and its hash; a kill at any moment leaves the old one or the new one.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        with temporary.open("wb") as stream:
-            torch.save(checkpoint, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"{target} cannot be written: {error.strerror or error}") from error
+        with replacing(target) as stream:
+            hashed: Any = _Hashed(stream)
+            try:
+                torch.save(checkpoint, hashed)
+            except RuntimeError as error:  # torch's word for what the stream raised
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            comment = MARK + hashed.digest.hexdigest().encode()
+            stream.seek(-2, 2)  # the length of the comment, zero so far
+            stream.write(len(comment).to_bytes(2, "little") + comment)
 
     def load_checkpoint(
         self,
@@ -35,28 +64,102 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint.
 
         Raises:
-            ConfigurationError: there is no such file, or it is not a checkpoint.
+            ConfigurationError: see :func:`read_checkpoint`.
         """
         return read_checkpoint(path)
 
 
+class _Hashed:
+    """Passes on what is written, and hashes it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self.stream.write(data)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU.
+    """A checkpoint's content, on the CPU, after every byte of the file and every part of it has been looked at.
+
+    The hash in the file tells of every change that somebody or something made to it, single bits too. It is no
+    signature: whoever changes a checkpoint on purpose can make a new hash.
 
     Raises:
-        ConfigurationError: there is no such file, or it is not a checkpoint of this project.
+        ConfigurationError: there is no such file, it was changed or cut off, or it is not a checkpoint of this project.
     """
     if not Path(path).is_file():
         raise ConfigurationError(f"no checkpoint at {path}; give the file, usually RUN_DIR/checkpoints/last.ckpt")
     try:
+        _check_hash(Path(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except ConfigurationError:
+        raise
     except Exception as error:
         raise ConfigurationError(
             f"{path} can't be read as a checkpoint ({type(error).__name__}); is it whole?"
         ) from error
-    if not isinstance(content, dict) or "state_dict" not in content:
-        raise ConfigurationError(f"{path} is no Lightning checkpoint: it holds no state_dict")
+    _check_content(path, content)
     return content
+
+
+def _check_hash(path: Path) -> None:
+    """Refuse a file that is not as it was written."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        left = path.stat().st_size - COMMENT - 2
+        while left > 0 and (part := stream.read(min(left, 2**20))):
+            digest.update(part)
+            left -= len(part)
+        end = stream.read()
+    digest.update(b"\0\0")  # the length of the comment, when the hash was made
+    if not end[2:].startswith(MARK):
+        raise ConfigurationError(
+            f"{path} can't be read as a checkpoint: it does not end with its content's hash, as what this version of "
+            "lightning-cli writes does; is it whole?"
+        )
+    if end != COMMENT.to_bytes(2, "little") + MARK + digest.hexdigest().encode():
+        raise ConfigurationError(
+            f"{path} was changed after it was written (its hash does not fit); take an unchanged copy, or start "
+            "without --ckpt_path"
+        )
+
+
+def _check_content(path: str | Path, content: Any) -> None:
+    """Refuse what is no checkpoint of a run, at the end of a round, with values that can be trained on."""
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is no Lightning checkpoint: it holds no state_dict")
+    wrong = [name for name, kind in CONTENT.items() if not isinstance(content.get(name), kind)]
+    callbacks = content["callbacks"] if "callbacks" not in wrong else {}
+    wrong += [f"callbacks.{name}" for name in ("server", "Recorder") if not isinstance(callbacks.get(name), dict)]
+    if wrong:
+        raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no {', '.join(wrong[:4])}")
+    for name, value in content["state_dict"].items():
+        if not isinstance(value, torch.Tensor) or not value.isfinite().all():
+            raise ConfigurationError(f"{path} can't be continued: {name} in it holds numbers that are not finite")
+    server = callbacks["server"]
+    try:
+        counts = {
+            "server.finished_rounds": server["finished_rounds"],
+            "server.traffic": len(server["traffic"]["rounds"]),
+            "loops.fit_loop": content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
+        }
+    except (KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no {error}") from error
+    if not server.get("inside_round") and len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigurationError(f"{path} can't be continued: it does not know how many rounds are done ({said})")
+
+
+def finished_rounds(path: Path) -> int:
+    """How many rounds a checkpoint holds; for one that this process or its run has just written."""
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return int(content["callbacks"]["server"]["finished_rounds"])
 
 
 def round_checkpoint(run_dir: Path) -> ModelCheckpoint:

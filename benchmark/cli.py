@@ -1,12 +1,14 @@
 """``lightning-cli``: Lightning's command line with the links, defaults and files of a federated run."""
 
+import argparse
 import logging
 import re
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -18,13 +20,16 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import methods  # noqa: F401  (makes the methods known by their short names)
-from benchmark.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
+from benchmark.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
 from benchmark.errors import ConfigurationError
 from benchmark.memory import keep_freed_memory
 from benchmark.method import FederatedMethod
 from benchmark.progress import RoundProgress
 from benchmark.recorder import Recorder
 from benchmark.results import is_finished, write_text
+from benchmark.run_directory import claimed, last_checkpoint
+from benchmark.settings import check_one_device, check_settings
+from benchmark.signals import interrupting_signal, termination_as_interrupt
 from datamodules.base import FederatedDataModule
 from datamodules.partition import Partition
 from datamodules.source import ImageSource
@@ -99,15 +104,33 @@ def _names_below(base: type) -> set[str]:
     return {child.__name__ for child in children}.union(*map(_names_below, children))
 
 
+#: Exit status of a run that ``trainer.max_time`` ended, as of ``timeout``.
+OUT_OF_TIME = 124
+
+
+class StoppedError(Exception):
+    """A run ended before its last round, as it was asked to.
+
+    Args:
+        message: one line: why, what is kept and how to go on.
+        code: exit status.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration into the run's directory."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Write ``config.yaml`` when training starts."""
         if stage == "fit":
-            directory = Path(self.config.run_dir)
-            directory.mkdir(parents=True, exist_ok=True)
-            write_text(directory / "config.yaml", self.parser.dump(self.config, skip_none=False))
+            resolved = self.config.clone()
+            directory = Path(resolved.pop("run_dir"))  # the configuration is for other directories, too,
+            resolved.pop("ckpt_path")  # and for a run from the start
+            write_text(directory / "config.yaml", self.parser.dump(resolved, skip_none=False))
 
 
 class FederatedCLI(LightningCLI):
@@ -119,9 +142,10 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str] | dict[str, Any] | None = None, run: bool = True) -> None:
-        with ExitStack() as stack:
+        with ExitStack() as self._held:
+            self._held.enter_context(self._saying_what_is_kept())
             if args is not None:  # else Lightning warns of the arguments of the process
-                stack.enter_context(patch.object(sys, "argv", sys.argv[:1]))
+                self._held.enter_context(patch.object(sys, "argv", sys.argv[:1]))
             super().__init__(
                 FederatedMethod,
                 FederatedDataModule,
@@ -160,9 +184,14 @@ class FederatedCLI(LightningCLI):
         """Give the run its directory, and everything that writes files a place in it.
 
         Raises:
-            ConfigurationError: the directory holds another run, or one that is finished or can be continued.
+            ConfigurationError: settings that no run can have, or the directory can't be had (see :func:`claimed`).
         """
         config = self.config.get(str(self.subcommand), self.config)
+        check_settings(config.trainer, fitting=self.subcommand == "fit")
+        if self.subcommand is not None:
+            config.ckpt_path = _checkpoint_of(config, str(self.subcommand))
+        if config.run_dir == "":
+            raise ConfigurationError("--run_dir is empty; give a folder, or leave it out")
         if config.run_dir is None:
             method = config.model.class_path.rsplit(".", 1)[-1].lower()
             source = config.data.source.class_path.rsplit(".", 1)[-1].lower()
@@ -179,8 +208,9 @@ class FederatedCLI(LightningCLI):
         parts += ["trainer"] if self.subcommand in ("fit", None) else []
         plain = config.clone().as_dict()
         self.plain_config = {name: plain[name] for name in parts}
-        if self.subcommand in ("fit", None):
-            _check_directory(self.run_dir, config.get("ckpt_path"))
+        if self.subcommand == "fit":
+            self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
+            print(f"run directory: {self.run_dir}", flush=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """A Trainer with the recorder, the checkpoint of the last round and the progress display."""
@@ -194,24 +224,73 @@ class FederatedCLI(LightningCLI):
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if trainer.logger in (None, True):
             kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
-        return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
+        try:
+            made = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
+        except (ValueError, MisconfigurationException) as error:
+            raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
+        check_one_device(made)
+        return made
 
     def before_fit(self) -> None:
-        """Compare a checkpoint's configuration with this one before any data are read."""
-        path = self.config.fit.get("ckpt_path")
+        """Compare a checkpoint with this run before any training."""
+        path = self.config.fit.ckpt_path
         if path is not None:
-            states = read_checkpoint(path).get("callbacks", {})
-            for state in (state for name, state in states.items() if name.startswith(Recorder.__name__)):
-                self._recorder.refuse_other_configuration(state)
+            self._recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, read_checkpoint(path))
+
+    def _before_scoring(self) -> None:
+        """Refuse to score a method that has learned nothing.
+
+        Raises:
+            ConfigurationError: there is no checkpoint, and the method has something to train.
+        """
+        trained = self.model.shared or self.model.personal or self.model.disclosed
+        if self.config[self.subcommand].ckpt_path is None and trained:
+            raise ConfigurationError(
+                f"lightning-cli {self.subcommand} scores what a run has learned: give --run_dir=RUN_DIR, or "
+                "--ckpt_path=RUN_DIR/checkpoints/last.ckpt (scores before any training: fit --trainer.max_epochs=0)"
+            )
+
+    before_validate = before_test = _before_scoring
 
     @property
     def _recorder(self) -> Recorder:
         return next(cb for cb in self.trainer.callbacks if isinstance(cb, Recorder))  # type: ignore[attr-defined]
 
     def after_fit(self) -> None:
-        """Say where the record is."""
+        """Say where the record is.
+
+        Raises:
+            StoppedError: there is none, since the time was up.
+        """
+        if not is_finished(self.run_dir):
+            raise StoppedError(f"trainer.max_time is up: {self._what_is_kept()}", OUT_OF_TIME)
+        rounds, asked = self.model.server.finished_rounds, self.trainer.max_epochs
+        early = f" (stopped early, after round {rounds} of {asked})" if rounds < asked else ""
+        print(f"record: {self.run_dir / 'record.json'}{early}")
+
+    @contextmanager
+    def _saying_what_is_kept(self) -> Iterator[None]:
+        """What there is of a run that a signal ends."""
+        try:
+            yield
+        except BaseException as ended:  # Lightning makes an exit of an interrupt, or fails while it shuts down
+            signal = interrupting_signal(ended)
+            if signal is None:
+                raise
+            raise StoppedError(f"stopped by {signal.name}: {self._what_is_kept()}", 128 + signal) from None
+
+    def _what_is_kept(self) -> str:
+        """What there is of a run that did not come to its end, and the command that goes on with it."""
+        if getattr(self, "subcommand", None) != "fit" or not hasattr(self, "run_dir"):
+            return "there was nothing to keep yet; the same command starts again"
         if is_finished(self.run_dir):
-            print(f"record: {self.run_dir / 'record.json'}")
+            return f"the run is finished, its record is {self.run_dir / 'record.json'}"
+        last = last_checkpoint(self.run_dir)
+        if not last.is_file():
+            return "no round is finished and kept yet; the same command starts again"
+        command = ["lightning-cli", "fit", f"--config={self.run_dir / 'config.yaml'}", f"--run_dir={self.run_dir}"]
+        kept = f"what is kept is {last}, after round {finished_rounds(last)}"
+        return f"{kept}; go on with: {shlex.join([*command, '--ckpt_path=last'])}"
 
     def _print_scores(self) -> None:
         self._recorder.print_scores(self.datamodule.client_names)
@@ -219,32 +298,57 @@ class FederatedCLI(LightningCLI):
     after_validate = after_test = _print_scores
 
 
-def _check_directory(run_dir: Path, ckpt_path: str | None) -> None:
-    """Refuse to write over what has been computed."""
-    if is_finished(run_dir):
-        raise ConfigurationError(f"{run_dir} holds a finished run; give another --run_dir, or remove it first")
-    last = run_dir / "checkpoints" / "last.ckpt"
-    if last.exists() and ckpt_path is None:
-        raise ConfigurationError(
-            f"{run_dir} holds an unfinished run; continue it with --ckpt_path={last}, or give another --run_dir"
-        )
+def _checkpoint_of(config: Any, subcommand: str) -> str | None:
+    """The checkpoint that a command names: a file, or the last one of its run directory.
+
+    Raises:
+        ConfigurationError: the last one of no directory.
+    """
+    given: str | None = config.ckpt_path
+    if given == "last" and config.run_dir is None:
+        raise ConfigurationError("--ckpt_path=last is the last checkpoint of a run's directory: give --run_dir as well")
+    if given == "last" or (given is None and config.run_dir is not None and subcommand != "fit"):
+        return str(last_checkpoint(Path(config.run_dir)))
+    return given
+
+
+def _with_config_of_run(arguments: list[str]) -> list[str]:
+    """``test --run_dir=RUN_DIR`` takes the configuration of that run, where none is given."""
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("-c", "--config", nargs="?")
+    options.add_argument("--run_dir", nargs="?")
+    given, _ = options.parse_known_args(arguments[1:])
+    if arguments[:1] in (["validate"], ["test"]) and given.run_dir and given.config is None:
+        return [arguments[0], f"--config={Path(given.run_dir) / 'config.yaml'}", *arguments[1:]]
+    return arguments
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point: one line and exit status 2 for bad input."""
-    for message in (".*does not have many workers.*", ".*LeafSpec.*", ".*in eval mode at the start of training.*"):
+    """Entry point: one line and exit status 2 for bad input, 128 + n for signal n, 124 where the time was up."""
+    for message in (
+        ".*does not have many workers.*",
+        ".*LeafSpec.*",
+        ".*in eval mode at the start of training.*",
+        ".*dirpath has changed.*",  # evaluated, or continued, elsewhere
+        ".*directory .* exists and is not empty.*",  # a run that goes on; the log gets its rounds before once more
+    ):
         warnings.filterwarnings("ignore", message=message)
-    # Lightning's advertisements and device lists; warnings still come through.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    # Lightning's advertisements, device lists and names of signals; warnings still come through.
+    for name in ("utilities.rank_zero", "trainer.connectors.signal_connector"):
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
     keep_freed_memory()
-    try:
-        FederatedCLI(args)
-    except Exception as error:
-        reported = _reported(error)
-        if reported is None:
-            raise
-        print(f"error: {reported}", file=sys.stderr)
-        sys.exit(2)
+    with termination_as_interrupt():
+        try:
+            FederatedCLI(_with_config_of_run(sys.argv[1:] if args is None else args))
+        except StoppedError as stopped:
+            print(stopped, file=sys.stderr)
+            sys.exit(stopped.code)
+        except Exception as error:
+            reported = _reported(error)
+            if reported is None:
+                raise
+            print(f"error: {reported}", file=sys.stderr)
+            sys.exit(2)
 
 
 def _reported(error: BaseException | None) -> BaseException | None:

@@ -355,10 +355,11 @@ class FederatedMethod(LightningModule):
                 "start without --ckpt_path"
             )
         for name, value in mine.items():
-            if value.shape != held[name].shape:
+            there, here = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (held[name], value))
+            if there != here:
                 raise ConfigurationError(
-                    f"the checkpoint is of another configuration: {name} has shape {tuple(held[name].shape)} there and "
-                    f"{tuple(value.shape)} here; give the configuration it was made with, or start without --ckpt_path"
+                    f"the checkpoint is of another configuration: {name} has shape and type {there} there and {here} "
+                    "here; give the configuration it was made with, or start without --ckpt_path"
                 )
         if checkpoint.get("frozen_hash") != self.frozen_hash:
             raise ConfigurationError(

@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.errors import ConfigurationError
 from benchmark.results import (
     RESULT_FREE_KEYS,
     RunRecord,
     environment,
+    is_finished,
     write_parquet,
     write_record,
 )
@@ -25,13 +28,22 @@ from datamodules.manifest import manifest_hash, write_manifest
 def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
     """Where two configurations differ in what can change a result: dotted key, value before, value now.
 
-    The number of rounds may grow: training on from a checkpoint is no other run.
+    The number of rounds may grow, and the time for them: training on from a checkpoint is no other run. What the
+    parser keeps for itself (``__path__``) is passed over.
     """
     if isinstance(before, dict) and isinstance(now, dict):
-        names = sorted((set(before) | set(now)) - RESULT_FREE_KEYS)
+        names = sorted(n for n in (set(before) | set(now)) - RESULT_FREE_KEYS if not n.startswith("__"))
         found = [differences(before.get(n), now.get(n), f"{key}.{n}".lstrip(".")) for n in names]
         return [difference for part in found for difference in part]
-    return [] if before == now or key == "trainer.max_epochs" else [(key, before, now)]
+    return [] if before == now or key in ("trainer.max_epochs", "trainer.max_time") else [(key, before, now)]
+
+
+def _made_with(state: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that the state of a checkpoint names; nothing if it had none."""
+    try:
+        return dict(json.loads(state["config"]) or {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError("the checkpoint can't be continued: it does not hold its configuration") from error
 
 
 class Recorder(Callback):
@@ -55,13 +67,20 @@ class Recorder(Callback):
         self._evaluation_began = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the partition's manifest, so that the split is on disk before training."""
+        """Write the partition's manifest, so that the split is on disk before training.
+
+        Raises:
+            ConfigurationError: the directory holds a finished run.
+        """
         if self.run_dir and stage == "fit":
+            if is_finished(self.run_dir):
+                raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
             write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, and tell the loggers what to group this run by."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        method: Any = pl_module
         names = {
             "method": type(pl_module).__name__,
             "dataset": type(data.source).__name__,
@@ -70,7 +89,19 @@ class Recorder(Callback):
         }
         for logger in trainer.loggers:
             logger.log_hyperparams(names)
+            if isinstance(logger, CSVLogger) and method.server.finished_rounds:  # it begins a new file in every process
+                self._log_rounds_before(logger)
         self._began = time.perf_counter()
+
+    def _log_rounds_before(self, logger: CSVLogger) -> None:
+        """Tell a logger the averages of the rounds before a resume."""
+        for round, table in self.metrics().groupby("round"):
+            averages = {}
+            for (point, split, metric), rows in table.groupby(["point", "split", "metric"]):
+                averages[f"train/{metric}" if split == "train" else f"{split}/{point}/{metric}"] = rows["value"].mean()
+                if metric == "accuracy":
+                    averages[f"{split}/{point}/worst_accuracy"] = rows["value"].min()
+            logger.log_metrics(averages, step=int(round))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock of the evaluation."""
@@ -151,10 +182,16 @@ class Recorder(Callback):
         self._began = now
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the record, if the run is complete: its presence says so."""
+        """Write the record, if the run is complete: its presence says so.
+
+        It is after ``max_epochs`` rounds, or when something like ``EarlyStopping`` ends it; time that is up does not.
+        """
         method: Any = pl_module
         rounds = method.server.finished_rounds
-        if self.run_dir is None or rounds < (trainer.max_epochs or 0) or not self.values or trainer.interrupted:
+        timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
+        out_of_time = any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
+        complete = rounds >= (trainer.max_epochs or 0) or (trainer.should_stop and not out_of_time)
+        if self.run_dir is None or not complete or not self.values or trainer.interrupted:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
@@ -184,9 +221,47 @@ class Recorder(Callback):
             self.metrics(),
         )
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """The time that is left counts anew in every process, or a run that it stopped could never go on."""
+        checkpoint["callbacks"].pop(Timer.__qualname__, None)
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A resumed run has its evaluations before; it does not start with another."""
+        """A resumed run has its evaluations before; it does not start with another.
+
+        Raises:
+            ConfigurationError: the run is another one, or can't go on from there.
+        """
         trainer.num_sanity_val_steps = 0
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.refuse_other_run(trainer.max_epochs or 0, pl_module, checkpoint)
+
+    def refuse_other_run(self, rounds: int, method: Any, checkpoint: dict[str, Any]) -> None:
+        """Compare a checkpoint with the run that is to go on from it.
+
+        Args:
+            rounds: of the run.
+            method: the run's.
+            checkpoint: from :func:`benchmark.checkpoint.read_checkpoint`.
+
+        Raises:
+            ConfigurationError: they differ in what can change a result, the checkpoint has more rounds than the run,
+                or the learning rates of its rounds are not those of this run's first rounds.
+        """
+        state = checkpoint["callbacks"][self.state_key]
+        self.refuse_other_configuration(state)
+        finished = checkpoint["callbacks"]["server"]["finished_rounds"]
+        if finished > rounds:
+            raise ConfigurationError(
+                f"the checkpoint holds {finished} rounds, more than trainer.max_epochs={rounds}; give at least "
+                f"{finished}, or start without --ckpt_path"
+            )
+        asked_for = _made_with(state).get("trainer", {}).get("max_epochs", rounds)
+        schedules = {phase.schedule for phase in method.local_phases()} - {"constant"}
+        if schedules and asked_for != rounds:
+            raise ConfigurationError(
+                f"the checkpoint is of a run of {asked_for} rounds, whose learning rate follows a {schedules.pop()} "
+                f"over all of them: give trainer.max_epochs={asked_for}, or start a run of {rounds} without --ckpt_path"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The table as tensors: one row of values per (round, point, split, metric)."""
@@ -201,8 +276,8 @@ class Recorder(Callback):
         Raises:
             ConfigurationError: they differ in what can change a result.
         """
-        made_with = json.loads(state_dict["config"])
-        if made_with is None or self.config is None:
+        made_with = _made_with(state_dict)
+        if not made_with or self.config is None:
             return
         now = json.loads(json.dumps(self.config, default=str))
         differing = differences({name: made_with.get(name) for name in now}, now)

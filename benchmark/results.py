@@ -12,6 +12,7 @@ A run directory holds
 The summaries live in ``record.json``, so that many runs can be compared without opening their tables.
 """
 
+import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -21,10 +22,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from benchmark.errors import ConfigurationError
 
@@ -115,22 +116,35 @@ class RunRecord:
 # --- atomic writers -------------------------------------------------------------------------------------------------
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content becomes the file, so that it is there whole or not at all, also after a power cut.
+
+    Raises:
+        ConfigurationError: the file cannot be written: no space, no permission, its folder was removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
-            stream.write(content)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with replacing(path) as stream:
+        stream.write(content)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,26 +6,26 @@ every cell once, also when any of them is killed at any moment.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmark.errors import ConfigurationError
+from benchmark.locks import FileLock
 from benchmark.results import is_finished, read_record, verify_record
+from benchmark.run_directory import last_checkpoint
+from benchmark.signals import termination_as_interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,12 +112,8 @@ def cell_command(cell: Cell, run_dir: Path, data_dir: Path | None, program: Sequ
         command += ["--config", entry]
     command += ["--run_dir", str(run_dir), "--seed_everything", str(cell.seed)]
     command += [entry.replace("{data_dir}", str(data_dir)) for entry in cell.overrides]
-    checkpoint = _checkpoint(run_dir)
+    checkpoint = last_checkpoint(run_dir)
     return [*command, "--ckpt_path", str(checkpoint)] if checkpoint.is_file() else command
-
-
-def _checkpoint(run_dir: Path) -> Path:
-    return run_dir / "checkpoints" / "last.ckpt"
 
 
 @dataclass(frozen=True)
@@ -162,38 +158,21 @@ def _last_line(log: Path) -> str:
     return lines[-1][:300] if lines else ""
 
 
-class _CellLock:
-    """An advisory lock on a run directory, held by the runner *and* by the cell's process.
+class _CellLock(FileLock):
+    """A lock on a run directory, held by the runner *and* by the cell's process.
 
-    The kernel frees it when the last of them ends, however they end: a killed runner blocks nobody, and while its cell
-    still goes on, no other runner starts that cell a second time. The file says who has it, and whether the last
-    attempt failed; it is never deleted (deleting would let two runners hold two files of one name).
+    A killed runner blocks nobody, and while its cell still goes on, no other runner starts that cell a second time. The
+    file says who has it, and whether the last attempt failed; it is never deleted (deleting would let two runners hold
+    two files of one name).
     """
 
     def __init__(self, run_dir: Path) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self.descriptor = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-
-    def acquire(self) -> bool:
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self.descriptor)
-            return False
-        return True
+        super().__init__(run_dir / "lock")
 
     def failure(self) -> str | None:
         """The error of the last attempt; None if it did not fail."""
-        state, _, rest = os.pread(self.descriptor, 4096, 0).decode(errors="replace").partition(":")
+        state, _, rest = self.read().partition(":")
         return rest.partition("\n")[2].strip() if state == "failed" else None
-
-    def write(self, state: str, error: str = "") -> None:
-        os.ftruncate(self.descriptor, 0)
-        text = f"{state}: process {os.getpid()} on {socket.gethostname()}\n{error}\n"
-        os.pwrite(self.descriptor, text.encode()[:4096], 0)
-
-    def release(self) -> None:
-        os.close(self.descriptor)
 
 
 # --- the display ----------------------------------------------------------------------------------------------------
@@ -528,24 +507,6 @@ class _Jobs:
 # --- all cells ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the children like Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def run_cells(
     cells: Sequence[Cell], work: Work, jobs: int | None = None, cluster: Cluster | None = None
 ) -> dict[str, Outcome]:
@@ -578,7 +539,7 @@ def run_cells(
             pending.append(cell)
         else:
             outcomes[cell.name] = outcome
-    with _Display(len(unique)) as display, _termination_as_interrupt():
+    with _Display(len(unique)) as display, termination_as_interrupt():
         if outcomes:
             display.line(f"{len(outcomes)} of {len(unique)} runs are there already")
 
@@ -624,7 +585,7 @@ def run_cells(
                         settle(cell, found, 0.0)
                         continue
                     said = f"{cell.name} started, log in {run_dir / 'log.txt'}"
-                    if _checkpoint(run_dir).is_file():
+                    if last_checkpoint(run_dir).is_file():
                         said += "; continues from its last checkpoint"
                     if failed_before is not None:
                         said += f"; failed the last time: {failed_before}"

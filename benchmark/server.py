@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmark.communication import Traffic
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import numpy_generator
+from benchmark.settings import check_one_device, check_precision, check_whole_rounds
 
 if TYPE_CHECKING:
     from benchmark.batch import Block
@@ -119,24 +120,10 @@ class Server(Callback):
         Raises:
             ConfigurationError: a Trainer setting that would couple clients or break exact resume.
         """
-        if trainer.world_size > 1:
-            raise ConfigurationError(
-                f"trainer.devices asks for {trainer.world_size} devices; one run uses one device (data-parallel "
-                "training would average different clients): start several runs instead"
-            )
-        if trainer.precision in (
-            "16-mixed",
-            "16-true",
-            "bf16-true",
-            "transformer-engine",
-            "transformer-engine-float16",
-        ):
-            raise ConfigurationError(
-                f"trainer.precision {trainer.precision!r} is not supported: loss scaling couples clients, and "
-                "shared values are kept in float32; use 32-true, 64-true or bf16-mixed"
-            )
+        check_one_device(trainer)
+        check_precision(trainer.precision)
         if stage == "fit":
-            self._check_rounds_are_whole(trainer)
+            check_whole_rounds(trainer)
         data = trainer.datamodule  # type: ignore[attr-defined]
         if data.num_clients != pl_module.num_clients:
             raise ConfigurationError(
@@ -163,29 +150,9 @@ class Server(Callback):
         pl_module.configure_model()
         self.prepare(pl_module)  # type: ignore[arg-type]
 
-    @staticmethod
-    def _check_rounds_are_whole(trainer: Any) -> None:
-        """Refuse what would stop, evaluate or save inside a round."""
-        if trainer.reload_dataloaders_every_n_epochs != 1:
-            raise ConfigurationError(
-                "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
-            )
-        # An integer 1 is one batch, a fraction 1.0 is all of them.
-        train, val = trainer.limit_train_batches, trainer.limit_val_batches
-        if (type(train), train) != (float, 1.0) or (type(val), val) not in ((float, 1.0), (int, 0), (float, 0.0)):
-            raise ConfigurationError(
-                "trainer.limit_train_batches, limit_val_batches and fast_dev_run cut a round short; leave them out and "
-                "set trainer.max_epochs=1 for a short run"
-            )
-        if trainer.max_epochs is None or trainer.max_epochs < 0 or trainer.max_steps != -1:
-            raise ConfigurationError("give the number of rounds as trainer.max_epochs, and no trainer.max_steps")
-        if trainer.val_check_interval != 1.0:
-            raise ConfigurationError(
-                "trainer.val_check_interval must be 1.0; trainer.check_val_every_n_epoch evaluates every n rounds"
-            )
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A round begins."""
+        """A round begins; whatever asks to stop inside it (a callback, ``max_time``) is heard at its end."""
+        trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, trainer.current_epoch + 1)
         self.inside_round = True
         self.uploads = {}
         self.traffic.start_round()

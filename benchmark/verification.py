@@ -88,7 +88,7 @@ def rerun(run_dir: str | Path, data_dir: str | Path | None = None, program: Sequ
     with tempfile.TemporaryDirectory(prefix="rerun-") as temporary:
         again = Path(temporary) / "run"
         command = [*program, "fit", "--config", str(folder / "config.yaml"), "--run_dir", str(again)]
-        command += ["--ckpt_path=null", "--trainer.logger=false", f"--trainer.max_epochs={record.rounds_trained}"]
+        command += ["--ckpt_path=null", "--trainer.logger=false"]
         command += [f"--data.source.init_args.root={data_dir}"] if data_dir is not None else []
         ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if ended.returncode or not is_finished(again):

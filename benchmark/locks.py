@@ -1,0 +1,46 @@
+"""One process at a time: locks that the kernel frees when their last holder ends, however it ends."""
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+
+class FileLock:
+    """An advisory lock on a file, which says who has it.
+
+    Processes that inherit the descriptor hold the lock too, until the last of them ends.
+
+    Args:
+        path: the file; it is made, and so is its folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+
+    def acquire(self) -> bool:
+        """Take the lock if it is free, else let go of the file."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.descriptor)
+            return False
+        if os.fstat(self.descriptor).st_nlink == 0:  # whoever held it removed it: the next process makes another
+            os.close(self.descriptor)
+            return False
+        return True
+
+    def read(self) -> str:
+        """What was written last; empty in a new file."""
+        return os.pread(self.descriptor, 4096, 0).decode(errors="replace")
+
+    def write(self, state: str, more: str = "") -> None:
+        """Replace the file's text by a state, this process and a further line."""
+        os.ftruncate(self.descriptor, 0)
+        text = f"{state}: process {os.getpid()} on {socket.gethostname()}\n{more}\n"
+        os.pwrite(self.descriptor, text.encode()[:4096], 0)
+
+    def release(self) -> None:
+        """Let go of the file, and of the lock unless a child holds it."""
+        os.close(self.descriptor)

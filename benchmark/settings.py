@@ -1,0 +1,126 @@
+"""Which of the Trainer's settings a federated run can have: one device, whole rounds, evaluations to record."""
+
+from typing import Any
+
+from lightning.pytorch.accelerators import AcceleratorRegistry
+
+from benchmark.errors import ConfigurationError
+
+#: With loss scaling clients are coupled, and in half precision the server's values would be, too.
+PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
+
+
+def check_settings(settings: Any, fitting: bool) -> None:
+    """Refuse settings of a command before anything is made of them: data, processes, groups of processes.
+
+    Args:
+        settings: the Trainer's arguments, by name.
+        fitting: for a run that is recorded; else for the evaluation of a checkpoint.
+
+    Raises:
+        ConfigurationError: a setting that no run can have, what to give in its place.
+    """
+    accelerators = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
+    if isinstance(settings.accelerator, str) and settings.accelerator.lower() not in accelerators:
+        raise ConfigurationError(
+            f"trainer.accelerator is one of {', '.join(sorted(accelerators))}; got {settings.accelerator}"
+        )
+    if settings.strategy != "auto" or settings.num_nodes != 1:
+        name = "num_nodes" if settings.strategy == "auto" else "strategy"
+        raise ConfigurationError(
+            f"trainer.{name}={settings[name]} can't be had: one run uses one device of one machine; leave it out and "
+            "start several runs instead"
+        )
+    devices = settings.devices
+    if len(devices) > 1 if isinstance(devices, list) else isinstance(devices, int) and devices > 1:
+        raise ConfigurationError(_several_devices(devices))
+    check_precision(settings.precision)
+    if settings.barebones:
+        raise ConfigurationError("trainer.barebones logs nothing, and so records nothing; leave it out")
+    if settings.plugins:
+        raise ConfigurationError("trainer.plugins can't be given: checkpoints are written in a way of their own")
+    check_whole_rounds(settings)
+    if fitting:
+        _check_recorded(settings)
+
+
+def check_precision(precision: str | int | None) -> None:
+    """Refuse a precision that couples clients.
+
+    Raises:
+        ConfigurationError: it is not one of ``PRECISIONS``.
+    """
+    if precision is not None and str(precision) not in PRECISIONS:
+        raise ConfigurationError(
+            f"trainer.precision {str(precision)!r} is not supported: loss scaling couples clients, and "
+            "shared values are kept in float32; use 32-true, 64-true or bf16-mixed"
+        )
+
+
+def check_one_device(trainer: Any) -> None:
+    """Refuse a Trainer that spreads a run over devices.
+
+    Raises:
+        ConfigurationError: it has more than one.
+    """
+    if trainer.world_size > 1:
+        raise ConfigurationError(_several_devices(trainer.world_size))
+
+
+def _several_devices(given: Any) -> str:
+    return (
+        f"trainer.devices asks for {given} devices; one run uses one device (data-parallel "
+        "training would average different clients): start several runs instead"
+    )
+
+
+def check_whole_rounds(settings: Any) -> None:
+    """Refuse what would evaluate, save or draw inside a round.
+
+    Args:
+        settings: a Trainer, or its arguments by name.
+
+    Raises:
+        ConfigurationError: such a setting.
+    """
+    if settings.reload_dataloaders_every_n_epochs != 1:
+        raise ConfigurationError(
+            "trainer.reload_dataloaders_every_n_epochs must be 1: every round has its own clients and batches"
+        )
+    # An integer 1 is one batch, a fraction 1.0 is all of them; none are evaluated where only speed is measured.
+    limits = (settings.limit_train_batches, settings.limit_val_batches, settings.limit_test_batches)
+    whole = [limit is None or (type(limit), limit) == (float, 1.0) for limit in limits]
+    whole[1] |= settings.limit_val_batches == 0
+    if not all(whole) or settings.fast_dev_run or settings.overfit_batches:
+        raise ConfigurationError(
+            "trainer.limit_train_batches, limit_val_batches, limit_test_batches, overfit_batches and fast_dev_run cut "
+            "a round short; leave them out and set trainer.max_epochs=1 for a short run"
+        )
+    if settings.max_epochs is None or settings.max_epochs < 0 or settings.max_steps != -1:
+        raise ConfigurationError("give the number of rounds as trainer.max_epochs, and no trainer.max_steps")
+    if settings.val_check_interval not in (None, 1.0) or type(settings.val_check_interval) is int:
+        raise ConfigurationError(
+            "trainer.val_check_interval must be 1.0; trainer.check_val_every_n_epoch evaluates every n rounds"
+        )
+
+
+def _check_recorded(settings: Any) -> None:
+    """Refuse to train what could not be recorded: a run ends with an evaluation of all clients."""
+    if settings.limit_val_batches == 0:
+        raise ConfigurationError(
+            "trainer.limit_val_batches=0 leaves nothing to record; leave it out, and evaluate less often with "
+            "trainer.check_val_every_n_epoch"
+        )
+    if settings.num_sanity_val_steps not in (-1, 0):
+        raise ConfigurationError(
+            f"trainer.num_sanity_val_steps must be -1 (all clients are evaluated before training, as round 0) or 0 "
+            f"(there is no round 0), got {settings.num_sanity_val_steps}"
+        )
+    every, rounds = settings.check_val_every_n_epoch, settings.max_epochs
+    if every is None or every < 1:
+        raise ConfigurationError(f"trainer.check_val_every_n_epoch must be at least 1, got {every}")
+    if rounds % every:
+        raise ConfigurationError(
+            f"trainer.check_val_every_n_epoch={every} would not evaluate the last of {rounds} rounds; make "
+            "trainer.max_epochs a multiple of it, or set it to 1"
+        )

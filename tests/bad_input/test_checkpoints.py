@@ -1,0 +1,242 @@
+"""Checkpoints that were cut off, changed, edited or made for another run, and what may go on from one."""
+
+import copy
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from federation import CONF
+from refusal import refused
+
+from benchmark.checkpoint import AtomicCheckpointIO, read_checkpoint
+from benchmark.cli import main
+from benchmark.errors import ConfigurationError
+from benchmark.results import read_record, verify_record
+
+BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml")]
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of two rounds, each test's own copy is made of it."""
+    run = tmp_path_factory.mktemp("checkpoints") / "run"
+    main(["fit", *BASE, "--trainer.max_epochs=2", f"--run_dir={run}"])
+    return run
+
+
+@pytest.fixture
+def last(two_rounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The last checkpoint of that run, which was not finished, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(two_rounds, "run")
+    Path("run/record.json").unlink()
+    return Path("run/checkpoints/last.ckpt")
+
+
+def goes_on(*arguments: str) -> list[str]:
+    return ["fit", *BASE, "--trainer.max_epochs=3", "--run_dir=run", "--ckpt_path=last", *arguments]
+
+
+def put(*keys: Any) -> Change:
+    """Set the value at the end of a path of keys; ``del`` as the value takes it out."""
+    *path, name, value = keys
+
+    def change(content: dict[str, Any]) -> None:
+        place: Any = content
+        for key in path:
+            place = place[key]
+        if value == "del":
+            del place[name]
+        else:
+            place[name] = value
+
+    return change
+
+
+def first_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def changed(content: dict[str, Any]) -> None:
+        name = next(iter(content["state_dict"]))
+        content["state_dict"][name] = change(content["state_dict"][name].clone())
+
+    return changed
+
+
+def with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[0] = float("nan")
+    return tensor
+
+
+PROGRESS = ("loops", "fit_loop", "epoch_progress", "current", "processed")
+EDITS: dict[str, tuple[Change, str]] = {
+    "a NaN": (first_tensor(with_nan), "in it holds numbers that are not finite"),
+    "float16": (first_tensor(torch.Tensor.half), "torch.float16 there and"),
+    "another shape": (first_tensor(lambda t: t[:-1]), "has shape and type"),
+    "no callbacks": (put("callbacks", "del"), "it holds no callbacks, callbacks.server, callbacks.Recorder"),
+    "no server": (put("callbacks", "server", "del"), "it holds no callbacks.server"),
+    "no recorder": (put("callbacks", "Recorder", "del"), "it holds no callbacks.Recorder"),
+    "no loops": (put("loops", "del"), "it holds no loops"),
+    "empty loops": (put("loops", {}), "it holds no 'fit_loop'"),
+    "no optimizers": (put("optimizer_states", "del"), "it holds no optimizer_states"),
+    "no data": (put("FederatedDataModule", "del"), "it holds no FederatedDataModule"),
+    "no version of Lightning": (put("pytorch-lightning_version", "del"), "it holds no pytorch-lightning_version"),
+    "no frozen weights": (put("frozen_hash", "del"), "it holds no frozen_hash"),
+    "other frozen weights": (put("frozen_hash", "0"), "other frozen weights"),
+    "state_dict is a list": (put("state_dict", []), "it holds no state_dict"),
+    "a hundred rounds": (put("callbacks", "server", "finished_rounds", 100), "how many rounds are done (server.fin"),
+    "a hundred epochs": (put(*PROGRESS, 100), "how many rounds are done (server.finished_rounds 2"),
+    "inside a round": (put("callbacks", "server", "inside_round", True), "saved inside round 3"),
+    "half a configuration": (put("callbacks", "Recorder", "config", '{"a": '), "it does not hold its configuration"),
+    "another seed": (put("FederatedDataModule", "seed", 9), "it was made with seed 9, this run has 3"),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_an_edited_checkpoint_is_refused(kind: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its hash, as edited with torch; and by what is in it where somebody made the hash anew."""
+    change, message = EDITS[kind]
+    content = copy.deepcopy(torch.load(last, weights_only=True))
+    change(content)
+    torch.save(content, last)
+    with pytest.raises(ConfigurationError, match=r"does not end with its content's hash.*is it whole\?"):
+        read_checkpoint(last)
+    AtomicCheckpointIO().save_checkpoint(content, last)
+    before = last.read_bytes()
+    assert message in refused(capsys, main, goes_on())
+    assert last.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (lambda whole: b"", "is it whole?"),
+        (lambda whole: whole[:1000], "is it whole?"),
+        (lambda whole: whole[:-1], "is it whole?"),
+        (lambda whole: whole + b"\0", "is it whole?"),
+        (lambda whole: whole[: len(whole) // 2] + b"\0" * 100 + whole[len(whole) // 2 + 100 :], "was changed after"),
+        (lambda whole: b"text", "is it whole?"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    written: Callable[[bytes], bytes], message: str, last: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last.write_bytes(written(last.read_bytes()))
+    assert message in refused(capsys, main, goes_on())
+    for content in ({}, [], torch.zeros(3), {"weight": torch.zeros(3)}):
+        AtomicCheckpointIO().save_checkpoint(content, last)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"is no (Lightning )?checkpoint"):
+            read_checkpoint(last)
+
+
+def test_every_single_flipped_bit_is_noticed(last: Path) -> None:
+    rng = random.Random(5)
+    whole = last.read_bytes()
+    tail = range(len(whole) - 80, len(whole))
+    for place in [rng.randrange(len(whole)) for _ in range(100)] + list(tail):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        last.write_bytes(flipped)
+        with pytest.raises(ConfigurationError, match=r"was changed after it was written|is it whole"):
+            read_checkpoint(last)
+    last.write_bytes(whole)
+    read_checkpoint(last)
+
+
+def test_a_checkpoint_is_of_this_run(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the checkpoint holds 2 rounds, more than trainer.max_epochs=1" in refused(
+        capsys, main, goes_on("--trainer.max_epochs=1")
+    )
+    assert "training.lr was 0.02, is 0.5" in refused(capsys, main, goes_on("--model.init_args.training.lr=0.5"))
+    assert "no checkpoint at gone.ckpt" in refused(capsys, main, goes_on("--ckpt_path=gone.ckpt", "--run_dir=other"))
+    assert "no checkpoint at run" in refused(capsys, main, goes_on("--ckpt_path=run", "--run_dir=other"))
+    assert not Path("other").exists()
+    line = refused(capsys, main, ["fit", *BASE, "--ckpt_path=last"])
+    assert "--ckpt_path=last is the last checkpoint of a run's directory: give --run_dir as well" in line
+
+
+def test_a_learning_rate_that_follows_the_rounds_is_not_stretched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cosine = [*BASE, "--model.init_args.training.schedule=cosine", "--run_dir=run"]
+    main(["fit", *cosine, "--trainer.max_epochs=2"])
+    Path("run/record.json").unlink()
+    line = refused(capsys, main, ["fit", *cosine, "--trainer.max_epochs=4", "--ckpt_path=last"])
+    assert "of a run of 2 rounds, whose learning rate follows a cosine over all of them: give trainer.max_epoch" in line
+    main(["fit", *cosine, "--trainer.max_epochs=2", "--ckpt_path=last"])
+    assert verify_record("run") == []
+
+
+def test_a_run_goes_on_from_its_own_configuration(last: Path) -> None:
+    config = Path("run/config.yaml").read_text()
+    assert not {"run_dir", "ckpt_path", "__path__"} & {line.strip().partition(":")[0] for line in config.splitlines()}
+    checkpoint = hashlib.sha256(last.read_bytes()).hexdigest()
+    own = ["fit", "--config=run/config.yaml", "--trainer.max_epochs=3"]
+    main([*own, f"--ckpt_path={last}", "--run_dir=elsewhere"])
+    assert hashlib.sha256(last.read_bytes()).hexdigest() == checkpoint
+    main([*own, "--ckpt_path=last", "--run_dir=run"])
+    main([*own, "--run_dir=straight"])
+    for run in ("elsewhere", "run"):
+        assert verify_record(run) == []
+        assert read_record(run).config_hash == read_record("straight").config_hash
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(f"{run}/metrics.parquet"), pd.read_parquet("straight/metrics.parquet")
+        )
+
+
+def test_data_named_by_a_file_are_the_same_data_in_the_resolved_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.yaml").write_text(
+        "source: federation.TinyImages\npartition: federation.Ragged\nbatch_size: 4\ncohort_width: 3\n"
+    )
+    model = (CONF / "HeadTune.yaml").read_text()
+    Path("run.yaml").write_text(f"data: data.yaml\n{model}trainer: {{accelerator: cpu, enable_progress_bar: false}}\n")
+    main(["fit", "--config=run.yaml", "--trainer.max_epochs=1", "--run_dir=run"])
+    Path("run/record.json").unlink()
+    main(["fit", "--config=run/config.yaml", "--trainer.max_epochs=2", "--run_dir=run", "--ckpt_path=last"])
+    assert verify_record("run") == []
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_scores_are_of_what_was_learned(command: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, main, [command, *BASE])
+    assert f"lightning-cli {command} scores what a run has learned: give --run_dir=RUN_DIR, or --ckpt_path=" in line
+    line = refused(capsys, main, [command, *BASE, "--run_dir=gone"])
+    assert "no checkpoint at gone/checkpoints/last.ckpt" in line
+    assert not Path("gone").exists()
+    scores = set()
+    for given in (
+        [f"--ckpt_path={last}", "--config=run/config.yaml"],
+        [f"--ckpt_path={last}", *BASE],
+        ["--run_dir=run", *BASE],
+        ["--run_dir=run"],
+    ):
+        capsys.readouterr()
+        main([command, *given])
+        scores.add(capsys.readouterr().out)
+    assert len(scores) == 1
+    assert "point server" in scores.pop()
+
+
+def test_a_method_that_trains_nothing_is_scored_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["test", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "ZeroShotCLIP.yaml")])
+    assert "point server" in capsys.readouterr().out
+
+
+def test_the_log_keeps_the_rounds_before(last: Path) -> None:
+    main(["fit", "--config=run/config.yaml", "--trainer.logger=true", "--trainer.max_epochs=3", "--run_dir=straight"])
+    main(goes_on("--trainer.logger=true"))
+    straight, resumed = (pd.read_csv(f"{run}/csv/metrics.csv") for run in ("straight", "run"))
+    assert resumed["step"].tolist() == [0, 1, 2, 3]
+    pd.testing.assert_frame_equal(resumed, straight, check_like=True)

@@ -1,0 +1,154 @@
+"""Run directories that can't be had, are in use, or would be written over; and those that vanish during a run."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federation import CONF
+from refusal import refused
+
+from benchmark import results
+from benchmark.cli import main
+from benchmark.recorder import Recorder
+from benchmark.run_directory import LOCK, FileLock
+
+BASE = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--trainer.max_epochs=2"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").write_text("precious")
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "message"),
+    [
+        ("", "--run_dir is empty"),
+        ("afile", "--run_dir='afile' can't be used: File exists; give a folder that can be written to"),
+        ("afile/x", "--run_dir='afile/x' can't be used: Not a directory"),
+        ("/proc/nowhere", "--run_dir='/proc/nowhere' can't be used: No such file or directory"),
+        ("runs/" + 300 * "x", "can't be used: File name too long"),
+        ("a\0b", "can't be used: embedded null byte"),
+    ],
+)
+def test_no_place_for_a_run(run_dir: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, main, [*BASE, f"--run_dir={run_dir}"])
+    assert Path("afile").read_text() == "precious"
+    assert not Path("runs").exists()
+
+
+def test_a_directory_belongs_to_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    lock = FileLock(Path("run") / LOCK)
+    assert lock.acquire()
+    lock.write("held")
+    try:
+        line = refused(capsys, main, [*BASE, "--run_dir=run"])
+    finally:
+        lock.release()
+    assert line.startswith("error: run belongs to a run that goes on (process ")
+    assert [entry.name for entry in Path("run").iterdir()] == [LOCK]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run."""
+    run = tmp_path_factory.mktemp("directories") / "run"
+    main([*BASE, f"--run_dir={run}"])
+    return run
+
+
+def test_a_finished_run_is_never_replaced(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(finished_run, "run")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file() and path.name != LOCK}
+    for more in ([], ["--ckpt_path=last"], ["--trainer.max_epochs=4", "--ckpt_path=last"], ["--seed_everything=9"]):
+        assert "run holds a finished run; give another --run_dir" in refused(
+            capsys, main, [*BASE, "--run_dir=run", *more]
+        )
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_another_unfinished_run_is_not_written_over(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(finished_run, name)
+        Path(name, "record.json").unlink()
+    shutil.copy("b/checkpoints/last.ckpt", "b/checkpoints/best.ckpt")
+    before = Path("b/checkpoints/last.ckpt").read_bytes()
+    for given in ("a/checkpoints/last.ckpt", "b/checkpoints/best.ckpt"):
+        line = refused(capsys, main, [*BASE, "--run_dir=b", f"--ckpt_path={given}"])
+        assert "b holds an unfinished run; continue it with --ckpt_path=b/checkpoints/last.ckpt, or give" in line
+    assert Path("b/checkpoints/last.ckpt").read_bytes() == before
+
+
+def test_what_a_killed_process_left_is_removed_when_the_run_goes_on(finished_run: Path) -> None:
+    shutil.copytree(finished_run, "run")
+    Path("run/record.json").unlink()
+    left = [Path("run/.config.yaml.17.tmp"), Path("run/checkpoints/.last.ckpt.17.tmp")]
+    for path in left:
+        path.write_text("half")
+    main([*BASE, "--run_dir=run", "--ckpt_path=last"])
+    assert not [path for path in left if path.exists()]
+
+
+def test_a_run_says_its_directory_first(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*BASE, "--trainer.max_epochs=0"])
+    (run,) = Path("runs").iterdir()
+    assert capsys.readouterr().out.splitlines()[0] == f"run directory: {run}"
+
+
+def test_a_directory_that_vanishes_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = Recorder._collect
+
+    def collect_and_remove(self: Recorder, trainer: Any, method: Any) -> None:
+        if method.server.finished_rounds == 1:
+            shutil.rmtree("run")
+        collect(self, trainer, method)
+
+    monkeypatch.setattr(Recorder, "_collect", collect_and_remove)
+    line = refused(capsys, main, [*BASE, "--run_dir=run"])
+    assert "cannot be written: No such file or directory" in line
+    assert not Path("run/record.json").exists()
+
+
+class FullDisk:
+    """A file on a disk with room for so many more bytes."""
+
+    def __init__(self, stream: Any, room: int) -> None:
+        self.stream, self.room = stream, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __enter__(self) -> "FullDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+    def write(self, data: bytes) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(28, "No space left on device")
+        return int(self.stream.write(data))
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints find a disk with 3,000 bytes left."""
+    opened = Path.open
+
+    def full(path: Path, *arguments: Any, **named: Any) -> Any:
+        stream = opened(path, *arguments, **named)
+        return FullDisk(stream, 3000) if path.name.startswith(".last.ckpt") else stream
+
+    monkeypatch.setattr(results.Path, "open", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, main, [*BASE, "--run_dir=run"])
+    assert "run/checkpoints/last.ckpt cannot be written: No space left on device" in line
+    assert not list(Path("run/checkpoints").iterdir())

@@ -1,0 +1,117 @@
+"""Settings of the Trainer that a federated run can't have."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from federation import CONF
+from lightning.pytorch.callbacks import Timer
+from refusal import refused
+
+from benchmark.cli import main
+from benchmark.results import read_record, verify_record
+
+BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--run_dir=run"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("limit_val_batches=0", "leaves nothing to record"),
+        ("limit_val_batches=0.5", "cut a round short"),
+        ("limit_val_batches=1", "cut a round short"),
+        ("limit_train_batches=3", "cut a round short"),
+        ("limit_test_batches=1", "cut a round short"),
+        ("overfit_batches=1", "cut a round short"),
+        ("fast_dev_run=true", "cut a round short"),
+        ("num_sanity_val_steps=1", "trainer.num_sanity_val_steps must be -1 (all clients are evaluated"),
+        ("num_sanity_val_steps=2", "or 0 (there is no round 0), got 2"),
+        ("check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch must be at least 1, got 0"),
+        ("check_val_every_n_epoch=-1", "must be at least 1, got -1"),
+        ("check_val_every_n_epoch=null", "must be at least 1, got None"),
+        ("check_val_every_n_epoch=3", "=3 would not evaluate the last of 5 rounds; make trainer.max_epochs a multiple"),
+        ("check_val_every_n_epoch=6", "=6 would not evaluate the last of 5 rounds"),
+        ("val_check_interval=0.5", "trainer.val_check_interval must be 1.0"),
+        ("val_check_interval=1", "trainer.val_check_interval must be 1.0"),
+        ("max_steps=7", "give the number of rounds as trainer.max_epochs"),
+        ("max_epochs=-1", "give the number of rounds as trainer.max_epochs"),
+        ("reload_dataloaders_every_n_epochs=2", "every round has its own clients and batches"),
+        ("precision=16-mixed", "'16-mixed' is not supported: loss scaling couples clients"),
+        ("precision=16", "'16' is not supported"),
+        ("precision=16-true", "'16-true' is not supported"),
+        ("precision=bf16-true", "'bf16-true' is not supported"),
+        ("accelerator=foo", "trainer.accelerator is one of auto, cpu, "),
+        ("strategy=ddp", "trainer.strategy=ddp can't be had: one run uses one device"),
+        ("strategy=nonsense", "trainer.strategy=nonsense can't be had"),
+        ("strategy=lightning.pytorch.strategies.DDPStrategy", "can't be had: one run uses one device"),
+        ("num_nodes=2", "trainer.num_nodes=2 can't be had: one run uses one device of one machine"),
+        ("devices=2", "trainer.devices asks for 2 devices"),
+        ("devices=[0,1]", "trainer.devices asks for [0, 1] devices"),
+        ("devices=0", "trainer: `Trainer(devices=0)` value is not a valid input"),
+        ("barebones=true", "trainer.barebones logs nothing"),
+        ("plugins=lightning.pytorch.plugins.io.AsyncCheckpointIO", "trainer.plugins can't be given"),
+        ("gradient_clip_val=1", "gradient clipping is not supported"),
+        ("max_time=soon", "trainer: `Timer(duration='soon')` is not a valid duration. Expected a string in the format"),
+    ],
+)
+def test_a_setting_is_refused_before_training(setting: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, main, ["fit", *BASE, "--trainer.max_epochs=5", f"--trainer.{setting}"])
+    assert message in line
+    assert not list(Path().glob("run/*.parquet")) + list(Path().glob("run/record.json"))
+
+
+def test_a_refused_run_leaves_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, main, ["fit", *BASE, "--trainer.devices=0", "--run_dir=far/away/run"])
+    assert not Path("far").exists()
+
+
+def test_time_that_is_up_ends_the_run_after_a_whole_round_and_it_goes_on_with_the_command_that_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [*BASE, "--trainer.max_epochs=3", "--data.cohort_width=1", "--data.batch_size=1"]
+    main(["fit", *long, "--run_dir=whole"])
+    monkeypatch.setattr(Timer, "time_elapsed", _ten_seconds_a_look)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit:
+        main(["fit", *long, "--trainer.max_time=00:00:00:30"])
+    assert exit.value.code == 124
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if line.startswith("trainer.max_time")]
+    said = (
+        "trainer.max_time is up: what is kept is run/checkpoints/last.ckpt, after round 1; go on with: lightning-cli "
+    )
+    assert line.startswith(said)
+    assert not Path("run/record.json").exists()
+    program, *go_on = line.removeprefix(said).split()
+    assert program == "lightning-cli"
+    with pytest.raises(SystemExit):  # the same time again, for one round more
+        main(go_on)
+    main(go_on)
+    assert verify_record("run") == []
+    pd.testing.assert_frame_equal(pd.read_parquet("run/metrics.parquet"), pd.read_parquet("whole/metrics.parquet"))
+
+
+def _ten_seconds_a_look(timer: Timer, stage: str = "train") -> float:
+    timer.looks = getattr(timer, "looks", 0) + 1  # type: ignore[attr-defined]
+    return 10.0 * timer.looks  # type: ignore[attr-defined]
+
+
+def test_a_run_that_stops_early_is_recorded_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    stopping = json.dumps(
+        {
+            "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+            "init_args": {"monitor": "test/server/accuracy", "mode": "max", "patience": 1, "min_delta": 2.0},
+        }
+    )
+    main(["fit", *BASE, "--trainer.max_epochs=6", f"--trainer.callbacks+={stopping}"])
+    assert "record: run/record.json (stopped early, after round 2 of 6)" in capsys.readouterr().out
+    record = read_record("run")
+    assert (record.rounds, record.rounds_trained) == (6, 2)
+    assert verify_record("run") == []
+    assert set(pd.read_parquet("run/metrics.parquet")["round"]) == {0, 1, 2}
