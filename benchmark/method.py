@@ -10,26 +10,35 @@ stack is K independent optimizers.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmark.bank import ClientBank
 from benchmark.batch import Block, ClientBatch, PlannedPhase
 from benchmark.client import Client, Group, LocalTraining, MiniBatch, Phase
 from benchmark.errors import ConfigurationError
+from benchmark.finite import finite_rows
 from benchmark.metrics import ClientScores
 from benchmark.padding import cross_entropy
-from benchmark.seeds import torch_generator
+from benchmark.seeds import global_states, torch_generator
 from benchmark.server import Message, Server
 
 __all__ = ["Client", "FederatedMethod", "Group", "LocalTraining", "MiniBatch", "Phase"]
@@ -41,6 +50,44 @@ STACKED = (None, 0, 0, 0, 0, 0, 0, 0)
 #: How far a gradient of a compiled step may be from the same operations one by one, relative to its norm: without and
 #: with bfloat16, whose intermediate results a fused kernel does not round.
 COMPILED_TOLERANCE = (1e-3, 5e-2)
+
+#: Files in which no user's function is: those of Python, of installed packages and of the engine.
+NOT_THE_METHODS = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
+
+UNKEYED = (
+    "draws random numbers from a global generator; draw them in draw_noise, from the generator given there, and take "
+    "them from batch.noise"
+)
+NOT_OWNED = (
+    "running statistics, spectral normalisation and the like would pass from client to client; keep such a value in "
+    "kept_state, or use a layer without it"
+)
+#: What cannot be done for many clients at once: a part of what vmap says of it, and what to tell the user.
+MISTAKES = (
+    ("called random operation", UNKEYED),
+    (
+        "data-dependent control flow",
+        "decides by a tensor's value (if, while, and, or); the step runs for many clients at once: use torch.where",
+    ),
+    (
+        ".item()",
+        "makes a Python number of a tensor (item, float, int, tolist); the step runs for many clients at once: compute "
+        "with tensors",
+    ),
+    (
+        "dynamic shape",
+        "makes a tensor whose shape depends on values (a boolean index, nonzero, unique); the step runs for many "
+        "clients at once: multiply by a mask, or use torch.where",
+    ),
+    ("is not possible because there exists a Tensor", f"writes a client's value into a tensor of all: {NOT_OWNED}"),
+    ("the fallback path doesn't work on out=", f"writes a client's value into a tensor of all: {NOT_OWNED}"),
+    ("must only return Tensors", "must return tensors alone"),
+    (
+        "self.log",
+        "calls self.log; return named tensors beside the loss, (loss, {'name': value}): scalars are recorded for each "
+        "client and logged",
+    ),
+)
 
 
 class _Call(nn.Module):
@@ -100,16 +147,40 @@ class FederatedMethod(LightningModule):
         self._counted: tuple[tuple[int, ...], Tensor] = ((), self._class_counts[:0])
         self._totals: dict[str, tuple[Tensor, Tensor]] = {}
         self._finished: dict[tuple[int, str], Tensor] = {}
+        self._ended_momenta: dict[str, tuple[Sequence[int], Tensor]] = {}
         self._fitted = False
+        self._seen: set[tuple[str | int, ...]] = set()
         self._values: Message = {}
         self._copy_optimizers: list[torch.optim.Optimizer] = []
         self._programs: dict[tuple[str, int, int], Callable[..., Any]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As usual.
+
+        Raises:
+            ConfigurationError: a constructor that has not called its base's.
+        """
+        if isinstance(value, Tensor | nn.Module) and "_modules" not in self.__dict__:
+            raise ConfigurationError(
+                f"{type(self).__name__}.__init__ sets {name!r} before super().__init__(num_clients); call that first"
+            )
+        super().__setattr__(name, value)
+
+    def log(self, *args: Any, **named: Any) -> None:
+        """As Lightning's, but not in a step, where it would meet the tensors of many clients at once.
+
+        Raises:
+            MisconfigurationException: it is called in a step.
+        """
+        if self._current_fx_name in ("training_step", "validation_step", "test_step"):
+            raise MisconfigurationException("self.log in a step; return named tensors beside the loss")
+        super().log(*args, **named)
 
     # ------------------------------------------------------------------ what a method writes
 
     def forward(self, x: Tensor) -> Tensor:
         """ONE client: images [B, 3, H, W] to logits [B, C]."""
-        raise NotImplementedError
+        raise ConfigurationError(f"{type(self).__name__} must define forward: images [B, 3, H, W] to logits [B, C]")
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Any:
         """ONE client: the objective on a mini-batch, a scalar. Cross-entropy of ``forward`` by default.
@@ -125,7 +196,7 @@ class FederatedMethod(LightningModule):
 
     def local_phases(self) -> list[Phase]:
         """What a client trains in a round, in order."""
-        raise NotImplementedError
+        raise ConfigurationError(f"{type(self).__name__} must define local_phases: what a client trains in a round")
 
     def finetune_phases(self) -> list[Phase]:
         """What a copy of every client is trained with before that copy is evaluated; nothing by default.
@@ -198,8 +269,19 @@ class FederatedMethod(LightningModule):
         ]
 
     def template(self, name: str) -> Tensor:
-        """The parameter of this name: the server's value if it is shared, the initial value if it is personal."""
-        return self.get_parameter(name)
+        """The parameter of this name: the server's value if it is shared, the initial value if it is personal.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        try:
+            return self.get_parameter(name)
+        except AttributeError as error:
+            under = self.parameters_under([name])
+            raise ConfigurationError(
+                f"{type(self).__name__} has no parameter {name!r}; "
+                + (f"below it are {', '.join(under[:5])}" if under else "give one of those in named_parameters()")
+            ) from error
 
     def check_roles(self) -> None:
         """Every prefix names parameters, none has two roles, and nothing trained keeps batch statistics.
@@ -222,7 +304,7 @@ class FederatedMethod(LightningModule):
                 f"{type(self).__name__}: in two of the roles shared, personal and disclosed: {sorted(both)}"
             )
         finetuned: list[str] = []
-        for phase in (*self.local_phases(), *self.finetune_phases(), *self.new_client_phases()):
+        for phase in (*self.phases("train"), *self.phases("finetune"), *self.phases("adapt")):
             for group in phase.groups:
                 names = self.parameters_under(group.parameters)
                 if not names:
@@ -249,12 +331,44 @@ class FederatedMethod(LightningModule):
         self.has_frozen = bool(own - set(self.trainable_names))
         #: what has a slot: everything trained, and what only the fine-tuning of a copy trains
         self.slot_names = self.trainable_names + list(dict.fromkeys(finetuned))
+        self._frozen_parts = self._find_frozen_parts()
+        self._check_modes()
+
+    def _find_frozen_parts(self) -> list[nn.Module]:
+        """The outermost modules that have parameters of which none is trained, not even in a copy."""
+        trained = {id(self.template(name)) for name in self.slot_names}
+        parts: list[nn.Module] = []
+        inside: set[int] = set()
+        for module in list(self.modules())[1:]:
+            held = [id(parameter) for parameter in module.parameters()]
+            if held and id(module) not in inside and not trained.intersection(held):
+                parts.append(module)
+                inside.update(map(id, module.modules()))
+        return parts
+
+    def _check_modes(self) -> None:
+        """Nothing outside the frozen parts may behave differently in training mode in a way no client owns.
+
+        What is not known here by its class is noticed in the first step (see ``_watched``).
+
+        Raises:
+            ConfigurationError: running statistics, or dropout whose draws have no key.
+        """
+        frozen = {id(module) for part in self._frozen_parts for module in part.modules()}
         for name, module in self.named_modules():
-            trained = any(n.startswith(name + ".") for n in self.slot_names)
-            if isinstance(module, _BatchNorm) and trained:
+            if module is self or id(module) in frozen:
+                continue
+            if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
+                kind = "batch" if isinstance(module, _BatchNorm) else "instance"
                 raise ConfigurationError(
-                    f"{type(self).__name__}: {name} is a trained batch normalisation, whose running statistics belong "
+                    f"{type(self).__name__}: {name} is a trained {kind} normalisation, whose running statistics belong "
                     "to no client; use a backbone with group or layer normalisation, or freeze this one"
+                )
+            if dropped := _dropped(module):
+                raise ConfigurationError(
+                    f"{type(self).__name__}: {name} is {type(module).__name__} of {dropped:g}, whose draws have no "
+                    "key of seed, round, client and step; draw a mask in draw_noise and multiply by it and by "
+                    f"1 / (1 - {dropped:g}), or set it to 0"
                 )
 
     def configure_callbacks(self) -> list[Callback]:
@@ -285,11 +399,22 @@ class FederatedMethod(LightningModule):
         initial = {name: self.template(name) for name in self.own_names}
         if self.evaluate_local:
             initial |= {f"local.{name}": self.template(name) for name in self.shared_names}
-        initial |= {f"kept.{name}": value for name, value in self.kept_state().items()}
+        initial |= {
+            f"kept.{name}": value for name, value in _named_tensors(self, "kept_state", self.kept_state()).items()
+        }
         for number, phase in enumerate(self.local_phases()):
             for name, row in self._momenta(phase, number).items():
                 initial[row] = torch.zeros_like(self.template(name))
         self.bank = ClientBank(initial, self.num_clients)
+        #: what no step may change: the place of every buffer and frozen parameter, and of what all clients start from
+        self._standing = [
+            (f"{prefix}.{name}".lstrip("."), held, name)
+            for prefix, module in self.named_modules()
+            if module not in (self.bank, self.slots)
+            for held in (module._parameters, module._buffers)
+            for name, value in held.items()
+            if value is not None
+        ]
         self.train(self.training)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -314,12 +439,11 @@ class FederatedMethod(LightningModule):
         return {name: f"momentum.{number}.{name}" for names in groups for name in self.parameters_under(names)}
 
     def train(self, mode: bool = True) -> Self:
-        """As usual for what is trained; frozen parts stay in evaluation mode."""
+        """As usual; frozen parts stay in evaluation mode."""
         super().train(mode)
         if self.bank is not None:
-            for name, module in self.named_modules():
-                if name and not any(n == name or n.startswith(name + ".") for n in self.trainable_names):
-                    module.training = False
+            for part in self._frozen_parts:
+                part.eval()
         return self
 
     @cached_property
@@ -370,12 +494,19 @@ class FederatedMethod(LightningModule):
     # ------------------------------------------------------------------ the stacked step
 
     def phases(self, kind: str) -> list[Phase]:
-        """The phases of local training (``"train"``) or of the fitting of a copy (``"finetune"``, ``"adapt"``)."""
-        return {
-            "train": self.local_phases,
-            "finetune": self.finetune_phases,
-            "adapt": self.new_client_phases,
-        }[kind]()
+        """The phases of local training (``"train"``) or of the fitting of a copy (``"finetune"``, ``"adapt"``).
+
+        Raises:
+            ConfigurationError: the method gives something else.
+        """
+        name = {"train": "local_phases", "finetune": "finetune_phases", "adapt": "new_client_phases"}[kind]
+        made = getattr(self, name)()
+        if not isinstance(made, list | tuple) or not all(isinstance(phase, Phase) for phase in made):
+            raise ConfigurationError(
+                f"{type(self).__name__}.{name} must return a list of phases, such as "
+                f"[self.training_settings.phase('head')]; it returns {made!r:.80}"
+            )
+        return list(made)
 
     def planned_phases(self, kind: str) -> list[PlannedPhase]:
         """What the round plan has to lay out."""
@@ -401,6 +532,7 @@ class FederatedMethod(LightningModule):
         self._received = {name: value.detach() for name, value in received.items()}
         self._kept = self._rows_of("kept.", clients)
         self._totals = {}
+        self._ended_momenta = {}
         self._prepare(clients, self.slot_values(), kind, "train")
 
     def _prepare(self, clients: Sequence[int], values: Message, kind: str, split: str) -> None:
@@ -409,7 +541,8 @@ class FederatedMethod(LightningModule):
         self._memory = self.data.memory(clients) if self.needs_memory else {}
         if type(self).prepare is not FederatedMethod.prepare:
             with torch.no_grad():
-                self._prepared = self.map_state(lambda client: self.prepare(client, kind, split), clients, values)
+                made = self._map(lambda client, _: self.prepare(client, kind, split), clients, values, {}, "prepare")
+            self._prepared = _named_tensors(self, "prepare", made)
 
     def _rows_of(self, prefix: str, clients: Sequence[int]) -> Message:
         """The bank's rows under a prefix, by the name that follows it."""
@@ -435,7 +568,7 @@ class FederatedMethod(LightningModule):
             values: per parameter name, a row for each of the cohort's clients; names left out have the same value for
                 all, the template's.
         """
-        return self._map(lambda client, _: function(client), clients, values, {})
+        return self._map(lambda client, _: function(client), clients, values, {}, _name_of(function))
 
     def map_clients(
         self,
@@ -464,7 +597,8 @@ class FederatedMethod(LightningModule):
         rows["features"] = dict(features)
 
         one = partial(_on_mini_batch, function, batch.phase, batch.split)
-        return self._map(one, batch.clients, values, rows, check_draws=batch.first, program=program)
+        part = (batch.kind, batch.phase, batch.split)
+        return self._map(one, batch.clients, values, rows, _name_of(function), part, program)
 
     def _encode(self, x: Tensor) -> Message:
         """``frozen_features`` of images [K, B, 3, H, W], without mapping as for kept ones, so that both are equal."""
@@ -480,34 +614,87 @@ class FederatedMethod(LightningModule):
         clients: Sequence[int],
         values: Message,
         rows: dict[str, Any],
-        check_draws: bool = False,
+        name: str,
+        part: tuple[str | int, ...] = (),
         program: Callable[..., Any] | None = None,
     ) -> Any:
-        """Call ``function(client, rows of that client)`` with each client's values in the method's parameters."""
+        """Call ``function(client, rows of that client)`` with each client's values in the method's parameters.
+
+        Args:
+            function: for ONE client.
+            clients: the cohort, or its first clients.
+            values: as for ``map_state``.
+            rows: tensors [K, ...], and nested ones.
+            name: of the method's function that is called, for messages.
+            part: of the round; the first call of a function in each part of a round is watched (see ``_watched``).
+            program: as for ``map_clients``.
+
+        Raises:
+            ConfigurationError: the function does what cannot be done for many clients at once.
+        """
         count = len(clients)
         per_client = {n: v for n, v in self._received.items() if self._is_stacked(n, v)}
         common = {n: v for n, v in self._received.items() if n not in per_client}
         parts = (values, per_client, self._kept, self._prepared, self._memory)
-        if program is not None:
-            made = program(common, *parts, *self._padded((self._counts_of(tuple(clients)), rows), values))
-            return tree_map(lambda part: part[:count], made)
-        own: tuple[Any, ...] = tuple(_first(part, count) for part in parts)
-        stacked = (*own, self._counts_of(tuple(clients)), rows)
-        one = self._for_one_client(function)
+        try:
+            if program is not None:
+                made = program(common, *parts, *self._padded((self._counts_of(tuple(clients)), rows), values))
+                return tree_map(lambda part: part[:count], made)
+            own: tuple[Any, ...] = tuple(_first(part, count) for part in parts)
+            stacked = (*own, self._counts_of(tuple(clients)), rows)
+            with self._watched(name, (*part, count > 1)):
+                return self._for_all(self._for_one_client(function), common, stacked, count)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            words = _mistake(error)
+            if words is None:
+                raise
+            raise ConfigurationError(f"{self._place(name, error)} {words}") from error
+
+    def _for_all(self, one: Callable[..., Any], common: Message, stacked: tuple[Any, ...], count: int) -> Any:
+        """Call what ``_for_one_client`` made for the rows of ``count`` clients."""
         if count > 1 or self.has_frozen:
             return vmap(one, in_dims=STACKED)(common, *stacked)
         # One client of a method that trains everything needs no mapping, which would cost a tenth of a small network's
         # step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what a product of
-        # matrices rounds by its number of rows.) Unlike vmap, nothing here notices a draw from a global generator.
-        before = torch.default_generator.get_state() if check_draws else None
+        # matrices rounds by its number of rows.)
         single = one(common, *tree_map(lambda part: part.squeeze(0), stacked))
-        result = tree_map(lambda part: part.unsqueeze(0), single)
-        if before is not None and not torch.equal(before, torch.default_generator.get_state()):
-            raise RuntimeError(
-                f"{type(self).__name__} draws random numbers from the global generator; draw them in draw_noise, from "
-                "the generator given there"
-            )
-        return result
+        for part in tree_leaves(single):
+            if not isinstance(part, Tensor):
+                raise ValueError(f"must only return Tensors, got type {type(part)}")  # as vmap says it
+        return tree_map(lambda part: part.unsqueeze(0), single)
+
+    @contextmanager
+    def _watched(self, name: str, part: tuple[str | int, ...]) -> Iterator[None]:
+        """Refuse what vmap may let pass, and a single client without vmap always would, in the first call of its kind.
+
+        Raises:
+            ConfigurationError: a draw from a global generator, which has no key, or another value of a buffer or a
+                frozen parameter, which would pass from client to client.
+        """
+        if (name, *part) in self._seen:
+            yield
+            return
+        self._seen.add((name, *part))
+        states = global_states(self.device)
+        before = [(value := held[key], value._version) for _, held, key in self._standing]
+        yield
+        if global_states(self.device) != states:
+            raise ConfigurationError(f"{self._place(name)} {UNKEYED}")
+        for (place, held, key), (value, version) in zip(self._standing, before, strict=True):
+            if held[key] is not value or value._version != version:
+                raise ConfigurationError(f"{self._place(name)} changes {place!r}: {NOT_OWNED}")
+
+    def _place(self, name: str, error: Exception | None = None) -> str:
+        """A function of the method, with the line that an error came from, else its first."""
+        if error is not None:
+            for frame in reversed(traceback.extract_tb(error.__traceback__)):
+                if not frame.filename.startswith(NOT_THE_METHODS):
+                    return f"{type(self).__name__}.{name}, line {frame.lineno} of {frame.filename},"
+        code = getattr(getattr(type(self), name, None), "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        return f"{type(self).__name__}.{name}{where}"
 
     def _padded(self, rows: tuple[Any, ...], values: Message) -> Any:
         """Rows for all clients of the cohort, the first one's again for those at their end; one program fits all."""
@@ -551,29 +738,52 @@ class FederatedMethod(LightningModule):
             return None
         if mode == "reduce-overhead":
             torch.compiler.cudagraph_mark_step_begin()
-        # What is trained, and the shapes, make a program of their own, which is checked on its own.
         key = (batch.kind, batch.phase, len(batch.cohort))
         if key not in self._programs:
             one = self._for_one_client(partial(_on_mini_batch, self.client_loss, batch.phase, "train"))
             program = torch.compile(vmap(one, in_dims=STACKED), mode=mode, dynamic=False)
-            try:
-                self._check_gradient(batch, program)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                said = str(error).splitlines()[0]
-                raise ConfigurationError(
-                    f"data.compile_steps: torch.compile failed on {type(self).__name__} ({said}); "
-                    "leave data.compile_steps out, or mend what it needs (on a CPU a C++ compiler)"
-                ) from error
+            self._check_gradient(batch, program)
             self._programs[key] = program
         return self._programs[key]
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Say in one line that torch.compile failed inside."""
+        try:
+            yield
+        except torch._dynamo.exc.TorchDynamoException as error:
+            said = str(error).splitlines()[0]
+            raise ConfigurationError(
+                f"data.compile_steps: torch.compile failed on {type(self).__name__} ({said}); "
+                "leave data.compile_steps out, or mend what it needs (on a CPU a C++ compiler)"
+            ) from error
+
+    def _step_losses(self, batch: ClientBatch) -> tuple[Tensor, Message]:
+        """``_losses`` of a training step, compiled where steps are, by code whose gradients were compared.
+
+        A program holds code for each set of shapes, Python numbers and branches it has met; new code is made inside a
+        call of it, which is then compared and done again.
+        """
+        program = self._compiled_loss(batch)
+        if program is None:
+            return self._losses(batch)
+        made = _graphs_made()
+        with self._compiling():
+            losses = self._losses(batch, program)
+        if _graphs_made() == made:
+            return losses
+        del losses
+        self._check_gradient(batch, program)
+        return self._losses(batch, self._compiled_loss(batch))
 
     def _check_gradient(self, batch: ClientBatch, program: Callable[..., Any]) -> None:
         """Refuse a compiled step whose gradients are not those of the operations one by one.
 
-        Inductor's code is not always right: torch 2.15 makes a CLIP text tower's gradient on a CPU 2 % off.
+        Inductor's code is not always right: torch 2.15 makes a CLIP text tower's gradient on a CPU 2 % off. A CUDA
+        graph is warmed up at its first call and recorded at its second; the third, a replay, is what training uses.
 
         Raises:
-            ConfigurationError: the gradient of a parameter is another.
+            ConfigurationError: the gradient of a parameter is another, or there is no compiling it.
         """
         trained = [name for name in self.slot_names if self.slots[_slot(name)].requires_grad]
         slots = [self.slots[_slot(name)] for name in trained]
@@ -583,18 +793,32 @@ class FederatedMethod(LightningModule):
             return [gradient.clone() for gradient in made]  # a CUDA graph writes its next ones to the same place
 
         limit = COMPILED_TOLERANCE["bf16" in str(self.trainer.precision)]
-        for name, expected, found in zip(trained, gradients(None), gradients(program), strict=True):
-            off = ((found - expected).norm() / expected.norm().clamp(min=1e-30)).item()
-            if not off <= limit:  # NaN is refused too
-                raise ConfigurationError(
-                    f"data.compile_steps: torch.compile makes the gradient of {name!r} of {type(self).__name__} "
-                    f"{100 * off:.2g} % off, {100 * limit:g} % are allowed; leave data.compile_steps out"
-                )
+        expected = gradients(None)
+        replays = self.data.compile_steps == "reduce-overhead"
+        for _ in range(3 if replays else 1):
+            if replays:
+                torch.compiler.cudagraph_mark_step_begin()
+            with self._compiling():
+                found = gradients(program)
+            for name, right, made in zip(trained, expected, found, strict=True):
+                off = ((made - right).norm() / right.norm().clamp(min=1e-30)).item()
+                if not off <= limit:  # NaN is refused too
+                    raise ConfigurationError(
+                        f"data.compile_steps: torch.compile makes the gradient of {name!r} of {type(self).__name__} "
+                        f"{100 * off:.2g} % off, {100 * limit:g} % are allowed; leave data.compile_steps out"
+                    )
 
-    def _losses(self, batch: ClientBatch, program: Callable[..., Any] | None) -> tuple[Tensor, Message]:
+    def _losses(self, batch: ClientBatch, program: Callable[..., Any] | None = None) -> tuple[Tensor, Message]:
         """The clients' losses, [K], and the named tensors that came with them."""
         made = self.map_clients(self.client_loss, self.slot_values(), batch, batch.kind, program)
-        return made if isinstance(made, tuple) else (made, {})
+        losses, named = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+        if not isinstance(losses, Tensor) or losses.shape != (len(batch.clients),) or not isinstance(named, dict):
+            given = tuple(losses.shape[1:]) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ConfigurationError(
+                f"{self._place('client_loss')} must return a scalar, or a scalar and a dict of named tensors; it "
+                f"returns {f'shape {given}' if isinstance(given, tuple) else given}"
+            )
+        return losses, named
 
     def _counts_of(self, clients: tuple[int, ...]) -> Tensor:
         """Training images of each class, [K, C], on the device; the last answer is remembered, for a cohort's steps."""
@@ -623,7 +847,7 @@ class FederatedMethod(LightningModule):
         """One optimizer step of the whole cohort."""
         if batch.phase_start:
             self._start_phase(batch, phase, optimizer)
-        losses, named = self._losses(batch, self._compiled_loss(batch))
+        losses, named = self._step_losses(batch)
         optimizer.zero_grad()
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
         if phase.clip is not None:
@@ -643,7 +867,8 @@ class FederatedMethod(LightningModule):
         before = {name: self.slots[_slot(name)].detach().clone() for name in trained}
         optimizer.step()
         update = {name: (self.slots[_slot(name)].detach() - before[name])[:count] for name in trained}
-        changed = self._map(self.transform_update, batch.clients, before, update)
+        changed = self._map(self.transform_update, batch.clients, before, update, "transform_update", (batch.phase,))
+        changed = _named_tensors(self, "transform_update", changed)
         for name, value in changed.items():
             self.slots[_slot(name)].data[:count] = before[name][:count] + value
 
@@ -712,8 +937,11 @@ class FederatedMethod(LightningModule):
         for (k, name), value in self._finished.items():
             moved[name][k].copy_(value)
         self._finished = {}
-        for row in momenta.values():
-            self._bank.write(row, _owners(batch, phase), moved[row])
+        self._ended_momenta |= {row: (_owners(batch, phase), moved[row]) for row in momenta.values()}
+
+    def on_train_epoch_start(self) -> None:
+        """A round begins: its first steps are watched."""
+        self._seen = set()
 
     def training_step(self, block: Block, batch_idx: int) -> None:
         """Some local steps of a cohort, one after the other."""
@@ -733,36 +961,45 @@ class FederatedMethod(LightningModule):
     def end_cohort(self, clients: Sequence[int]) -> dict[int, Message]:
         """Store what stays with the clients and return what they upload: client id to its shared values.
 
-        Raises:
-            ConfigurationError: a client's loss was not finite; the last round's checkpoint is as it was.
+        A client whose loss or whose values are not finite is left out, and everything of its own stays as it was before
+        the round.
         """
-        loss = self._totals["loss"][0].tolist() if self._totals else []
-        if diverged := [client for client, total in zip(clients, loss, strict=False) if not math.isfinite(total)]:
-            raise ConfigurationError(
-                f"training diverged: the loss of {len(diverged)} of {len(clients)} clients of a cohort was not "
-                f"finite in round {self.server.finished_rounds + 1} (clients {diverged[:5]}); lower the "
-                "learning rate or clip gradients"
-            )
         values = {name: slot.detach() for name, slot in self.slot_values().items()}
-        for name in self.own_names:
-            self._bank.write(name, clients, values[name])
+        own = {name: values[name] for name in self.own_names}
         if self.evaluate_local:
-            for name in self.shared_names:
-                self._bank.write(f"local.{name}", clients, values[name])
+            own |= {f"local.{name}": values[name] for name in self.shared_names}
         if self._kept:
             updated = self.map_state(self.after_local_training, clients, values)
-            for name, value in updated.items():
-                self._bank.write(f"kept.{name}", clients, value)
-        uploads = {name: values[name] for name in self.shared_names + self.disclosed_names}
-        uploads |= self._extra_uploads(clients, values)
-        self._report(clients)
-        return {client: {n: v[k].clone() for n, v in uploads.items()} for k, client in enumerate(clients)}
+            own |= {f"kept.{name}": value for name, value in self._checked_kept(updated).items()}
+        extra = self._extra_uploads(clients, values)
+        uploads = {name: values[name] for name in self.shared_names + self.disclosed_names} | extra
+        losses = [self._totals["loss"][0]] if self._totals else []
+        finite = finite_rows([*losses, *values.values(), *extra.values()], len(clients))
+        rows = [k for k, all_finite in enumerate(finite) if all_finite]
+        held = {name: (clients, value) for name, value in own.items()} | self._ended_momenta
+        for name, (owners, value) in held.items():
+            self._bank.write(name, [owners[k] for k in rows], value if all(finite) else value[rows])
+        self._report(clients, rows)
+        return {clients[k]: {n: v[k].clone() for n, v in uploads.items()} for k in rows}
+
+    def _checked_kept(self, updated: Any) -> Message:
+        """What ``after_local_training`` gave, if it is all of ``kept_state`` in the same shapes."""
+        updated = _named_tensors(self, "after_local_training", updated)
+        shapes = {name: tuple(value.shape) for name, value in self._kept.items()}
+        if {name: tuple(value.shape) for name, value in updated.items()} != shapes:
+            given = {name: tuple(value.shape)[1:] for name, value in updated.items()}
+            raise ConfigurationError(
+                f"{type(self).__name__}.after_local_training must return all of kept_state, "
+                f"{ {name: shape[1:] for name, shape in shapes.items()} } (name: shape); it returns {given}"
+            )
+        return updated
 
     def _extra_uploads(self, clients: Sequence[int], values: Message) -> Message:
         if type(self).client_upload is FederatedMethod.client_upload:
             return {}
         totals = {name: total for name, (total, _) in self._totals.items()}
-        extra = cast(Message, self._map(self.client_upload, clients, values, totals))
+        extra = self._map(self.client_upload, clients, values, totals, "client_upload")
+        extra = _named_tensors(self, "client_upload", extra)
         if taken := sorted(set(extra) & {name for name, _ in self.named_parameters()}):
             raise ConfigurationError(
                 f"{type(self).__name__}.client_upload returns {taken[0]!r}, which is a parameter; give it another "
@@ -770,28 +1007,54 @@ class FederatedMethod(LightningModule):
             )
         return extra
 
-    def _report(self, clients: Sequence[int]) -> None:
-        """Means over the steps of the scalars that the cohort's steps reported."""
+    def _report(self, clients: Sequence[int], rows: Sequence[int]) -> None:
+        """Means over the steps of the scalars that the steps of some rows of the cohort reported."""
+        chosen = list(rows)
         for name, (total, steps) in self._totals.items():
             if total.ndim == 1:
                 if name not in self.reports:
                     self.reports[name] = torch.full((self.num_clients,), math.nan, dtype=torch.float64)
-                self.reports[name][list(clients)] = total.cpu().double() / steps
+                self.reports[name][[clients[k] for k in chosen]] = total.cpu().double()[chosen] / steps[chosen]
 
     # ------------------------------------------------------------------ evaluation
 
     def on_validation_epoch_start(self) -> None:
-        """Start a new evaluation of all clients."""
+        """Start a new evaluation of all clients, whose first steps are watched."""
         self.scores = {}
+        self._seen = set()
 
     on_test_epoch_start = on_validation_epoch_start
+
+    def on_validation_epoch_end(self) -> None:
+        """Say whose images got no prediction, since their logits were not finite; they count as wrong.
+
+        Raises:
+            ConfigurationError: nobody's got one, or ``data.on_divergence`` says so.
+        """
+        for (point, split), scores in self.scores.items():
+            images, without = scores.images(), scores.without_prediction()
+            clients = without.nonzero().flatten().tolist()
+            if not clients:
+                continue
+            said = (
+                f"the logits of {int(without.sum())} of {int(images.sum())} images of split {split!r} at point "
+                f"{point!r} are not finite (clients {clients[:5]})"
+            )
+            if torch.equal(without, images) or self.data.on_divergence == "raise":
+                raise ConfigurationError(
+                    f"nothing to evaluate after round {self.server.finished_rounds}: {said}; lower the learning rate, "
+                    "or look at the images and at the frozen weights"
+                )
+            warnings.warn(f"{said}; they count as wrong", stacklevel=1)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def validation_step(self, block: Block, batch_idx: int) -> None:
         """Some steps of a cohort: fit a copy, or score a mini-batch of every client."""
         for step in block.steps:
             batch = self.data.fill(step)
             if batch.first:
-                self._received = self.server.broadcast(self, batch.cohort)
+                self._received = self.server.message_to(self, batch.cohort)
                 self._kept = self._rows_of("kept.", batch.cohort)
                 self._fitted = False
             if batch.kind == "evaluate":
@@ -806,6 +1069,12 @@ class FederatedMethod(LightningModule):
             self._values = self._values_to_evaluate(batch)
             self._prepare(batch.cohort, self._values, "evaluate", batch.split)
         logits = self.map_clients(self.client_logits, self._values, batch, "evaluate")
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != cast(Tensor, batch.y).shape:
+            given = tuple(logits.shape[1:]) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ConfigurationError(
+                f"{self._place('client_logits')} must return logits [B, C] of the {cast(Tensor, batch.y).shape[1]} "
+                f"images of a mini-batch; it returns {given}"
+            )
         scores = self.scores.setdefault(
             (batch.point, batch.split), ClientScores(self.num_clients, logits.shape[-1]).to(self.device)
         )
@@ -881,6 +1150,50 @@ class FederatedMethod(LightningModule):
         activations = sum(size for pointer, size in saved.items() if pointer not in frozen)
         slots = sum(slot.numel() * slot.element_size() for slot in self.slots.values())
         return math.ceil(activations + 4 * slots + x.numel() * x.element_size())
+
+
+def _mistake(error: Exception) -> str | None:
+    """What is wrong in a client function that raised this, in words; None where it is no mistake known here."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Client | MiniBatch):
+        noun = "client" if isinstance(error.obj, Client) else "batch"
+        words = f"asks for {noun}.{error.name}; a {noun} has {', '.join(field.name for field in fields(error.obj))}"
+        return words + (
+            ": what tells clients apart belongs into personal parameters or kept_state" if noun == "client" else ""
+        )
+    said = str(error)
+    return next((words for phrase, words in MISTAKES if phrase in said), None)
+
+
+def _named_tensors(method: nn.Module, name: str, made: Any) -> Message:
+    """What a function of the method returned, if it is a dict of tensors.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    found: Any = type(made).__name__
+    if isinstance(made, dict):
+        found = {key: type(value).__name__ for key, value in made.items() if not isinstance(value, Tensor)}
+        if not found:
+            return made
+    raise ConfigurationError(f"{type(method).__name__}.{name} must return a dict of tensors; it returns {found}")
+
+
+def _dropped(module: nn.Module) -> float:
+    """The part of its input that a dropout module leaves out in training mode; 0 for all others."""
+    if isinstance(module, _DropoutNd):
+        return module.p
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout
+    return getattr(module, "drop_prob", None) or 0.0 if type(module).__module__.startswith("timm.") else 0.0
+
+
+def _graphs_made() -> int:
+    """How many graphs torch.compile has made in this process so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _refuse_held_graph(method: str, name: str, slot: Tensor) -> None:

@@ -14,6 +14,9 @@ IGNORE = -100
 class ClientScores(Metric):
     """Accuracy, balanced accuracy, macro F1 and mean cross-entropy of every client on its own held-out images.
 
+    An image whose logits have no largest one (NaN, or infinite) has no prediction: it counts as wrong, and its client's
+    loss is NaN.
+
     Args:
         num_clients: N.
         num_classes: C.
@@ -26,7 +29,8 @@ class ClientScores(Metric):
     def __init__(self, num_clients: int, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
-        self.add_state("counts", torch.zeros(num_clients, num_classes, 3, dtype=torch.int64), dist_reduce_fx="sum")
+        # One class more, which no image has: what has no prediction is predicted to be it.
+        self.add_state("counts", torch.zeros(num_clients, num_classes + 1, 3, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("loss_sum", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, y: Tensor, clients: Sequence[int]) -> None:
@@ -38,10 +42,11 @@ class ClientScores(Metric):
             clients: client ids, K of them.
         """
         rows = torch.tensor(clients, device=logits.device)
+        has_prediction = logits.amax(-1).isfinite()
         scores = multiclass_stat_scores(
-            logits.argmax(-1),
+            logits.argmax(-1).masked_fill(~has_prediction, self.num_classes),
             y,
-            num_classes=self.num_classes,
+            num_classes=self.num_classes + 1,
             average=None,
             multidim_average="samplewise",
             ignore_index=IGNORE,
@@ -58,7 +63,7 @@ class ClientScores(Metric):
         ``balanced_accuracy`` and ``macro_f1`` are the means of recall and of F1 over the classes that occur in the
         client's held-out images.
         """
-        hits, false, support = self.counts.double().unbind(-1)
+        hits, false, support = self.counts[:, :-1].double().unbind(-1)
         present = support > 0
         recall = torch.where(present, hits / support, 0.0)
         f1 = torch.where(present, 2 * hits / (hits + false + support), 0.0)
@@ -69,3 +74,11 @@ class ClientScores(Metric):
             "macro_f1": f1.sum(1) / present.sum(1),
             "loss": self.loss_sum / total,
         }
+
+    def images(self) -> Tensor:
+        """Images of each client that were scored, int64 [N]."""
+        return self.counts[..., 2].sum(1)
+
+    def without_prediction(self) -> Tensor:
+        """Those of them that have no prediction, int64 [N]."""
+        return self.counts[:, -1, 1]

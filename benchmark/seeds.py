@@ -6,8 +6,10 @@ order of clients, and after a resume.
 """
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +39,20 @@ def numpy_generator(*parts: int | str) -> np.random.Generator:
 def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator for this key. CPU and CUDA generators give different numbers for the same key."""
     return torch.Generator(device).manual_seed(derived_seed(*parts))
+
+
+def global_states(device: torch.device) -> tuple[Any, ...]:
+    """The states of all generators from which code draws that was given none: Python's, NumPy's, torch's of both kinds.
+
+    Nothing waits for the device: a CUDA generator's state lies in host memory.
+    """
+    numpy_own = np.random.get_state(legacy=False)  # noqa: NPY002 (to see that nobody used it)
+    states = [torch.default_generator.get_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    states.append(torch.from_numpy(numpy_own["state"]["key"]))
+    place = (numpy_own["state"]["pos"], numpy_own["has_gauss"])
+    return (random.getstate(), *place, *(state.numpy().tobytes() for state in states))
 
 
 @contextmanager

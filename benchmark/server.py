@@ -4,16 +4,18 @@ The default is FedAvg (McMahan et al., AISTATS 2017): everybody receives the ser
 the mean of the uploads weighted with the clients' numbers of training images.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.communication import Traffic
 from benchmark.errors import ConfigurationError
+from benchmark.finite import finite_rows
 from benchmark.seeds import numpy_generator
 from benchmark.settings import check_one_device, check_precision, check_whole_rounds
 
@@ -53,6 +55,9 @@ class Server(Callback):
         self.uploads: dict[int, Message] = {}
         self.finished_rounds = 0
         self.inside_round = False
+        #: rounds of each client whose values were not finite, so that they were left out
+        self.dropped: dict[int, int] = {}
+        self._missing: list[int] = []
         self.seed = 0
 
     # ------------------------------------------------------------------ what a server writes
@@ -110,6 +115,32 @@ class Server(Callback):
         """One server a run, whatever its class."""
         return "server"
 
+    def message_to(self, method: "FederatedMethod", clients: Sequence[int]) -> Message:
+        """``broadcast``, checked.
+
+        Raises:
+            ConfigurationError: a value is neither one for all clients nor one row for each.
+        """
+        message = self.broadcast(method, clients)
+        for name, value in message.items():
+            fitting = [tuple(method.template(name).shape)] if name in method.trainable_names else []
+            fitting += [(len(clients), *shape) for shape in fitting]
+            if value.shape in fitting or (not fitting and len(value.shape) and len(value) == len(clients)):
+                continue
+            below = method.parameters_under([name])
+            raise ConfigurationError(
+                f"{type(self).__name__}.broadcast gives {name!r} of shape {tuple(value.shape)} to {len(clients)} "
+                "clients; expected "
+                + (
+                    " or ".join(map(str, fitting))
+                    if fitting
+                    else f"the whole name of a parameter, such as {below[0]!r}"
+                    if below
+                    else "a row for each client"
+                )
+            )
+        return message
+
     def is_per_client(self, method: "FederatedMethod", name: str, value: Tensor) -> bool:
         """Whether a broadcast value has a row per client; by shape for parameters, else always."""
         return name not in method.trainable_names or value.ndim > method.template(name).ndim
@@ -137,6 +168,7 @@ class Server(Callback):
                 f"the other: data.cohort_width must be 1, got {data.cohort_width}"
             )
         self.seed = data.seed
+        self.on_divergence: str = data.on_divergence
         self.training_clients: list[int] = data.training_clients
         self.participants: int = data.participants
         self.sizes: Mapping[int, int] = data.train_sizes
@@ -155,12 +187,13 @@ class Server(Callback):
         trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, trainer.current_epoch + 1)
         self.inside_round = True
         self.uploads = {}
+        self._missing = []
         self.traffic.start_round()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: "Block", batch_idx: int) -> None:
         """Broadcast to a cohort at its first step."""
         if batch.first:
-            received = self.broadcast(pl_module, batch.cohort)
+            received = self.message_to(pl_module, batch.cohort)
             per_client = [n for n, v in received.items() if self.is_per_client(pl_module, n, v)]
             for k in range(len(batch.cohort)):
                 self.traffic.down([v[k] if n in per_client else v for n, v in received.items()])
@@ -169,18 +202,66 @@ class Server(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: "Block", batch_idx: int
     ) -> None:
-        """Collect a cohort at its last step; aggregate after the last cohort of the round."""
+        """Collect a cohort at its last step; aggregate after the last cohort of the round.
+
+        Raises:
+            ConfigurationError: training diverged; the last round's checkpoint is as it was.
+        """
         if batch.end:
-            for client, message in pl_module.end_cohort(batch.cohort).items():
+            uploads = pl_module.end_cohort(batch.cohort)
+            for message in uploads.values():
                 self.traffic.up(list(message.values()))
-                self.uploads[client] = message
+            self.uploads |= uploads
+            self._missing += [client for client in batch.cohort if client not in uploads]
+            if self._missing and self.on_divergence == "raise":
+                raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
         if trainer.is_last_batch:
             clients = sorted(self.uploads)
+            if not clients:
+                raise ConfigurationError(self._diverged())
             weights = torch.tensor([self.sizes[client] for client in clients], dtype=torch.float64)
             self.finish_round(pl_module, clients, [self.uploads[client] for client in clients], weights)
+            self._refuse_lost_state(pl_module)
+            self._count_missing(pl_module)
             self.uploads = {}
             self.finished_rounds = trainer.current_epoch + 1
             self.inside_round = False
+
+    def _diverged(self, choice: str = "") -> str:
+        """Who came to values that are not finite, and what to do."""
+        who = f"{len(self._missing)} of {len(self._missing) + len(self.uploads)} clients"
+        return (
+            f"training diverged: losses or values of {who} were not finite in round {self.finished_rounds + 1} "
+            f"(clients {sorted(self._missing)[:5]}); lower the learning rate, clip gradients or look at these clients' "
+            f"images{choice}"
+        )
+
+    def _refuse_lost_state(self, method: "FederatedMethod") -> None:
+        """Raise if what was made of finite uploads, shared values and the server's own modules, is not finite."""
+        modules = [part for part in vars(self).values() if isinstance(part, nn.Module)]
+        own = [parameter for module in modules for parameter in module.parameters()]
+        for values in ([method.template(name) for name in method.shared_names], own):
+            if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
+                raise ConfigurationError(
+                    f"training diverged: values that {type(self).__name__} made of finite uploads were not finite in "
+                    f"round {self.finished_rounds + 1}; lower the server's learning rate, or the clients'"
+                )
+
+    def _count_missing(self, method: "FederatedMethod") -> None:
+        """Note whose uploads the round went without, as a client metric of training, and say so at their first time."""
+        if new := sorted(set(self._missing) - set(self.dropped)):
+            warnings.warn(
+                f"losses or values of {len(new)} clients were not finite in round {self.finished_rounds + 1} (clients "
+                f"{new[:5]}): the round goes without them, and they keep what they had before; so it will be in later "
+                "rounds, counted as train/dropped",
+                stacklevel=1,
+            )
+        for client in self._missing:
+            self.dropped[client] = self.dropped.get(client, 0) + 1
+        if self.dropped:
+            counts = torch.zeros(method.num_clients, dtype=torch.float64)
+            counts[list(self.dropped)] = torch.tensor(list(self.dropped.values()), dtype=torch.float64)
+            method.reports["dropped"] = counts
 
     def state_dict(self) -> dict[str, Any]:
         """Counters; subclasses add their own tensors."""
@@ -188,6 +269,7 @@ class Server(Callback):
             "finished_rounds": self.finished_rounds,
             "inside_round": self.inside_round,
             "traffic": self.traffic.state_dict(),
+            "dropped": dict(self.dropped),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -204,3 +286,4 @@ class Server(Callback):
             )
         self.finished_rounds = state_dict["finished_rounds"]
         self.traffic.load_state_dict(state_dict["traffic"])
+        self.dropped = dict(state_dict["dropped"])

@@ -65,6 +65,10 @@ class FederatedDataModule(LightningDataModule):
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
             transform is deterministic; changes speed and memory, not results. ``auto`` does so if it fits in half of
             the free memory.
+        on_divergence: what becomes of a client whose losses or values were not finite in a round: ``drop`` takes the
+            round without its upload, and leaves everything of its own as it was before; ``raise`` ends the run, as do
+            rounds in which no client is left. The same holds for logits that are not finite: as ``drop``, the images
+            count as wrong.
         compile_steps: a mode of ``torch.compile``, ``default`` or ``reduce-overhead`` (CUDA graphs), that makes one
             program of a stacked training step; None runs its operations one by one. Results agree up to rounding;
             the gradients of each program's first step are compared. Compiling takes a minute.
@@ -90,6 +94,7 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: float = 0.0,
         new_clients: float = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
+        on_divergence: Literal["drop", "raise"] = "drop",
         compile_steps: CompileMode | None = None,
         num_workers: int = 0,
         seed: int = 0,
@@ -138,6 +143,7 @@ class FederatedDataModule(LightningDataModule):
             )
         self.participants = clients_per_round
         self.cache_features = cache_features
+        self.on_divergence = on_divergence
         self.compile_steps = compile_steps
         #: set from the partition: per split that has one, its own classes in the order in which labels are counted
         self.label_spaces: dict[str, tuple[int, ...]] = {}

@@ -272,6 +272,12 @@ class PFedBayesPT(FederatedMethod):
             noise["eps"] = torch.randn(samples, batch_size, *self.prompt_shape, generator=generator, device=device)
         return noise
 
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        """The weight of the KL part, as a tensor: a number of each round's would make a program of each round's."""
+        if kind == "evaluate":
+            return {}
+        return {"kl_weight": torch.tensor(self._current_kl_weight(), dtype=self.head.weight.dtype, device=self.device)}
+
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The negative bound, and its two parts."""
         tokens = batch.features["tokens"]
@@ -284,7 +290,7 @@ class PFedBayesPT(FederatedMethod):
         J = self.importance_samples
         prompts = mean[:J] + log_std[:J].exp() * batch.noise["eps"]
         fit = log_likelihood(self._logits(tokens, prompts), batch.y)
-        weight = self._current_kl_weight()
+        weight = client.prepared["kl_weight"]
         if self.posterior == "gaussian":
             kl = self._analytic_kl(mean[0].flatten(1), log_std[0].flatten(1))
             losses = weight * kl - fit.mean(0)

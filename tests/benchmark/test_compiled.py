@@ -11,6 +11,7 @@ from federation import build, fit, learned
 
 import methods
 from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod, _graphs_made
 from benchmark.speed.compiled import mode_rows
 from benchmark.speed.works import headtune
 
@@ -114,3 +115,82 @@ def test_the_speed_case_names_a_refused_mode(monkeypatch: pytest.MonkeyPatch) ->
     assert [row.what.rpartition(", ")[2] for row in rows] == ["not compiled", "reduce-overhead"]
     assert "default refused: data.compile_steps: torch.compile makes the gradient" in rows[0].note
     assert rows[1].ratio == rows[1].seconds / rows[0].seconds
+
+
+def later_graphs_wrong(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """A backend of torch.compile whose first graph alone is right."""
+    later_graphs_wrong.made += 1  # type: ignore[attr-defined]
+    if later_graphs_wrong.made == 1:  # type: ignore[attr-defined]
+        return graph.forward
+    return lambda *arguments: tuple(1.02 * value for value in graph.forward(*arguments))
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch.compile without its code generator; yields what the gradients of were compared."""
+    compiled, checked = torch.compile, []
+    torch.compiler.reset()
+    later_graphs_wrong.made = 0  # type: ignore[attr-defined]
+
+    def compile_(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        return compiled(function, dynamic=dynamic, backend="eager")
+
+    check = FederatedMethod._check_gradient
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(FederatedMethod, "_check_gradient", lambda *a: checked.append(a[1].x.shape) or check(*a))
+    yield checked
+    torch.compiler.reset()
+
+
+#: Rounds of two clients each, whose largest have other numbers of images: rows of other lengths.
+RAGGED = ("--data.batch_size=64", "--data.clients_per_round=2", "--data.cohort_width=2", "--data.compile_steps=default")
+
+
+def test_every_graph_that_is_made_is_checked(eager: list[torch.Size]) -> None:
+    method, data = build("FedAvg", *RAGGED)
+    made = _graphs_made()
+    fit(method, data, 4)
+    assert len(set(eager)) > 1
+    assert len(eager) == _graphs_made() - made == len(set(eager))
+    assert len(method._programs) == 1
+
+
+def test_a_later_graph_that_errs_is_refused(eager: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, mode, dynamic: torch._dynamo.optimize(later_graphs_wrong)(f))
+    assert compiled is not torch.compile
+    method, data = build("FedAvg", *RAGGED)
+    with pytest.raises(ConfigurationError, match=r"of FedAvg 2 % off, 0.1 % are allowed"):
+        fit(method, data, 4)
+    assert method.server.finished_rounds > 0
+    assert len(eager) == 2
+
+
+def test_a_weight_that_grows_with_the_rounds_makes_no_graph_of_each(eager: list[torch.Size]) -> None:
+    overrides = ("--model.init_args.kl_warmup_rounds=4", "--data.clients_per_round=3", "--data.compile_steps=default")
+    method, data = build("PFedBayesPT", *overrides)
+    made = _graphs_made()
+    fit(method, data, 1)
+    first = _graphs_made() - made
+    method, data = build("PFedBayesPT", *overrides)
+    torch.compiler.reset()
+    made = _graphs_made()
+    fit(method, data, 3)
+    assert _graphs_made() - made == first == len(eager) / 2
+
+
+def test_a_replay_that_errs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def graphed(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls.append(mode)
+            return function(*arguments) * (1.02 if len(calls) > 2 else 1)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", graphed)
+    method, data = build("FedVPT", "--data.compile_steps=reduce-overhead")
+    with pytest.raises(ConfigurationError, match=r"of FedVPT 2 % off"):
+        fit(method, data, 1)
+    assert calls == ["reduce-overhead"] * 3

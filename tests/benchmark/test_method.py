@@ -1,17 +1,24 @@
 """What the engine offers to methods beyond the simple ones: phases, kept state, fine-tuning, noise, clipping."""
 
 import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from federation import build, fit
 from oracle import Images, descend, images_at, mini_batches
+from timm.layers import DropPath
 from torch import nn
 
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, Group, LocalTraining, MiniBatch, Phase
+from benchmark.seeds import global_states
 from methods.fedavg import FedAvg
+from methods.losses import cross_entropy
 
 
 def of_class(kind: type, *overrides: str, **arguments: Any) -> tuple[Any, Any]:
@@ -140,15 +147,158 @@ def test_noise_is_a_clients_own_whatever_the_cohort() -> None:
     assert (plain.template("head.weight") - values[0]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_unkeyed_randomness_in_a_step_is_refused(width: int) -> None:
-    class Dropping(FedAvg):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(nn.functional.dropout(self.backbone(x), 0.5))
+def dropping(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x, 0.5)
 
-    method, data = of_class(Dropping, f"--data.cohort_width={width}")
-    with pytest.raises(RuntimeError, match="random"):
+
+def shifted_by_numpy(x: torch.Tensor) -> torch.Tensor:
+    return x + float(np.random.rand())  # noqa: NPY002
+
+
+def shifted_by_python(x: torch.Tensor) -> torch.Tensor:
+    return x + random.random()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("changed", [dropping, shifted_by_numpy, shifted_by_python])
+def test_unkeyed_randomness_in_a_step_is_refused(changed: Callable[..., torch.Tensor], width: int) -> None:
+    class Drawing(FedAvg):
+        def client_loss(self, client: Client, batch: MiniBatch) -> torch.Tensor:
+            return super().client_loss(client, replace(batch, x=changed(batch.x)))
+
+    method, data = of_class(Drawing, f"--data.cohort_width={width}")
+    with pytest.raises(
+        ConfigurationError, match=r"Drawing\.client_loss.* draws random numbers from a global generator"
+    ):
         fit(method, data, 1)
+
+
+def test_unkeyed_randomness_in_an_evaluation_is_refused() -> None:
+    class Drawing(FedAvg):
+        def client_logits(self, client: Client, batch: MiniBatch) -> torch.Tensor:
+            return self(dropping(batch.x))
+
+    for width in (1, 3):
+        method, data = of_class(Drawing, f"--data.cohort_width={width}", "--data.eval_batch_size=6")
+        with pytest.raises(ConfigurationError, match="draws random numbers from a global generator"):
+            fit(method, data, 1)
+
+
+def test_draws_on_a_gpu_are_watched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state.clone())
+    before = global_states(torch.device("cuda"))
+    assert before == global_states(torch.device("cuda"))
+    state[8] += 4  # the offset of a CUDA generator
+    assert before != global_states(torch.device("cuda"))
+    assert len(before) == len(global_states(torch.device("cpu"))) + 1
+
+
+class Drops(FedAvg):
+    """Drops features before the head."""
+
+    def __init__(self, *arguments: Any, p: float = 0.5, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.backbone(x)))
+
+
+class KeyedDrops(FedAvg):
+    """The same as the refusal of ``Drops`` says it."""
+
+    p = 0.9
+
+    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, torch.Tensor]:
+        shape = (batch_size, self.head.in_features)
+        if kind == "evaluate":
+            return {}
+        return {"kept": torch.rand(shape, generator=generator, device=generator.device) >= self.p}
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> torch.Tensor:
+        features = self.backbone(batch.x) * batch.noise["kept"] / (1 - self.p)
+        return cross_entropy(self.head(features), batch.y, batch.mask)
+
+
+def test_dropout_whose_draws_have_no_key_is_refused_and_a_keyed_mask_acts() -> None:
+    method, data = of_class(Drops)
+    with pytest.raises(ConfigurationError, match=r"^Drops: drop is Dropout of 0\.5, .*draw a mask in draw_noise"):
+        fit(method, data, 1)
+    learned = []
+    for kind, width in ((FedAvg, 1), (KeyedDrops, 1), (KeyedDrops, 4)):
+        method, data = of_class(kind, f"--data.cohort_width={width}")
+        fit(method, data, 1)
+        learned.append(method.template("head.weight").clone())
+    assert (learned[0] - learned[1]).abs().max() > 1e-3
+    torch.testing.assert_close(learned[1], learned[2], rtol=0, atol=2e-5)
+
+
+def test_dropout_that_drops_nothing_or_lies_in_a_frozen_part_is_not_refused() -> None:
+    method, data = of_class(Drops, p=0.0)
+    fit(method, data, 1)
+    method, data = build("FedVPT")
+    method.backbone.drop = nn.Dropout(0.5)
+    fit(method, data, 1)
+    assert not method.backbone.drop.training
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (nn.Sequential(nn.Linear(192, 192), nn.Dropout1d(0.2)), "head.extra.1 is Dropout1d of 0.2"),
+        (nn.MultiheadAttention(192, 2, dropout=0.1), "head.extra is MultiheadAttention of 0.1"),
+        (nn.GRU(192, 192, 2, dropout=0.3), "head.extra is GRU of 0.3"),
+        (DropPath(0.4), "head.extra is DropPath of 0.4"),
+        (nn.BatchNorm1d(192, affine=False), "head.extra is a trained batch normalisation"),
+        (nn.InstanceNorm2d(3, track_running_stats=True), "head.extra is a trained instance normalisation"),
+    ],
+)
+def test_layers_that_train_otherwise_than_they_are_tested_are_refused(layer: nn.Module, said: str) -> None:
+    method, data = of_class(FedAvg)
+    method.head.extra = layer
+    with pytest.raises(ConfigurationError, match=said):
+        fit(method, data, 1)
+
+
+class Follows(nn.Module):
+    """Keeps a running mean of what passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return x - self.mean
+
+
+def spectral() -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(192, 192))
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("layer", "moved"), [(Follows, "extra.mean"), (spectral, "extra.parametrizations.weight.0._")])
+def test_a_buffer_that_moves_in_a_step_is_refused(layer: Callable[[], nn.Module], moved: str, width: int) -> None:
+    class Moving(FedAvg):
+        shared = ("backbone", "head", "extra")
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.extra = layer()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.extra(self.backbone(x)))
+
+    if layer is Follows:
+        Moving.shared = ("backbone", "head")
+    method, data = of_class(Moving, f"--data.cohort_width={width}")
+    with pytest.raises(
+        ConfigurationError, match=r"Moving\.client_l.*(changes '|into a tensor of all).*running statis"
+    ) as error:
+        fit(method, data, 1)
+    assert width == 3 or moved in str(error.value)
 
 
 def test_clipping_is_per_client() -> None:

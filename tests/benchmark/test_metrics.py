@@ -19,6 +19,23 @@ def test_hand_counted() -> None:
     assert made["accuracy"][1].isnan()
 
 
+def test_what_has_no_largest_logit_counts_as_wrong_and_makes_the_loss_undefined() -> None:
+    scores = ClientScores(num_clients=2, num_classes=3)
+    nan, inf = float("nan"), float("inf")
+    rows = [[2.0, 0, 0], [nan, nan, nan], [0, inf, 0], [-inf, -inf, -inf], [0, 5.0, -inf]]
+    y = torch.tensor([[0, 0, 1, 2, 1], [0, 0, -100, -100, 1]])
+    clean = torch.tensor([rows[0], rows[0], rows[1], rows[3], rows[4]])
+    scores.update(torch.stack([torch.tensor(rows), clean]), y, (0, 1))
+    made = scores.compute()
+    assert made["accuracy"].tolist() == pytest.approx([2 / 5, 1.0])
+    # class 0: one of two; class 1: one of two; class 2: none of one. Nothing was taken for another class.
+    assert made["balanced_accuracy"].tolist() == pytest.approx([1 / 3, 1.0])
+    assert made["macro_f1"].tolist() == pytest.approx([(2 / 3 + 2 / 3 + 0) / 3, 1.0])
+    assert made["loss"].isnan().tolist() == [True, False]
+    assert scores.images().tolist() == [5, 3]
+    assert scores.without_prediction().tolist() == [3, 0]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_agrees_with_scikit_learn_however_it_is_batched(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

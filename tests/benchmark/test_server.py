@@ -1,13 +1,16 @@
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+from federation import build, fit, learned
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.errors import ConfigurationError
+from benchmark.recorder import Recorder
 from benchmark.server import Server, weighted_mean
 
 
@@ -102,6 +105,135 @@ def test_a_checkpoint_from_inside_a_round_is_refused(tmp_path: Any) -> None:
 
 
 def test_a_run_that_diverges_says_so_and_keeps_the_last_round(tmp_path: Any) -> None:
-    method, data = build("FedAvg", "--model.init_args.training.lr=1e18")
+    method, data = build("FedAvg", "--model.init_args.training.lr=1e18", "--data.on_divergence=raise")
     with pytest.raises(ConfigurationError, match=r"training diverged: .* in round 1 .*lower the learning rate"):
         fit(method, data, 2)
+
+
+class Damage(Callback):
+    """Makes the images of some clients NaN: in training, or in their test."""
+
+    def __init__(self, clients: tuple[int, ...], kind: str = "train") -> None:
+        self.clients = clients
+        self.kind = kind
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        fill = trainer.datamodule.fill
+
+        def damaged(batch: Any) -> Any:
+            batch = fill(batch)
+            hit = torch.tensor([client in self.clients for client in batch.clients])
+            if batch.kind != self.kind or not hit.any():
+                return batch
+            if batch.features is not None:
+                spoiled = {name: value.clone() for name, value in batch.features.items()}
+                for value in spoiled.values():
+                    value[hit] = math.nan
+                return replace(batch, features=spoiled)
+            x = batch.x.clone()
+            x[hit] = math.nan
+            return replace(batch, x=x)
+
+        trainer.datamodule.fill = damaged
+
+
+class Without(Callback):
+    """Takes clients out of every round."""
+
+    def __init__(self, clients: tuple[int, ...]) -> None:
+        self.clients = clients
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        select = pl_module.server.select
+        pl_module.server.select = lambda round: [client for client in select(round) if client not in self.clients]
+
+
+MOMENTUM = ("--model.init_args.training.momentum=0.9", "--model.init_args.training.optimizer_state=client")
+
+
+@pytest.mark.parametrize(
+    ("conf", "width", "overrides"),
+    [("FedVPT", 1, MOMENTUM), ("FedVPT", 3, MOMENTUM), ("MOON", 1, ()), ("PFedPG", 1, ()), ("PromptAMP", 1, ())],
+)
+def test_a_client_of_damaged_images_is_left_out_and_changes_nothing_else(
+    conf: str, width: int, overrides: tuple[str, ...]
+) -> None:
+    results = []
+    for change in (Damage((2, 5)), Without((2, 5))):
+        method, data = build(conf, f"--data.cohort_width={width}", "--data.clients_per_round=11", *overrides)
+        if isinstance(change, Damage):
+            with pytest.warns(UserWarning, match=r"of 2 clients were not finite in round 1 \(clients \[2, 5\]\)"):
+                fit(method, data, 2, [change])
+            assert method.server.dropped == {2: 2, 5: 2}
+        else:
+            fit(method, data, 2, [change])
+        results.append(learned(method))
+    dropped = results[0].pop("metric.2/local/train/dropped")
+    assert dropped.tolist() == [2.0 if client in (2, 5) else 0.0 for client in range(11)]
+    assert results[0].pop("metric.1/local/train/dropped").sum() == 2
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        assert value.isfinite().all() or name.startswith("metric.")
+        tolerance = 0 if width == 1 else 2e-5
+        torch.testing.assert_close(
+            value, results[1][name], rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_the_count_of_rounds_without_a_client_survives_a_resume() -> None:
+    server, resumed = Server(), Server()
+    server.dropped = {4: 2}
+    resumed.load_state_dict(server.state_dict())
+    assert resumed.dropped == {4: 2}
+
+
+def test_one_client_of_damaged_images_ends_the_run_where_that_is_asked_for() -> None:
+    method, data = build("FedVPT", "--data.clients_per_round=11", "--data.on_divergence=raise")
+    with pytest.raises(
+        ConfigurationError, match=r"in round 1 \(clients \[5\]\); .*, or set data.on_divergence to drop"
+    ):
+        fit(method, data, 1, [Damage((5,))])
+
+
+def test_a_round_in_which_nobody_is_left_ends_the_run() -> None:
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    with pytest.raises(ConfigurationError, match=r"values of 11 of 11 clients were not finite in round 1"):
+        fit(method, data, 1, [Damage(tuple(range(11)))])
+
+
+def test_a_server_that_diverges_ends_the_run() -> None:
+    method, data = build("PFedPG", "--model.init_args.server_lr=1e38")
+    with pytest.raises(ConfigurationError, match=r"nothing to evaluate after round 1: the logits of 66 of 66 images"):
+        fit(method, data, 3)
+    method, data = build("PFedPG")
+    method.generator_server.lr = math.nan
+    with pytest.raises(ConfigurationError, match=r"GeneratorServer made of finite uploads were not finite in round 1"):
+        fit(method, data, 3)
+
+    class Lost(Server):
+        def aggregate(self, updates: Any, weights: torch.Tensor) -> Any:
+            return {name: value / 0 for name, value in super().aggregate(updates, weights).items()}
+
+    method, data = build("FedVPT")
+    with pytest.raises(ConfigurationError, match=r"values that Lost made of finite uploads were not finite in round 1"):
+        fit(method, data, 1, [Lost()])
+
+
+def test_images_without_a_prediction_count_as_wrong_and_are_named() -> None:
+    method, data = build("FedVPT")
+    with pytest.warns(UserWarning, match=r"of 6 of 66 images of split 'test' at point 'server'.*\(clients \[5\]\)"):
+        trainer = fit(method, data, 1, [Damage((5,), "evaluate")])
+    values = next(cb for cb in trainer.callbacks if isinstance(cb, Recorder)).values
+    accuracy, loss = values[1, "server", "test", "accuracy"], values[1, "server", "test", "loss"]
+    assert accuracy[5] == 0
+    assert accuracy.isfinite().all()
+    assert loss.isnan().nonzero().flatten().tolist() == [5]
+    method, data = build("FedVPT", "--data.on_divergence=raise")
+    with pytest.raises(ConfigurationError, match=r"6 of 66 images of split 'test'"):
+        fit(method, data, 1, [Damage((5,), "evaluate")])
+
+
+def test_a_fine_tuning_that_diverges_ends_the_run() -> None:
+    method, data = build("FedBABU", "--model.init_args.finetuning.lr=1e38")
+    with pytest.raises(ConfigurationError, match=r"nothing to evaluate after round 0: the logits of 66 of 66 images"):
+        fit(method, data, 1)

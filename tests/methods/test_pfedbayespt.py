@@ -45,7 +45,8 @@ def step(method: PFedBayesPT, kind: str = "train", seed: int = 0) -> MiniBatch:
 
 
 def loss_of(method: PFedBayesPT, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    return method.client_loss(NO_CLIENT, batch)
+    client = replace(NO_CLIENT, prepared=method.prepare(NO_CLIENT, "train", "train"))
+    return method.client_loss(client, batch)
 
 
 # -------------------------------------------------------------------------------------------- encoder
