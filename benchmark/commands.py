@@ -1,6 +1,7 @@
 """The command ``benchmark``: tables, and what has been recorded. Training itself is ``lightning-cli``."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -28,13 +29,16 @@ def table(arguments: argparse.Namespace) -> int:
         cluster=Cluster(arguments.partition, arguments.time, arguments.gpus, arguments.cpus)
         if arguments.slurm
         else None,
+        rerun_changed=arguments.rerun_changed,
     )
-    print(result.markdown.read_text())
+    print(result.markdown.read_text(encoding="utf-8"))
     print(f"written: {result.markdown}, {result.csv}, {result.latex}")
     for name, outcome in result.failed.items():
         log = f" (log: {outcome.log})" if outcome.log else ""
         print(f"failed: {name}: {outcome.error}{log}", file=sys.stderr)
-    return 1 if result.failed else 0
+    for problem in result.problems:
+        print(f"failed: {problem}", file=sys.stderr)
+    return 1 if result.failed or result.problems else 0
 
 
 def figure(arguments: argparse.Namespace) -> int:
@@ -61,8 +65,9 @@ def show(arguments: argparse.Namespace) -> int:
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
+    server = f" with {record.other_server}" if record.other_server else ""
     clients = f"{len(record.client_names)} clients"
-    console.print(f"{record.method} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}")
+    console.print(f"{record.method}{server} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}")
     console.print(
         f"rounds {record.rounds_trained} of {record.rounds}, {record.seconds['total']:.1f} s on {record.device}, "
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
@@ -94,11 +99,20 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check records: hashes and versions, on request the configuration, or by running again."""
+    """Check records against their files, on request their configuration, or by running again.
+
+    Hashes show damage; they are no signature.
+    """
     from benchmark.verification import check_run
 
+    run_dirs = arguments.run_dirs or sorted(path.parent for path in KEPT_RUNS.glob("*/record.json"))
+    if not run_dirs:
+        raise ConfigurationError(
+            f"there are no runs in {KEPT_RUNS}, seen from {Path.cwd()}; name run directories, or start the command in "
+            "the repository's root"
+        )
     bad = 0
-    for run_dir in arguments.run_dirs or sorted(path.parent for path in KEPT_RUNS.glob("*/record.json")):
+    for run_dir in run_dirs:
         problems, remarks = check_run(run_dir, arguments.resolve, arguments.rerun, _data_dir(arguments))
         bad += bool(problems)
         print("\n".join([*(problems or [f"{run_dir}: ok"]), *remarks]), flush=True)
@@ -169,6 +183,9 @@ def parser() -> argparse.ArgumentParser:
         "--slurm all",
     )
     entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
+    entry.add_argument(
+        "--rerun-changed", action="store_true", help="do finished runs again that other code made than the present one"
+    )
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
     entry.add_argument("--baseline", metavar="ROW", help="compare the other rows with this one, pair by pair")
     entry.add_argument("--slurm", action="store_true", help="run as jobs of a Slurm cluster (needs submitit)")
@@ -225,6 +242,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 well, 1 something failed or does not verify, 2 bad input, 130 interrupted."""
     parsed = parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what an ASCII terminal cannot show ends no command
+            stream.reconfigure(errors="replace")
     try:
         return int(parsed.run(parsed))
     except ConfigurationError as error:

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.results import RunRecord, config_hash, read_config, read_metrics, read_records
+from benchmark.results import RunRecord, canonical, config_hash, stored_run, stored_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,16 +38,18 @@ class Run:
         folder: its directory.
         record: what it left behind.
         config: its resolved configuration.
+        images: what tells its images from others of the same name; empty where there are no others.
     """
 
     folder: Path
     record: RunRecord
     config: dict[str, Any]
+    images: str = ""
 
     @cached_property
     def metrics(self) -> "pd.DataFrame":
         """The long table."""
-        return read_metrics(self.folder)
+        return stored_run(self.folder).metrics
 
     def get(self, path: str, default: Any = None) -> Any:
         """A value of the configuration by its dotted key."""
@@ -58,8 +60,15 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """Name of the data set."""
-        return DATASETS.get(self.record.dataset, self.record.dataset)
+        """Name of the data set, and what tells it from others of that name."""
+        name = DATASETS.get(self.record.dataset, self.record.dataset)
+        return f"{name} ({self.images})" if self.images else name
+
+    @property
+    def method(self) -> str:
+        """Name of the method, and of its server where that is not the one it brings itself."""
+        server = self.record.other_server
+        return f"{self.record.method} with {server.rpartition('.')[2]}" if server else self.record.method
 
     @property
     def demo(self) -> bool:
@@ -113,7 +122,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed: of one configuration, on the same images, divided alike.
 
     Attributes:
         runs: at least one, in the order of their seeds.
@@ -134,29 +143,77 @@ class Experiment:
         return self.first.dataset, self.first.setting, self.first.backbone
 
 
+def read_run(folder: Path) -> Run:
+    """A finished run, if all of its files are as its record knows them.
+
+    Raises:
+        ConfigurationError: one is missing, damaged, changed or not of its form.
+    """
+    stored = stored_run(folder)
+    run = Run(stored.folder, stored.record, stored.config)
+    try:  # all is read here, where a run with something damaged can be left out
+        _ = stored.metrics, run.dataset, run.setting, run.backbone, run.epochs, _source(run)
+        _ = run.config.get("data", {}).get("partition_seed")
+        if (folder / "manifest.json").is_file():  # what is kept of a large one is bound to nothing
+            _ = stored.partition
+    except (AttributeError, TypeError) as error:
+        raise ConfigurationError(f"{folder / 'config.yaml'} is no configuration of a run ({error})") from error
+    return run
+
+
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All finished runs below these folders, each directory name once, and what cannot be read."""
+    """All finished runs below these folders, each directory name once, and which are left out, with the reason."""
     runs: dict[str, Run] = {}
     problems: list[str] = []
     for folder in folders:
-        records, bad = read_records(folder)
+        found, bad = stored_runs(folder)
         problems += bad
-        for path, record in records.items():
+        for stored in found:
             try:
-                runs.setdefault(path.name, Run(path, record, read_config(path / "config.yaml")))
+                runs.setdefault(stored.folder.name, read_run(stored.folder))
             except ConfigurationError as error:
                 problems.append(str(error))
-    return list(runs.values()), problems
+    return _told_apart(list(runs.values())), problems
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs, with a word about their images where several sets of images have one name.
+
+    It is the name of the folder that they were read from, where that tells all of them apart, else of their hash the
+    first eight digits. Runs of before records named the images stay as they are.
+    """
+    folders: dict[bytes, dict[str, str]] = {}  # source -> hash of the images -> the folder they were read from
+    for run in runs:
+        if run.record.images_sha256 is not None:
+            root = Path(str(run.get("data.source.init_args.root", ""))).name
+            folders.setdefault(_source(run), {}).setdefault(run.record.images_sha256, root)
+    named = []
+    for run in runs:
+        rivals, digest = folders.get(_source(run), {}), run.record.images_sha256
+        if digest is not None and len(rivals) > 1:
+            clear = all(rivals.values()) and len(set(rivals.values())) == len(rivals)
+            run = replace(run, images=rivals[digest] if clear else digest[:8])
+        named.append(run)
+    return named
+
+
+def _source(run: Run) -> bytes:
+    """The data set and how it is read, but for the folder."""
+    given = run.get("data.source.init_args", {})
+    return canonical([run.record.dataset, {key: value for key, value in given.items() if key != "root"}])
 
 
 def group(runs: Sequence[Run]) -> list[Experiment]:
     """Experiments in the order of data set, setting, backbone and method."""
-    by_config: dict[str, list[Run]] = {}
+    alike: dict[tuple[str | None, ...], list[Run]] = {}
     for run in runs:
         config = {key: value for key, value in run.config.items() if key != "seed_everything"}
-        by_config.setdefault(config_hash(config), []).append(run)
-    together = [tuple(sorted(part, key=lambda run: run.record.seed)) for part in by_config.values()]
-    unnamed = [Experiment(part, part[0].record.method) for part in together]
+        # With a partition seed of null every seed has a partition of its own; else one that differs is other data.
+        drawn_anew = run.partition[0] != "FromManifest" and run.config.get("data", {}).get("partition_seed", 0) is None
+        split = None if drawn_anew else run.record.manifest_hash
+        alike.setdefault((config_hash(config), run.record.images_sha256, split), []).append(run)
+    together = [tuple(sorted(part, key=lambda run: run.record.seed)) for part in alike.values()]
+    unnamed = [Experiment(part, part[0].method) for part in together]
     unnamed.sort(key=lambda each: (each.first.demo, *each.place, each.name, str(each.first.folder)))
     named = []
     for each in unnamed:

@@ -20,13 +20,14 @@ from torch import Tensor
 from benchmark.attention import INSTALL, grad_cam
 from benchmark.client import LocalTraining
 from benchmark.errors import ConfigurationError
-from benchmark.experiments import Run
+from benchmark.experiments import read_run
 from benchmark.figures import draw_counts, new_figure, save_figure
 from benchmark.restore import become_client, configured_data, restore
-from benchmark.results import read_config, read_metrics, read_record, write_text
-from benchmark.runner import CELL_PROGRAM, Cell, Work, content_hash, read_yaml, run_cells
+from benchmark.results import read_metrics, write_text
+from benchmark.runner import CELL_PROGRAM, Cell, Work, content_hash, run_cells
 from benchmark.seeds import derived_seed, numpy_generator, torch_generator
 from benchmark.tables import run_table
+from benchmark.yaml_files import read_yaml
 from datamodules.base import FederatedDataModule
 from methods import FedAvg
 
@@ -183,7 +184,7 @@ def label_shares(data: FederatedDataModule, clients: Sequence[int]) -> NDArray[n
 
 def _origin(runs: Sequence[Path]) -> str:
     """The last sentences of a caption: data and clients in a reader's words, and the runs' names."""
-    first = Run(runs[0], read_record(runs[0]), read_config(runs[0] / "config.yaml"))
+    first = read_run(runs[0])
     return f" {first.dataset}, {first.setting}. Run{'s' * (len(runs) > 1)}: {', '.join(run.name for run in runs)}."
 
 

@@ -19,10 +19,12 @@ from benchmark.results import (
     RunRecord,
     environment,
     is_finished,
+    manifest_hash,
     write_parquet,
     write_record,
 )
-from datamodules.manifest import manifest_hash, write_manifest
+from benchmark.source_code import code_of, combined
+from datamodules.manifest import write_manifest
 
 
 def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
@@ -46,6 +48,11 @@ def _made_with(state: dict[str, Any]) -> dict[str, Any]:
         raise ConfigurationError("the checkpoint can't be continued: it does not hold its configuration") from error
 
 
+def _path(entry: object) -> str:
+    """Dotted path of an object's class."""
+    return f"{type(entry).__module__}.{type(entry).__qualname__}"
+
+
 class Recorder(Callback):
     """Collects client x round x metric, logs the averages, and writes the run's record.
 
@@ -63,6 +70,8 @@ class Recorder(Callback):
         #: per round, point, split and metric: one value per client
         self.values: dict[tuple[int, str, str, str], torch.Tensor] = {}
         self.seconds = {"total": 0.0, "training": 0.0, "evaluation": 0.0}
+        #: by module the hash of its source, of the rounds so far
+        self.code: dict[str, str] = {}
         self._began = 0.0
         self._evaluation_began = 0.0
 
@@ -78,11 +87,14 @@ class Recorder(Callback):
             write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and tell the loggers what to group this run by."""
+        """Start the clock, note the code, and tell the loggers what to group this run by."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         method: Any = pl_module
+        parts = (method, method.server, data, data.source, data.partition)
+        self.code = combined(self.code, code_of(parts, self.config))
         names = {
-            "method": type(pl_module).__name__,
+            "method": type(method).__name__,
+            "server": _path(method.server),
             "dataset": type(data.source).__name__,
             "setting": data.partition.description,
             "seed": data.seed,
@@ -217,6 +229,10 @@ class Recorder(Callback):
                 communication=method.server.traffic.per_client(),
                 seconds=dict(self.seconds),
                 peak_memory_bytes=peak,
+                server=_path(method.server),
+                default_server=_path(method.default_server()),
+                code=dict(self.code),
+                images_sha256=data.manifest["images_sha256"],
             ),
             self.metrics(),
         )
@@ -268,7 +284,8 @@ class Recorder(Callback):
         keys = sorted(self.values)
         values = torch.stack([self.values[key] for key in keys]) if keys else torch.zeros(0, 0)
         config = json.dumps(self.config, default=str)
-        return {"keys": json.dumps(keys), "values": values, "seconds": dict(self.seconds), "config": config}
+        seconds, code = dict(self.seconds), dict(self.code)
+        return {"keys": json.dumps(keys), "values": values, "seconds": seconds, "config": config, "code": code}
 
     def refuse_other_configuration(self, state_dict: dict[str, Any]) -> None:
         """Compare the configuration with the one that the state of a checkpoint names.
@@ -299,3 +316,4 @@ class Recorder(Callback):
             tuple(key): values for key, values in zip(json.loads(state_dict["keys"]), state_dict["values"], strict=True)
         }
         self.seconds = dict(state_dict["seconds"])
+        self.code = dict(state_dict.get("code", {}))  # checkpoints of before do not name it

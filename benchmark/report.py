@@ -1,9 +1,12 @@
 """One HTML page of everything recorded: it opens from disk, needs no network, and works without scripts."""
 
 import base64
-import json
+import contextlib
+import errno
 import math
+import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from benchmark.charts import Series, heat_map, key, line_chart, scatter_chart, s
 from benchmark.errors import ConfigurationError
 from benchmark.experiments import Experiment, Run, group, read_runs
 from benchmark.figures import partition_heatmap
-from benchmark.results import average_by_round, client_values, write_text
+from benchmark.results import average_by_round, client_values, stored_run, write_text
 
 POINTS = {"server": "after aggregation", "local": "after local training"}
 BEST = "Best round, chosen on test data"
@@ -176,13 +179,13 @@ def _leaderboard(experiments: Sequence[Experiment]) -> str:
                 _number_cell([r.record.seconds["total"] for r in each.runs], 0),
                 _number_cell([_scaled(r.record.peak_memory_bytes, 1e-6) for r in each.runs], 0),
             ]
-            given = {"method": run.record.method, "data": run.dataset, "reading": POINTS[point]}
+            given = {"method": run.method, "data": run.dataset, "reading": POINTS[point]}
             data = " ".join(f'data-{name}="{escape(value)}"' for name, value in given.items())
             rows.append(f"<tr {data}>{''.join(cells)}</tr>")
     heads = [_head("Method", False), _head("Last round", True), _head("Data", False), _head("Read", False)]
     heads += [_head(label, True) for label in numbers]
     options = {
-        "method": sorted({each.first.record.method for each in experiments}),
+        "method": sorted({each.first.method for each in experiments}),
         "data": sorted({each.first.dataset for each in experiments}),
         "reading": list(POINTS.values()),
     }
@@ -279,17 +282,15 @@ def _worst(experiments: Sequence[Experiment]) -> str:
 def _partition(experiments: Sequence[Experiment]) -> str:
     """The partition of the first run that kept it; several seeds can have several."""
     for run in (run for each in experiments for run in each.runs):
-        for name in ("manifest.json", "partition.json"):
-            path = run.folder / name
-            try:
-                manifest = json.loads(path.read_text())
-                counts = np.array([client["train_classes"] for client in manifest["clients"]], dtype=np.int64)
-                classes = [str(entry) for entry in manifest["class_names"]]
-                clients = [str(client["name"]) for client in manifest["clients"]]
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-            if counts.ndim == 2 and counts.shape == (len(clients), len(classes)) and counts.size:
-                return _map(counts, classes, clients, run.record.seed)
+        try:
+            partition = stored_run(run.folder).partition or {"clients": [], "class_names": []}
+            counts = np.array([client["train_classes"] for client in partition["clients"]], dtype=np.int64)
+            classes = [str(entry) for entry in partition["class_names"]]
+            clients = [str(client["name"]) for client in partition["clients"]]
+        except (ConfigurationError, ValueError, KeyError, TypeError):
+            continue
+        if counts.ndim == 2 and counts.shape == (len(clients), len(classes)) and counts.size:
+            return _map(counts, classes, clients, run.record.seed)
     return '<p class="note">These runs kept no partition; their records hold its hash.</p>'
 
 
@@ -324,7 +325,8 @@ def _table_page(path: Path) -> tuple[str, str]:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
         frame = frame.fillna({"reading": "", "error": "", "rounds": "", "title": ""})
         title = str(frame["title"].iloc[0])
-        parts = [_table_group(str(name), part) for name, part in frame.groupby("dataset", sort=False)]
+        notes = [f"Preset {frame['preset'].iloc[0]}.", *frame.loc[frame["kind"] == "note", "column"].astype(str)]
+        parts = [_table_group(str(name), part, " ".join(notes)) for name, part in frame.groupby("dataset", sort=False)]
     except (OSError, KeyError, ValueError, IndexError) as error:
         raise ConfigurationError(
             f"{path} is not a table's CSV of this version ({type(error).__name__}: {error}); make it again with "
@@ -336,7 +338,8 @@ def _table_page(path: Path) -> tuple[str, str]:
     return title, "".join(parts) + failed + f'<p class="note">In results/tables: {files}.</p>'
 
 
-def _table_group(name: str, frame: Any) -> str:
+def _table_group(name: str, frame: Any, note: str) -> str:
+    """One data group of a table; what stands beside the paper's numbers says at which size it was run."""
     of_table = frame[frame["kind"] == "column"]
     which = SUMMARIES[str(of_table["summary"].iloc[0])]
     columns = list(dict.fromkeys(of_table["column"].astype(str)))
@@ -359,7 +362,8 @@ def _table_group(name: str, frame: Any) -> str:
             rows.append(f'<tr class="of-difference"><th scope="row">difference</th>{gap}</tr>')
     main = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     compared = "" if has_paper else " Nothing here can be compared with the paper's numbers."
-    body = f'<h3>{escape(name)}</h3><p class="note">Of the {which}.{compared}</p>{_scroll(main, name)}'
+    note = f'<p class="note">{escape(note)} Of the {which}.{compared}</p>'
+    body = f"<h3>{escape(name)}</h3>{note}{_scroll(main, name)}"
     return body + _table_statistics(name, frame) + _table_paired(name, frame)
 
 
@@ -479,9 +483,12 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
 
     The same files give the same page.
 
+    Runs and tables that are damaged are left out, listed on the page and in the answer.
+
     Raises:
-        ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder.
+        ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder, or the page cannot be written where it should.
     """
+    _check_writable(path)
     for folder in (results_dir, *([runs_dir] if runs_dir else [])):
         if not folder.is_dir():
             raise ConfigurationError(f"{folder} is no folder; start the command in the repository's root")
@@ -494,7 +501,7 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
     )
     template = resources.files("benchmark") / "report_page"
     page = (template / "page.html").read_text()
-    lead = _lead(runs, sum(s.nav == "tables" for s in sections) - 1)
+    lead = _lead(runs, sum(s.nav == "tables" for s in sections) - 1) + _left_out(problems)
     for mark, content in [
         ("/*STYLE*/", (template / "style.css").read_text()),
         ("/*SCRIPT*/", (template / "script.js").read_text()),
@@ -503,9 +510,33 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
         ("<!--SECTIONS-->", body),
     ]:
         page = page.replace(mark, content, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return Page(path, len(runs), sum(s.nav == "tables" for s in sections) - 1, problems)
+
+
+def _left_out(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    entries = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
+    return f'<p>Damaged, and left out of this page:</p><ul class="failed">{entries}</ul>'
+
+
+def _check_writable(path: Path) -> None:
+    """Make the folder of a file, and refuse a place where it cannot be written, before there is work to lose.
+
+    Raises:
+        ConfigurationError: as it says.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent), contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.stat(path).st_mode):
+                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(
+            f"the page cannot be written to {path}: {reason}; give a file in a folder that can be written to"
+        ) from error
 
 
 def _lead(runs: Sequence[Run], tables: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.results import read_config
+from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.method import FederatedMethod
@@ -35,7 +35,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     from benchmark.server import Server
 
     folder = Path(run_dir)
-    config = read_config(folder / "config.yaml")
+    config = read_mapping(folder / "config.yaml")
     checkpoint = folder / "checkpoints" / "last.ckpt"
     if not checkpoint.is_file():
         raise ConfigurationError(

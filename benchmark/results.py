@@ -14,8 +14,10 @@ The summaries live in ``record.json``, so that many runs can be compared without
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import hashlib
+import io
 import json
 import math
 import os
@@ -28,15 +30,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from benchmark.errors import ConfigurationError
+from benchmark.record import METRICS, POINTS, SPLITS, Environment, Git, RunRecord, parse_record
+from benchmark.yaml_files import parse_yaml, read_mapping
 
 if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not wait for them
     import numpy as np
     import pandas as pd
 
 SCHEMA = 1
-POINTS = ("server", "local")
-SPLITS = ("test", "val", "base", "novel", "base_excl_local", "all", "new", "train")
-METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "loss")
 LOWER_IS_BETTER = ("loss",)
 COLUMNS = ("round", "client", "point", "split", "metric", "value")
 """Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
@@ -45,8 +46,6 @@ training, before aggregation), split ("test": the client's own test images; "val
 the further splits of base-to-novel partitions; "train": what local training reported), metric (those of
 :data:`METRICS`, and for "train" what the method names), value float64 (accuracies are fractions, 0 to 1). A client
 that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
-COMMUNICATION = ("up_bytes", "down_bytes", "up_floats", "down_floats")
-SECONDS = ("total", "training", "evaluation")
 FILES = ("config.yaml", "manifest.json", "metrics.parquet")
 KEPT_MANIFEST_BYTES = 150_000
 
@@ -67,50 +66,6 @@ RESULT_FREE_KEYS = frozenset(
         "root",
     }
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class RunRecord:
-    """One finished run. The last three fields are filled by :func:`write_record`.
-
-    Attributes:
-        method: name of the method's class.
-        dataset: name of the data set.
-        setting: what the clients are, such as ``"one domain per client"``.
-        seed: the run's seed.
-        client_names: one per client, in the order of the client index of ``metrics.parquet``.
-        test_sizes: test images per client, same order.
-        manifest_hash: hash of the partition, as the partition's manifest defines it.
-        device: ``"cpu"`` or the name of the accelerator that trained.
-        environment: from :func:`environment`.
-        rounds: rounds asked for.
-        rounds_trained: rounds done.
-        communication: ``up_bytes``, ``down_bytes``, ``up_floats``, ``down_floats``: mean over rounds and
-            participating clients.
-        seconds: ``total``, ``training``, ``evaluation``: wall-clock.
-        peak_memory_bytes: of the accelerator, or of the process on a CPU; None where unknown.
-        config_hash: from :func:`config_hash`, of ``config.yaml``.
-        summary: from :func:`summarize`.
-        files: per file of :data:`FILES` its ``sha256`` and ``bytes``.
-    """
-
-    method: str
-    dataset: str
-    setting: str
-    seed: int
-    client_names: tuple[str, ...]
-    test_sizes: tuple[int, ...]
-    manifest_hash: str
-    device: str
-    environment: dict[str, Any]
-    rounds: int
-    rounds_trained: int
-    communication: dict[str, float]
-    seconds: dict[str, float]
-    peak_memory_bytes: int | None
-    config_hash: str = ""
-    summary: dict[str, Any] = dataclasses.field(default_factory=dict)
-    files: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # --- atomic writers -------------------------------------------------------------------------------------------------
@@ -217,6 +172,22 @@ def _checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
     return table
 
 
+def _check_clients(table: "pd.DataFrame", sizes: Sequence[int]) -> None:
+    """Refuse a table that speaks of clients that are not there, or leaves some out at the point "server".
+
+    Raises:
+        ValueError: as it says.
+    """
+    if len(table) and table["client"].max() >= len(sizes):
+        raise ValueError(f"client {table['client'].max()} has values, but there are {len(sizes)} test sizes")
+    everywhere = table[table["point"] == "server"].groupby(["split", "metric"], observed=True)
+    for (split, _), part in everywhere:
+        clients = set(part["client"])
+        expected = {client for client, size in enumerate(sizes) if size} if split == "test" else clients
+        if expected - clients or len(part) != part["round"].nunique() * len(clients):
+            raise ValueError(f"at the point 'server' every client's {split} images are evaluated, some are missing")
+
+
 # --- summaries ------------------------------------------------------------------------------------------------------
 
 
@@ -229,14 +200,10 @@ def _by_round(part: "pd.DataFrame", sizes: Sequence[int]) -> "tuple[np.ndarray, 
     import numpy as np
 
     rows = part.reset_index(drop=True)
-    point, split = rows["point"].iloc[0], rows["split"].iloc[0]
+    point = rows["point"].iloc[0]
     place = rows.assign(row=rows.index).pivot(index="round", columns="client", values="row").sort_index()
     if point == "local":
         place = place.ffill()
-    else:
-        expected = {client for client, size in enumerate(sizes) if size} if split == "test" else set()
-        if place.isna().any(axis=None) or expected - set(place.columns):
-            raise ValueError(f"at the point 'server' every client's {split} images are evaluated, some are missing")
     where = place.reindex(columns=range(len(sizes))).to_numpy(dtype="float64")
     known = ~np.isnan(where)
     values = np.ma.masked_all(where.shape, dtype="float64")
@@ -311,8 +278,7 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
     import numpy as np
 
     table = _checked(metrics)
-    if len(table) and table["client"].max() >= len(test_sizes):
-        raise ValueError(f"client {table['client'].max()} has values, but there are {len(test_sizes)} test sizes")
+    _check_clients(table, test_sizes)
     summary: dict[str, Any] = {}
     for (point, split, metric), part in table.groupby(["point", "split", "metric"], sort=True):
         pool = split == "test" and metric == "accuracy"
@@ -397,6 +363,14 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """sha256 of a partition's manifest in a canonical spelling (hexadecimal); equal for equal partitions.
+
+    ``images_sha256`` is left out: one split may be run on images of several sizes, and manifests of before have none.
+    """
+    return hashlib.sha256(canonical({name: v for name, v in manifest.items() if name != "images_sha256"})).hexdigest()
+
+
 def config_hash(config: dict[str, Any]) -> str:
     """sha256 of a resolved configuration, without the keys that cannot change a result (:data:`RESULT_FREE_KEYS`).
 
@@ -413,7 +387,7 @@ def config_hash(config: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(kept(config))).hexdigest()
 
 
-def _git() -> dict[str, Any]:
+def _git() -> Git:
     """Revision of the checkout this package runs from; both values None where it is not a checkout."""
     here = Path(__file__).resolve()
 
@@ -442,7 +416,7 @@ def _cpu_model() -> str:
     )
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Where a run took place: ``git``, ``python``, ``versions``, ``platform`` and ``hardware``.
 
     ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
@@ -501,27 +475,8 @@ def other_versions(record: RunRecord) -> list[str]:
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def _file_entry(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
+def _file_entry(content: bytes) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A run's resolved configuration.
-
-    Raises:
-        ConfigurationError: the file is missing, is no YAML or no mapping.
-    """
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast, where libyaml is there
-    try:
-        config = yaml.load(path.read_text(), Loader=loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"{path} is not a mapping of configuration keys")
-    return config
 
 
 def is_finished(run_dir: str | Path) -> bool:
@@ -547,14 +502,14 @@ def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame"
             raise ConfigurationError(
                 f"{folder / name} is missing: a run directory holds it before its record is written"
             )
-    configuration = config_hash(read_config(folder / "config.yaml"))
+    configuration = config_hash(read_mapping(folder / "config.yaml"))
     summary = summarize(metrics, record.test_sizes)
     write_parquet(folder / "metrics.parquet", metrics)
     full = dataclasses.replace(
         record,
         config_hash=configuration,
         summary=summary,
-        files={name: _file_entry(folder / name) for name in FILES},
+        files={name: _file_entry((folder / name).read_bytes()) for name in FILES},
     )
     # Through JSON, so that the hash is of what a reader will see (tuples become lists).
     payload = json.loads(json.dumps({"schema": SCHEMA, **dataclasses.asdict(full)}, allow_nan=False))
@@ -567,101 +522,257 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _not_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Whether a field of ``record.json`` has its type."""
-    if name in ("method", "dataset", "setting", "manifest_hash", "device", "config_hash"):
-        return isinstance(value, str)
-    if name == "client_names":
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    if name == "test_sizes":
-        return isinstance(value, list) and all(_is_count(entry) for entry in value)
-    if name in ("seed", "rounds", "rounds_trained"):
-        return _is_count(value)
-    if name == "peak_memory_bytes":
-        return value is None or _is_count(value)
-    if not isinstance(value, dict):
-        return False
-    if name in ("communication", "seconds"):
-        return set(value) == set(COMMUNICATION if name == "communication" else SECONDS) and all(
-            _is_number(entry) for entry in value.values()
-        )
-    if name == "files":
-        return set(value) == set(FILES) and all(
-            isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and _is_count(entry.get("bytes"))
-            for entry in value.values()
-        )
-    return True  # environment and summary: their content is bound by record_sha256
+def _parse_json(content: bytes) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: it is none, holds NaN or infinity, or is nested too deeply.
+    """
+    try:
+        return json.loads(content, parse_constant=_not_json)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def read_record(run_dir: str | Path) -> RunRecord:
-    """Read and check ``record.json`` (its schema and its own hash, not the files beside it: :func:`verify_record`).
+    """Read and check ``record.json`` (its form and its own hash, not the files beside it: :func:`verify_record`).
 
     Raises:
-        ConfigurationError: no record (the run is not finished), half-written, changed by hand, or of another schema.
+        ConfigurationError: no record (the run is not finished), half-written, changed by hand, or of another form.
     """
     path = Path(run_dir) / "record.json"
     try:
-        payload = json.loads(path.read_bytes())
-    except FileNotFoundError:
+        payload = _parse_json(path.read_bytes())
+        expected = payload.pop("record_sha256", None) if isinstance(payload, dict) else None
+        content = canonical(payload)
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
             f"{run_dir} has no record.json: not a run directory, or the run is not finished"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not a readable record ({error}); remove it and run again") from error
     if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
         found = payload.get("schema") if isinstance(payload, dict) else None
         raise ConfigurationError(f"{path} has schema {found!r}, expected {SCHEMA}; run again with this version")
-    expected = payload.pop("record_sha256", None)
-    if expected != hashlib.sha256(canonical(payload)).hexdigest():
+    if expected != hashlib.sha256(content).hexdigest():
         raise ConfigurationError(f"{path} was changed after it was written (its hash does not fit); run again")
-    del payload["schema"]
-    names = {entry.name for entry in dataclasses.fields(RunRecord)}
-    wrong = sorted(names ^ set(payload)) or sorted(name for name in names if not _fits(name, payload[name]))
-    if wrong:
-        raise ConfigurationError(f"{path}: missing, unknown or of the wrong type: {', '.join(wrong)}; run again")
-    payload["client_names"] = tuple(payload["client_names"])
-    payload["test_sizes"] = tuple(payload["test_sizes"])
-    return RunRecord(**payload)
+    try:
+        return parse_record(content)
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}; run again") from error
 
 
-def read_records(folder: str | Path) -> "tuple[dict[Path, RunRecord], list[str]]":
-    """All records directly below a folder by their run directory, in the order of names, and what cannot be read.
+class StoredRun:
+    """A finished run as it lies in its directory. Each file is read once, and only as the record knows it.
+
+    Args:
+        run_dir: with ``record.json``.
+
+    Raises:
+        ConfigurationError: as :func:`read_record`; and where a file is asked for that is missing, is not the one that
+            the run wrote (its hash does not fit the record), or is not of its form.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.folder = Path(run_dir)
+        self.record = read_record(run_dir)
+        self._contents: dict[str, bytes] = {}
+
+    def content(self, name: str) -> bytes:
+        """One of :data:`FILES`, with the hash that the record has of it."""
+        if name not in self._contents:
+            path = self.folder / name
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                raise ConfigurationError(f"{path} is missing") from None
+            except OSError as error:
+                raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+            if _file_entry(content) != self.record.files[name]:
+                raise ConfigurationError(f"{path} was changed after the run (its hash does not fit the record)")
+            self._contents[name] = content
+        return self._contents[name]
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        path = self.folder / "config.yaml"
+        try:
+            config = parse_yaml(self.content("config.yaml").decode(), str(path))
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is no text in UTF-8 (byte {error.start})") from error
+        if not isinstance(config, dict):
+            raise ConfigurationError(f"{path} is not a mapping of configuration keys")
+        return config
+
+    @functools.cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """The long table, columns as in :data:`COLUMNS`; of every client that the record names, and of no other."""
+        import pandas as pd
+
+        path = self.folder / "metrics.parquet"
+        try:
+            table = _checked(pd.read_parquet(io.BytesIO(self.content("metrics.parquet"))))
+            _check_clients(table, self.record.test_sizes)
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise ConfigurationError(
+                f"{path} is not a readable metrics table: {' '.join(str(error).split())}"
+            ) from error
+        return table
+
+    @functools.cached_property
+    def partition(self) -> dict[str, Any] | None:
+        """``manifest.json``, or the class counts that are kept of a large one; None where neither was kept."""
+        paths = [self.folder / name for name in ("manifest.json", "partition.json")]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            return None
+        try:
+            manifest = _parse_json(self.content(path.name) if path.name in FILES else path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} is no partition of clients: it is not JSON ({error})") from error
+        clients = manifest.get("clients") if isinstance(manifest, dict) else None
+        if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
+            raise ConfigurationError(f"{path} is no partition of clients: it holds no list of them")
+        return dict(manifest)
+
+    @functools.cached_property
+    def problems(self) -> list[str]:
+        """What does not fit together, one sentence each; see :func:`verify_record`."""
+        problems: list[str] = []
+        missing = self.record.files["manifest.json"]["bytes"] > KEPT_MANIFEST_BYTES
+        for name in FILES:
+            if name == "manifest.json" and missing and not (self.folder / name).is_file():
+                continue
+            try:
+                self.content(name)
+            except ConfigurationError as error:
+                problems.append(str(error))
+        if problems:
+            return problems
+        for compare in (self._of_config, self._of_partition, self._of_metrics):
+            try:
+                problems += [f"{self.folder / name} does not give the record's {what}" for name, what in compare()]
+            except (ConfigurationError, ValueError) as error:
+                problems.append(str(error))
+        return problems
+
+    def _of_config(self) -> Iterator[tuple[str, str]]:
+        """File and field of what the configuration says otherwise than the record."""
+        if config_hash(self.config) != self.record.config_hash:
+            yield "config.yaml", "config_hash"
+        said = {
+            "seed": self.config.get("seed_everything"),
+            "method": _class_name(self.config, "model"),
+            "dataset": _class_name(self.config, "data", "source"),
+            "rounds": _inner(self.config, "trainer").get("max_epochs"),
+        }
+        for name, value in said.items():
+            if value is not None and value != getattr(self.record, name):
+                yield "config.yaml", f"{name}: {value!r} there, {getattr(self.record, name)!r} in the record"
+
+    def _of_partition(self) -> Iterator[tuple[str, str]]:
+        partition = self.partition
+        if partition is None:
+            return
+        if "manifest.json" in self._contents:
+            path = "manifest.json"
+            if manifest_hash(partition) != self.record.manifest_hash:
+                yield path, "manifest_hash"
+            if self.record.images_sha256 not in (None, partition.get("images_sha256")):
+                yield path, "images_sha256"
+        else:
+            path = "partition.json"
+            if partition.get("manifest_sha256") != self.record.files["manifest.json"]["sha256"]:
+                yield path, "files (it is of another manifest)"
+        clients = partition["clients"]
+        if tuple(client.get("name") for client in clients) != self.record.client_names:
+            yield path, "client_names"
+            return
+        for size, client in zip(self.record.test_sizes, clients, strict=True):
+            counts = client.get("test_classes")
+            # A client that never trains has its images in another split than "test".
+            if not isinstance(counts, list) or not all(map(_is_number, counts)) or size not in (0, sum(counts)):
+                yield path, "test_sizes"
+                return
+
+    def _of_metrics(self) -> Iterator[tuple[str, str]]:
+        if not _same(summarize(self.metrics, self.record.test_sizes), self.record.summary):
+            yield "metrics.parquet", "summary"
+        if self.metrics["round"].max() > self.record.rounds_trained or self.record.rounds_trained > self.record.rounds:
+            yield "metrics.parquet", "rounds_trained"
+
+
+def _inner(config: Any, *keys: str) -> dict[str, Any]:
+    """What stands under these keys; empty where that is no mapping."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _class_name(config: dict[str, Any], *keys: str) -> str | None:
+    path = _inner(config, *keys).get("class_path")
+    return path.rpartition(".")[2] if isinstance(path, str) else None
+
+
+_STORED: dict[str, tuple[list[tuple[int, int, int] | None], StoredRun]] = {}
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file is written anew; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def stored_run(run_dir: str | Path) -> StoredRun:
+    """The run in a directory; the same object as long as no file of it was written anew.
+
+    Raises:
+        ConfigurationError: as :func:`read_record`.
+    """
+    folder = os.path.abspath(run_dir)
+    state = [_state(f"{folder}/{name}") for name in ("record.json", *FILES, "partition.json")]
+    known = _STORED.get(folder)
+    if known is None or known[0] != state or str(known[1].folder) != str(run_dir):
+        known = _STORED[folder] = (state, StoredRun(run_dir))
+    return known[1]
+
+
+def stored_runs(folder: str | Path) -> "tuple[list[StoredRun], list[str]]":
+    """All finished runs directly below a folder, in the order of names, and what cannot be read.
 
     Directories without a record (runs that go on or failed) are passed over.
     """
-    records: dict[Path, RunRecord] = {}
+    runs: list[StoredRun] = []
     problems: list[str] = []
     collecting = gc.isenabled()
     gc.disable()  # what is made here stays; looking through it again and again is half of the time
     try:
         for path in sorted(Path(folder).glob("*/record.json")):
             try:
-                records[path.parent] = read_record(path.parent)
+                runs.append(stored_run(path.parent))
             except ConfigurationError as error:
                 problems.append(str(error))
     finally:
         if collecting:
             gc.enable()
-    return records, problems
+    return runs, problems
 
 
 def read_metrics(run_dir: str | Path) -> "pd.DataFrame":
-    """The long table of a run, columns as in :data:`COLUMNS`.
+    """The long table of a finished run, columns as in :data:`COLUMNS`.
 
     Raises:
-        ConfigurationError: the file is missing or is no metrics table.
+        ConfigurationError: the run is not finished, or the table is not the one that it wrote.
     """
-    import pandas as pd
-
-    path = Path(run_dir) / "metrics.parquet"
-    try:
-        return _checked(pd.read_parquet(path))
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise ConfigurationError(f"{path} is not a readable metrics table: {' '.join(str(error).split())}") from error
+    return stored_run(run_dir).metrics
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -674,37 +785,26 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def verify_record(run_dir: str | Path) -> list[str]:
-    """Problems of a finished run, one sentence each; none when record, files, hashes and summary agree.
+    """Problems of a finished run, one sentence each; none when all that can be compared agrees.
 
-    A manifest above :data:`KEPT_MANIFEST_BYTES` may be missing: its hash stays in the record.
+    Compared are the record's own hash, the hashes of the files, and every field that follows from them: seed, method,
+    data set and rounds from ``config.yaml``; partition, images, clients and their sizes from ``manifest.json``; summary
+    and rounds from ``metrics.parquet``. A manifest above :data:`KEPT_MANIFEST_BYTES` may be missing: its hash stays in
+    the record.
+
+    The hashes are no signature: they show that a file was damaged, or changed by somebody who did not mean to deceive.
+    Whoever changes a file can make all of them anew. Nor can anything here tell whether seconds, memory, bytes sent,
+    code and machine are what they were; running again can tell the numbers (:func:`benchmark.verification.rerun`).
     """
-    folder = Path(run_dir)
     try:
-        record = read_record(folder)
+        return StoredRun(run_dir).problems
     except ConfigurationError as error:
         return [str(error)]
-    problems: list[str] = []
-    for name, entry in record.files.items():
-        if (folder / name).is_file():
-            if _file_entry(folder / name) != {"sha256": entry["sha256"], "bytes": entry["bytes"]}:
-                problems.append(f"{folder / name} was changed after the run (its hash does not fit the record)")
-        elif name != "manifest.json" or entry["bytes"] <= KEPT_MANIFEST_BYTES:
-            problems.append(f"{folder / name} is missing")
-    if problems:
-        return problems
-    try:
-        if config_hash(read_config(folder / "config.yaml")) != record.config_hash:
-            problems.append(f"{folder / 'config.yaml'} does not give the record's config_hash")
-        if not _same(summarize(read_metrics(folder), record.test_sizes), record.summary):
-            problems.append(f"{folder / 'metrics.parquet'} does not give the record's summary")
-    except ValueError as error:  # ConfigurationError is one
-        problems.append(str(error))
-    return problems
 
 
 def _class_counts(manifest: bytes) -> bytes:
     """A manifest without its indices: who holds how many images of which class, and the whole manifest's sha256."""
-    whole = json.loads(manifest)
+    whole = _parse_json(manifest)
     kept = {name: whole.get(name) for name in ("algorithm", "arguments", "seed", "class_names", "domain_names")}
     kept["clients"] = [
         {name: client.get(name) for name in ("name", "train_classes", "test_classes")}
@@ -729,7 +829,11 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     if problems:
         raise ConfigurationError(f"{run_dir} is not kept: {problems[0]}")
     target = Path(destination) / source.name
-    content = {name: (source / name).read_bytes() for name in (*FILES, "record.json") if (source / name).is_file()}
+    content = {
+        name: (source / name).read_bytes()
+        for name in (*FILES, "partition.json", "record.json")
+        if (source / name).is_file()
+    }
     if len(content.get("manifest.json", b"")) > KEPT_MANIFEST_BYTES:
         content["partition.json"] = _class_counts(content.pop("manifest.json"))
     if is_finished(target) and (target / "record.json").read_bytes() != content["record.json"]:

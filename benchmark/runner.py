@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmark.errors import ConfigurationError
 from benchmark.locks import FileLock
-from benchmark.results import is_finished, read_record, verify_record
+from benchmark.results import RunRecord, is_finished, stored_run
 from benchmark.run_directory import last_checkpoint
 from benchmark.signals import termination_as_interrupt
+from benchmark.source_code import changed_files
+from benchmark.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,26 +60,14 @@ class Cell:
     seed: int
 
 
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file.
+def _content(path: Path, within: tuple[Path, ...] = ()) -> Any:
+    """A config's content, with the YAML files it refers to put in their places.
 
     Raises:
-        ConfigurationError: the file is missing or is no YAML.
+        ConfigurationError: a file is missing, is no YAML, or lies within itself.
     """
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read ({error}); start the command in the repository's root"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-
-
-def _content(path: Path) -> Any:
-    """A config's content, with the YAML files it refers to put in their places."""
+    if path.resolve() in within:
+        raise ConfigurationError(f"{within[-1]} includes {path}, in which it lies itself; take one of them out")
 
     def inlined(value: Any) -> Any:
         if isinstance(value, dict):
@@ -85,7 +75,7 @@ def _content(path: Path) -> Any:
         if isinstance(value, list):
             return [inlined(entry) for entry in value]
         if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (path.parent / value).is_file():
-            return _content(path.parent / value)
+            return _content(path.parent / value, (*within, path.resolve()))
         return value
 
     return inlined(read_yaml(path))
@@ -125,19 +115,60 @@ class Outcome:
     log: Path | None = None
 
 
-def finished_outcome(cell: Cell, folders: Sequence[Path]) -> Outcome | None:
-    """The cell's outcome from a record in one of the folders; None where there is no record yet."""
+def finished_outcome(cell: Cell, folders: Sequence[Path], current: bool = False) -> Outcome | None:
+    """The cell's outcome from a record in one of the folders; None where there is no record yet.
+
+    Args:
+        cell: whose record.
+        folders: searched in this order.
+        current: pass over records that other code than the present one made, as far as they name their code.
+    """
     for folder in folders:
         run_dir = folder / cell.name
         if not is_finished(run_dir):
             continue
-        problems = verify_record(run_dir)
-        if not problems and read_record(run_dir).seed != cell.seed:
-            problems = [f"{run_dir} was run with seed {read_record(run_dir).seed}, expected {cell.seed}"]
+        try:
+            run = stored_run(run_dir)
+            problems = run.problems
+        except ConfigurationError as error:
+            return Outcome(None, f"{error}; remove {run_dir} to run it again")
+        if not problems and run.record.seed != cell.seed:
+            problems = [f"{run_dir} was run with seed {run.record.seed}, expected {cell.seed}"]
         if problems:
             return Outcome(None, f"{problems[0]}; remove {run_dir} to run it again")
-        return Outcome(run_dir)
+        if not (current and run.record.code and changed_files(run.record.code)):
+            return Outcome(run_dir)
     return None
+
+
+def said_of_code(records: Sequence[RunRecord]) -> list[str]:
+    """How many of the records were made by other code than the present one, and how many don't know, a line each."""
+    changed: dict[str, dict[str, None]] = {}  # files -> methods
+    others = 0
+    for record in records:
+        files = ", ".join(changed_files(record.code or {}))
+        others += bool(files)
+        if files:
+            changed.setdefault(files, {})[record.method] = None
+    unknown = sum(record.code is None for record in records)
+    lines = []
+    if others:
+        which = "; ".join(f"{', '.join(methods)}: {files} changed" for files, methods in changed.items())
+        lines.append(
+            f"{others} of {len(records)} cells were made by other code ({which}); make them again with --rerun-changed"
+        )
+    if unknown:
+        lines.append(f"{unknown} of {len(records)} cells do not know the code that made them: their records are older")
+    return lines
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Put a run that is to be made again into a folder of its own; the lock stays, others may wait for it."""
+    aside = run_dir.parent / ".replaced" / f"{run_dir.name}-{time.time_ns()}"
+    aside.mkdir(parents=True)
+    for entry in sorted(run_dir.iterdir(), key=lambda path: path.name != "record.json"):  # no record without its files
+        if entry.name != "lock":
+            entry.rename(aside / entry.name)
 
 
 def _tail(log: Path) -> list[str]:
@@ -271,12 +302,14 @@ class Work:
         kept_dir: a second place where records count as finished; None for none.
         data_dir: put where overrides say ``{data_dir}``.
         program: command in front of ``fit``.
+        rerun_changed: do again what other code made; the old run is put into ``runs_dir/.replaced``.
     """
 
     runs_dir: Path
     kept_dir: Path | None = None
     data_dir: Path | None = None
     program: tuple[str, ...] = CELL_PROGRAM
+    rerun_changed: bool = False
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -352,6 +385,8 @@ class _Process:
 
 def _start(cell: Cell, lock: _CellLock, work: Work, threads: int | None, gpu: str | None) -> _Process:
     run_dir = work.runs_dir / cell.name
+    if is_finished(run_dir):  # but by other code, else nobody would start it
+        _set_aside(run_dir)
     lock.write("running")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if threads is not None:  # else every child would start as many threads as there are cores
@@ -424,7 +459,7 @@ def run_as_job(cell: Cell, work: Work) -> str:
     lock = _CellLock(work.runs_dir / cell.name)
     if not lock.acquire():
         return "busy"
-    if finished_outcome(cell, work.folders):
+    if finished_outcome(cell, work.folders, work.rerun_changed):
         lock.release()
         return ""
     entry = _start(cell, lock, work, None, None)
@@ -534,7 +569,7 @@ def run_cells(
     place: _ThisMachine | _Jobs = _ThisMachine(work, at_a_time) if cluster is None else _Jobs(work, cluster)
     pending: deque[Cell] = deque()
     for cell in unique.values():
-        outcome = finished_outcome(cell, work.folders)
+        outcome = finished_outcome(cell, work.folders, work.rerun_changed)
         if outcome is None:
             pending.append(cell)
         else:
@@ -542,6 +577,9 @@ def run_cells(
     with _Display(len(unique)) as display, termination_as_interrupt():
         if outcomes:
             display.line(f"{len(outcomes)} of {len(unique)} runs are there already")
+        kept = [stored_run(outcome.run_dir).record for outcome in outcomes.values() if outcome.run_dir is not None]
+        for line in said_of_code(kept):
+            display.line(line)
 
         def settle(cell: Cell, outcome: Outcome, seconds: float) -> None:
             outcomes[cell.name] = outcome
@@ -575,7 +613,7 @@ def run_cells(
                         wait_for(cell)
                         continue
                     failed_before = lock.failure()
-                    found = finished_outcome(cell, work.folders)
+                    found = finished_outcome(cell, work.folders, work.rerun_changed)
                     if found is None and cell.name in waited and failed_before is not None:
                         found = Outcome(None, failed_before or "failed in another process", run_dir / "log.txt")
                     if found is None and not cell.name.endswith(content_hash(cell.configs, cell.overrides)):
@@ -585,7 +623,9 @@ def run_cells(
                         settle(cell, found, 0.0)
                         continue
                     said = f"{cell.name} started, log in {run_dir / 'log.txt'}"
-                    if last_checkpoint(run_dir).is_file():
+                    if is_finished(run_dir):
+                        said += "; made by other code before"
+                    elif last_checkpoint(run_dir).is_file():
                         said += "; continues from its last checkpoint"
                     if failed_before is not None:
                         said += f"; failed the last time: {failed_before}"

@@ -56,9 +56,12 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.figures import Curve, learning_curves
-from benchmark.results import METRICS, SPLITS, RunRecord, client_values, read_metrics, read_record, write_text
-from benchmark.runner import CELL_PROGRAM, Cell, Cluster, Outcome, Work, content_hash, read_yaml, run_cells
+from benchmark.readings import of_configuration, of_record
+from benchmark.record import METRICS, SPLITS, RunRecord
+from benchmark.results import StoredRun, client_values, is_finished, stored_run, write_text
+from benchmark.runner import CELL_PROGRAM, Cell, Cluster, Outcome, Work, cell_command, content_hash, run_cells
 from benchmark.statistics import Comparison, paired_comparison
+from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,7 +184,7 @@ def load_table(name: str) -> Table:
         raise ConfigurationError(
             f"there is no table {path}; tables here: {', '.join(known) or 'none (start the command in the root)'}"
         )
-    content = read_yaml(path)
+    content = read_mapping(path)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--table", type=Table)
     try:
@@ -198,6 +201,8 @@ def _check_table(table: Table, path: Path) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"{path}: the name {name!r} is part of a directory's: use a-z, 0-9 and _ only")
     labels = [row.label for row in table.rows]
+    if not labels or not table.presets:
+        raise ConfigurationError(f"{path}: a table needs at least one row and one preset")
     if len(set(labels)) < len(labels):
         raise ConfigurationError(f"{path}: two rows have the same label")
     overrides = [
@@ -213,8 +218,9 @@ def _check_table(table: Table, path: Path) -> None:
                 f"({', '.join(RUNNER_OPTIONS)})"
             )
     for preset_name, preset in table.presets.items():
-        if not preset.seeds or not preset.data:
-            raise ConfigurationError(f"{path}: the preset {preset_name} needs at least one seed and one data group")
+        if not preset.data:
+            raise ConfigurationError(f"{path}: the preset {preset_name} needs at least one data group")
+        _check_seeds(preset.seeds, f"{path}, preset {preset_name}: ")
         if unknown := sorted(set(preset.rows) - set(labels)):
             raise ConfigurationError(f"{path}: the preset {preset_name} names {unknown[0]!r}, which is no row's label")
         if len({group.name for group in preset.data}) < len(preset.data):
@@ -226,6 +232,13 @@ def _check_table(table: Table, path: Path) -> None:
     for group in groups:
         _check_columns(table, group, path)
     _check_baseline(table, path)
+
+
+def _check_seeds(seeds: Sequence[int], where: str = "") -> None:
+    if not seeds or not all(0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"{where}seeds are at least one seed, different integers from 0 to {2**32 - 1}, got {list(seeds)}"
+        )
 
 
 def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
@@ -284,6 +297,41 @@ def make_cells(table: Table, preset_name: str, preset: Preset) -> dict[tuple[str
         for row in rows_of(table, preset)
         for seed in preset.seeds
     }
+
+
+def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int], Cell], work: Work) -> None:
+    """Refuse a point, split or client that a run does not have, before anything runs.
+
+    What a cell has is said by its record where there is one, else by its configuration: that of the first data group
+    for every row that is read at the point "local", that of the first row for every group with clients or held-out
+    splits of its own.
+
+    Raises:
+        ConfigurationError: one line, for the first that is not there.
+    """
+    rows = rows_of(table, preset)
+    for group in preset.data:
+        columns = [column for column in group.columns if not column.harmonic]
+        clients = [None if column.client == "*" else column.client for column in columns]
+        splits = [column.split or table.split for column in columns]
+        special = any(clients) or {"val", "new"} & set(splits)
+        for row in rows:
+            cell = cells[group.name, row.label, preset.seeds[0]]
+            points = list(dict.fromkeys([row.point, *row.also.values()]))
+            asked = ("local" in points and group is preset.data[0]) or (special and row is rows[0])
+            found = next((folder / cell.name for folder in work.folders if is_finished(folder / cell.name)), None)
+            if found is not None:
+                try:
+                    there = of_record(stored_run(found).record)
+                except ConfigurationError:
+                    continue  # a damaged record fails alone
+            elif asked and work.program == CELL_PROGRAM:
+                there = of_configuration(cell_command(cell, work.runs_dir / cell.name, work.data_dir, ())[1:])
+            else:
+                continue
+            for client, split in zip(clients, splits, strict=True):
+                for point in points:
+                    there.check(point, split, client, f"row {row.label}, {group.label}")
 
 
 # --- reading the records ---------------------------------------------------------------------------------------------
@@ -386,11 +434,11 @@ def _scaled(value: float | None, metric: str) -> float:
 
 
 class _Reader:
-    """Reads one run at one point for the columns of a table; the metrics file is opened once."""
+    """Reads one run at one point for the columns of a table."""
 
-    def __init__(self, run_dir: Path, table: Table, point: str) -> None:
-        self.record = read_record(run_dir)
-        self.metrics = read_metrics(run_dir)
+    def __init__(self, run: StoredRun, table: Table, point: str) -> None:
+        self.record = run.record
+        self.metrics = run.metrics
         self.table = table
         self.point = point
 
@@ -426,7 +474,7 @@ def _line(
             line.errors.append(outcome.error)
             continue
         try:
-            reader = _Reader(outcome.run_dir, table, point)
+            reader = _Reader(stored_run(outcome.run_dir), table, point)
             found: dict[str, float] = {}
             for column in columns:
                 found[str(column.label)] = reader.value(column, found)
@@ -680,6 +728,22 @@ def _footnotes(
     for point in dict.fromkeys(line.point for line in lines):
         named = dict.fromkeys(line.name for line in lines if line.point == point)
         notes.append(f"Read at the point '{point}' ({POINT_NOTES[point]}): {'; '.join(named)}.")
+    servers = dict.fromkeys(
+        f"{line.method}: {record.other_server} in place of {record.default_server}"
+        for line in lines
+        for record in line.records.values()
+        if record.other_server
+    )
+    if servers:
+        notes.append(f"Other servers than the methods' own: {'; '.join(servers)}.")
+    early = dict.fromkeys(
+        f"{line.name}: {last} of {record.rounds_trained}"
+        for line in lines
+        for record in line.records.values()
+        if (last := _summaries(record, line.point, table.split, table.metric)["last"]["round"]) < record.rounds_trained
+    )
+    if early:
+        notes.append(f"The last round is the last evaluated one, which is not the run's last: {'; '.join(early)}.")
     notes.append(
         "Floats up: numbers one participating client sends in a round. MB and kB: 10^6 and 10^3 bytes, per "
         "participating client and round. Peak MB: of the GPU, or of the process on a CPU."
@@ -756,7 +820,14 @@ LONG_COLUMNS = (
     *("floats_up", "bytes_up", "bytes_down", "rounds", "seconds", "peak_memory_bytes", "error"),
 )
 """Columns of a table's CSV. ``kind``: "column" is a number of the table itself, "statistic" one over clients for each
-summary, "paired" a difference to the baseline with its interval ``low`` to ``high``. Accuracies in per cent."""
+summary, "paired" a difference to the baseline with its interval ``low`` to ``high``, "note" the preset's note (its text
+stands under ``column``). Accuracies in per cent."""
+
+
+def _title(table: Table, preset_name: str) -> str:
+    """The table's title, and which preset it is; the paper's setting has the plain title."""
+    known = {"demo": f"Demo: {table.title}", "paper": table.title}
+    return known.get(preset_name, f"{table.title} (preset {preset_name})")
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
@@ -764,11 +835,15 @@ summary, "paired" a difference to the baseline with its interval ``low`` to ``hi
 
 @dataclass(frozen=True)
 class Rendered:
-    """A table as Markdown, CSV (long: one line per number, :data:`LONG_COLUMNS`) and LaTeX."""
+    """A table as Markdown, CSV (long: one line per number, :data:`LONG_COLUMNS`) and LaTeX.
+
+    ``problems``: finished cells without the numbers that the table shows, one sentence each.
+    """
 
     markdown: str
     csv: str
     latex: str
+    problems: list[str]
 
 
 def render(
@@ -798,8 +873,9 @@ def render(
             names = {seed: cells[group.name, row.label, seed].name for seed in preset.seeds}
             by_row.append({seed: outcomes[cell] for seed, cell in names.items()})
             failed |= {cell: outcomes[cell] for cell in names.values() if outcomes[cell].run_dir is None}
+        by_row = _of_the_same_images(by_row)
         finished = [outcome.run_dir for entry in by_row for outcome in entry.values() if outcome.run_dir]
-        here = {run_dir: read_record(run_dir) for run_dir in finished}
+        here = {run_dir: stored_run(run_dir).record for run_dir in finished}
         records |= here
         columns = _expanded(group, list(here.values()))
         lines = [
@@ -816,13 +892,15 @@ def render(
     paired = [] if table.baseline is None else [_paired_block(read, table.baseline, table) for read in reads]
     blocks += [block for block in paired if block is not None]
     long = [row for read in reads for row in _long_rows(read, table, paper, table.baseline)]
-    title = f"Demo: {table.title}" if preset_name == "demo" else table.title
+    title = _title(table, preset_name)
+    long += [{"kind": "note", "column": preset.note}] if preset.note else []
     frame = pd.DataFrame(long).assign(table=name, preset=preset_name, title=title)
     any_paired = any(block is not None for block in paired)
     notes = _footnotes(table, preset, reads, list(records.values()), any_paired)
     problems = [f"{cell}: {outcome.error}" for cell, outcome in failed.items()]
     known = {outcome.error for outcome in failed.values()}
-    problems += [error for read in reads for line in read.lines for error in line.errors if error not in known]
+    unread = [error for read in reads for line in read.lines for error in line.errors if error not in known]
+    problems += unread
     published_blocks = _paper_blocks(table, paper) if not any(c.paper for g in preset.data for c in g.columns) else []
     aside = "The paper's numbers, on other data with another backbone: not comparable with the numbers above."
 
@@ -846,17 +924,40 @@ def render(
     latex += [f"% failed: {problem}\n" for problem in dict.fromkeys(problems)]
     if published_blocks:
         latex += [f"% {aside}\n", *map(latex_block, published_blocks)]
-    return Rendered("\n".join(parts), frame.reindex(columns=list(LONG_COLUMNS)).to_csv(index=False), "\n".join(latex))
+    frame = frame.reindex(columns=list(LONG_COLUMNS)).astype({"seeds": "Int64"})
+    unread = list(dict.fromkeys(unread))
+    return Rendered("\n".join(parts), frame.to_csv(index=False), "\n".join(latex), unread)
+
+
+def _of_the_same_images(by_row: Sequence[dict[int, Outcome]]) -> list[dict[int, Outcome]]:
+    """The outcomes of a data group per row and seed, without those on other images than its first finished run.
+
+    Images of one name from another folder would count as another seed. Records of before don't name their images.
+    """
+    runs = [outcome.run_dir for entry in by_row for outcome in entry.values() if outcome.run_dir]
+    images = {run: stored_run(run).record.images_sha256 for run in runs}
+    first = next((run for run in runs if images[run]), None)
+
+    def checked(outcome: Outcome) -> Outcome:
+        run = outcome.run_dir
+        if run is None or first is None or images[run] in (None, images[first]):
+            return outcome
+        return Outcome(
+            None, f"{run} was run on other images than {first} ({images[run]:.8} and {images[first]:.8}); remove one"
+        )
+
+    return [{seed: checked(outcome) for seed, outcome in entry.items()} for entry in by_row]
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """The files of a table (Markdown, CSV, LaTeX), and the cells that failed, by name."""
+    """The files of a table (Markdown, CSV, LaTeX), the cells that failed, by name, and what could not be read."""
 
     markdown: Path
     csv: Path
     latex: Path
     failed: dict[str, Outcome]
+    problems: list[str] = field(default_factory=list)
 
 
 def _draw_curves(
@@ -888,7 +989,7 @@ def _draw_curves(
 
 def _average_by_round(run_dir: Path, point: str, table: Table) -> "pd.Series[float]":
     """Per round the mean over clients of the table's metric, in per cent (losses as they are)."""
-    metrics = read_metrics(run_dir)
+    metrics = stored_run(run_dir).metrics
     part = metrics[
         (metrics["point"] == point) & (metrics["split"] == table.split) & (metrics["metric"] == table.metric)
     ]
@@ -907,16 +1008,21 @@ def run_table(
     baseline: str | None = None,
     cluster: Cluster | None = None,
     program: Sequence[str] = CELL_PROGRAM,
+    rerun_changed: bool = False,
 ) -> TableResult:
     """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``
     and, with the metric over the rounds, ``.png``.
 
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
     ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``cluster`` runs the cells as its jobs.
+    One line says how many finished cells were made by other code than the present one; ``rerun_changed`` runs those
+    again and puts the old ones into ``runs_dir/.replaced``. Records of before do not know their code; they are counted,
+    and kept.
 
     Raises:
         ConfigurationError: a bad table, a missing config or paper CSV, an unknown preset or baseline, no ``data_dir``
-            where the preset needs one, ``jobs`` below 1, no cluster. All before anything runs.
+            where the preset needs one, ``jobs`` below 1, no cluster, a point, split or client that a run does not have.
+            All before anything runs.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
     """
     table = load_table(name)
@@ -926,8 +1032,7 @@ def run_table(
         raise ConfigurationError(f"jobs is {jobs}, expected at least 1")
     chosen = table.presets[preset]
     if seeds is not None:
-        if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-            raise ConfigurationError(f"seeds are different integers from 0, got {list(seeds)}")
+        _check_seeds(seeds)
         chosen = replace(chosen, seeds=list(seeds))
     if chosen.summary is not None:
         table = replace(table, summary=chosen.summary)
@@ -948,7 +1053,8 @@ def run_table(
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"data_dir {folder} is not a folder")
     results = Path(results_dir)
-    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program))
+    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program), rerun_changed)
+    check_readings(table, chosen, cells, work)
     outcomes = run_cells(list(cells.values()), work, jobs, cluster)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
     stem = f"{Path(name).stem}_{preset}"
@@ -960,4 +1066,4 @@ def run_table(
     write_text(paths["tex"], rendered.latex)
     _draw_curves(table, chosen, cells, outcomes, target / f"{stem}.png")
     failed = {cell: outcome for cell, outcome in outcomes.items() if outcome.run_dir is None}
-    return TableResult(paths["md"], paths["csv"], paths["tex"], failed)
+    return TableResult(paths["md"], paths["csv"], paths["tex"], failed, rendered.problems)

@@ -1,7 +1,5 @@
 """Does a finished run's configuration still give the same run? By reading it again, and by running it again."""
 
-import contextlib
-import io
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.readings import resolved
 from benchmark.results import (
     RunRecord,
     config_hash,
@@ -18,7 +17,8 @@ from benchmark.results import (
     read_record,
     verify_record,
 )
-from benchmark.runner import CELL_PROGRAM, read_yaml
+from benchmark.runner import CELL_PROGRAM
+from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,23 +33,14 @@ def resolved_differences(run_dir: str | Path) -> tuple[list[str], list[str]]:
     Raises:
         ConfigurationError: the file is not there.
     """
-    import yaml
-
-    from benchmark.cli import main
     from benchmark.recorder import differences
 
     path = Path(run_dir) / "config.yaml"
-    given = read_yaml(path)
-    printed, complained = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
-        try:
-            main(["fit", "--config", str(path), "--print_config"])
-        except SystemExit as error:
-            if error.code not in (0, None):
-                said = complained.getvalue().strip().splitlines()
-                reason = said[-1].removeprefix("error: ") if said else "no reason given"
-                return [f"{path} is not accepted any more: {reason}"], []
-    now = yaml.safe_load(printed.getvalue())
+    given = read_mapping(path)
+    try:
+        now = resolved(["--config", str(path)])
+    except ConfigurationError as error:
+        return [f"{path} is not accepted any more: {error}"], []
     if config_hash(now) == config_hash(given):
         return [], []
     changed = differences(_with_absent(given, now), now)

@@ -3,6 +3,7 @@
 ``datamodules.base.FederatedDataModule`` is not imported here, as Lightning is slow to import.
 """
 
+from benchmark.results import manifest_hash
 from datamodules.caltech101 import Caltech101
 from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.dermoscopic import DermoscopicFL
@@ -12,7 +13,7 @@ from datamodules.dtd import DTD
 from datamodules.eurosat import EuroSAT
 from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
-from datamodules.manifest import FromManifest, make_manifest, manifest_hash, read_manifest, write_manifest
+from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.office_caltech import OfficeCaltech10
 from datamodules.oxford_pets import OxfordPets
 from datamodules.partition import (

@@ -17,8 +17,9 @@ from benchmark.batch import Block, Blocks, ClientBatch, EvaluationPlan, RoundPla
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.metrics import IGNORE
+from benchmark.results import manifest_hash
 from benchmark.seeds import derived_seed, numpy_generator, torch_generator
-from datamodules.manifest import make_manifest, manifest_hash
+from datamodules.manifest import make_manifest
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
 from datamodules.transform import ImageTransform

@@ -137,16 +137,6 @@ def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[
     return others, spaces
 
 
-def manifest_hash(manifest: Manifest) -> str:
-    """sha256 of the manifest in a canonical spelling (hexadecimal); equal for equal partitions.
-
-    ``images_sha256`` is left out: one split may be run on images of several sizes, and manifests of before have none.
-    """
-    partition = {field: value for field, value in manifest.items() if field != "images_sha256"}
-    canonical = json.dumps(partition, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
 def write_manifest(path: str | Path, manifest: Manifest) -> None:
     """Write JSON, one client a line, atomically. Missing folders are made."""
     path = Path(path)

@@ -1,5 +1,7 @@
 """What the README tells people to do."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from benchmark.cli import main
 from benchmark.results import read_record
+from benchmark.source_code import changed_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -28,6 +31,15 @@ def test_the_method_of_the_readme_runs_and_learns(tmp_path: Path, monkeypatch: p
     accuracy = record.summary["server"]["test"]["accuracy"]
     assert accuracy["last"]["average"] > 0.5 > accuracy["round0"]["average"]
     assert record.communication["up_floats"] == 96 * 10 + 10
+    assert record.code is not None
+    assert record.code["my_method"] == hashlib.sha256((tmp_path / "my_method.py").read_bytes()).hexdigest()
+    named = {"benchmark.method", "benchmark.server", "benchmark.backbones.vit", "datamodules.digits"}
+    assert named < set(record.code)
+    assert (record.server, record.other_server) == ("benchmark.server.Server", None)
+    assert record.images_sha256 == json.loads(Path("run/manifest.json").read_text())["images_sha256"]
+    assert changed_files(record.code) == []
+    (tmp_path / "my_method.py").write_text("")
+    assert changed_files(record.code) == ["my_method.py"]
 
 
 def test_everything_the_readme_names_is_there() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from finished_run import write_finished_run
 
 from benchmark import commands, tables
 from benchmark.commands import main
-from benchmark.results import COLUMNS, RunRecord, write_json, write_record, write_text
+from benchmark.results import COLUMNS, RunRecord
 from benchmark.runner import Cluster, Outcome
 from benchmark.tables import TableResult
 
@@ -18,9 +19,6 @@ from benchmark.tables import TableResult
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "fedavg-digits-s0-00000000"
-    folder.mkdir(parents=True)
-    write_text(folder / "config.yaml", "seed_everything: 0\n")
-    write_json(folder / "manifest.json", {})
     rows = [(number, client, "server", "test", "accuracy", 0.25 * number) for number in (0, 1, 2) for client in (0, 1)]
     record = RunRecord(
         method="FedAvg",
@@ -38,7 +36,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
         peak_memory_bytes=None,
     )
-    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    write_finished_run(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
     return folder
 
 
@@ -121,12 +119,12 @@ def test_table_hands_its_options_on(
     monkeypatch.setenv("DATA_DIR", "/from/environment")
     assert main(["table", "table1", "--preset", "paper", "--jobs", "3", "--seeds", "4", "5"]) == 0
     failed["alpha-digits-s0-0"] = Outcome(None, "no memory", Path("runs/alpha/log.txt"))
-    slurm = ["--slurm", "--partition", "gpu", "--time", "90", "--gpus", "2", "--cpus", "4"]
+    slurm = ["--slurm", "--partition", "gpu", "--time", "90", "--gpus", "2", "--cpus", "4", "--rerun-changed"]
     assert main(["table", "table1", "--data_dir", "/given", "--kept", "--baseline", "FedAvg", *slurm]) == 1
     assert asked == [
-        ("table1", "demo", None, None, None, False, None, None),
-        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, None),
-        ("table1", "demo", "/given", None, None, True, "FedAvg", Cluster("gpu", 90, 2, 4)),
+        ("table1", "demo", None, None, None, False, None, None, False),
+        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, None, False),
+        ("table1", "demo", "/given", None, None, True, "FedAvg", Cluster("gpu", 90, 2, 4), True),
     ]
     printed = capsys.readouterr()
     assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in printed.err

@@ -14,9 +14,10 @@ from torch import Tensor
 from benchmark.batch import Block, Blocks, ClientBatch, PlannedPhase, RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.results import manifest_hash
 from benchmark.server import Message, Server
 from datamodules.base import FederatedDataModule
-from datamodules.manifest import FromManifest, manifest_hash, write_manifest
+from datamodules.manifest import FromManifest, write_manifest
 from datamodules.partition import ClientSplits
 from datamodules.source import ImagePool
 from methods.fedavg import FedAvg

@@ -30,13 +30,20 @@ def write_run(
     lr: float = 0.1,
     up: float = 4000.0,
     local: list[float] | None = None,
+    root: str = "data",
+    split: str = "abc",
+    **fields: Any,
 ) -> None:
     """A run of three clients; the last one's name is hostile."""
     folder.mkdir(parents=True)
     config = {
         "seed_everything": seed,
         "model": {"class_path": f"methods.{method}", "init_args": {"backbone": "PaperCNN", "lr": lr}},
-        "data": {"partition": {"class_path": "DirichletShared", "init_args": {"alpha": 0.1}}, "clients_per_round": 2},
+        "data": {
+            "source": {"class_path": "Folders", "init_args": {"root": root}},
+            "partition": {"class_path": "DirichletShared", "init_args": {"alpha": 0.1}},
+            "clients_per_round": 2,
+        },
     }
     write_json(folder / "config.yaml", config)  # JSON is YAML
     names = ("amazon", "dslr", HOSTILE)
@@ -57,7 +64,7 @@ def write_run(
         seed=seed,
         client_names=names,
         test_sizes=(10, 20, 30),
-        manifest_hash="abc",
+        manifest_hash=split,
         device="cpu",
         environment={},
         rounds=2,
@@ -65,6 +72,7 @@ def write_run(
         communication={"up_bytes": up, "down_bytes": up, "up_floats": up / 4, "down_floats": up / 4},
         seconds={"total": 30.0, "training": 2.0, "evaluation": 1.0},
         peak_memory_bytes=123_000_000,
+        **fields,
     )
     write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
 
@@ -83,6 +91,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"kind": "column", "column": "Avg", "ours": 60.0, "std": 1.5, "paper": 62.0, "difference": -2.0},
         {"kind": "statistic", "column": "average", "ours": 60.0},
         {"kind": "paired", "column": "minus Beta", "ours": 2.5, "low": 1.0, "high": 4.0, "pairs": 6},
+        {"kind": "note", "column": "Eight of <100> rounds.", "dataset": None},
     ]
     frame = pd.DataFrame([shared | line for line in lines]).reindex(columns=list(LONG_COLUMNS))
     frame.to_csv(folder / "tables" / "t_paper.csv", index=False)
@@ -124,6 +133,48 @@ def test_runs_are_grouped_over_seeds_and_told_apart(results: Path) -> None:
     ]
     assert found[0].place == ("CIFAR-10", "Dirichlet(0.1), 3 clients, 2 a round", "PaperCNN")
     assert not found[0].first.demo
+
+
+def test_two_folders_of_one_name_are_no_two_seeds(tmp_path: Path) -> None:
+    accuracies = [0.5, 0.7, 0.9]
+    for name, seed, root, images in (
+        ("old0", 0, "two/A", None),
+        ("old1", 1, "two/B", None),
+        ("a0", 0, "two/A", "a" * 64),
+        ("a1", 1, "elsewhere/A", "a" * 64),  # the same images somewhere else
+        ("b0", 0, "two/B", "b" * 64),
+        ("b1", 1, "two/B", "b" * 64),
+    ):
+        write_run(tmp_path / "runs" / name, "FedVPT", seed, accuracies, root=root, images_sha256=images)
+    found = {each.place[0]: [run.folder.name for run in each.runs] for each in group(read_runs([tmp_path / "runs"])[0])}
+    # Records of before do not know their images: they are grouped as they were.
+    assert found == {"CIFAR-10": ["old0", "old1"], "CIFAR-10 (A)": ["a0", "a1"], "CIFAR-10 (B)": ["b0", "b1"]}
+    for name in ("a0", "a1", "b0", "b1"):
+        shutil.rmtree(tmp_path / "runs" / name)
+        write_run(tmp_path / "runs" / name, "FedVPT", int(name[1]), accuracies, images_sha256=name[0] * 64)
+    found = {each.place[0]: len(each.runs) for each in group(read_runs([tmp_path / "runs"])[0])}
+    assert found == {"CIFAR-10": 2, "CIFAR-10 (aaaaaaaa)": 2, "CIFAR-10 (bbbbbbbb)": 2}
+    text = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    assert "CIFAR-10 (aaaaaaaa)" in text
+
+
+def test_another_partition_is_no_other_seed_unless_every_seed_draws_its_own(tmp_path: Path) -> None:
+    for name, seed, split in (("a", 0, "x"), ("b", 1, "x"), ("c", 2, "y")):
+        write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9], images_sha256="a" * 64, split=split)
+    runs = read_runs([tmp_path / "runs"])[0]
+    assert sorted(len(each.runs) for each in group(runs)) == [1, 2]
+    drawn = [
+        replace(run, config={**run.config, "data": {**run.config["data"], "partition_seed": None}}) for run in runs
+    ]
+    assert [len(each.runs) for each in group(drawn)] == [3]
+
+
+def test_another_server_is_part_of_the_name(tmp_path: Path) -> None:
+    own = {"server": "benchmark.server.Server", "default_server": "benchmark.server.Server"}
+    write_run(tmp_path / "runs" / "a", "FedVPT", 0, [0.5, 0.7, 0.9], **own)
+    write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.5, 0.7, 0.9], lr=0.2, **own | {"server": "my_methods.FedOpt"})
+    assert [each.name for each in group(read_runs([tmp_path / "runs"])[0])] == ["FedVPT", "FedVPT with FedOpt"]
+    assert "FedVPT with FedOpt" in write_report(tmp_path / "page.html", tmp_path).path.read_text()
 
 
 def test_experiments_are_told_apart_by_as_many_settings_as_it_takes(results: Path) -> None:
@@ -187,6 +238,8 @@ def test_the_numbers_are_those_of_the_records(page: str) -> None:
     assert "62.00" in table
     assert "\N{MINUS SIGN}2.00" in table
     assert "+1.00 to +4.00" in table
+    # What stands beside the paper's numbers says at which size it was run.
+    assert "Preset paper. Eight of &lt;100&gt; rounds. Of the last round." in table.split("<table>")[0]
     worst = page.split("Worst clients</h3>")[1].split("</table>")[0]
     assert "amazon 55.00" in worst
 

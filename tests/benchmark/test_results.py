@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from finished_run import write_finished_run
 
 from benchmark import results
 from benchmark.errors import ConfigurationError
@@ -21,7 +22,7 @@ from benchmark.results import (
     keep_record,
     read_metrics,
     read_record,
-    read_records,
+    stored_runs,
     summarize,
     verify_record,
     write_json,
@@ -64,10 +65,8 @@ def record_of(clients: int = 2, seed: int = 3) -> RunRecord:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    folder.mkdir()
-    write_text(folder / "config.yaml", "seed_everything: 3\ntrainer: {max_epochs: 2}\nrun_dir: here\n")
-    write_json(folder / "manifest.json", {"clients": 2})
-    write_record(folder, record_of(), table({0: [0.1, 0.2], 1: [0.5, 0.7], 2: [0.4, 0.9]}))
+    config = "seed_everything: 3\ntrainer: {max_epochs: 2}\nrun_dir: here\n"
+    write_finished_run(folder, record_of(), table({0: [0.1, 0.2], 1: [0.5, 0.7], 2: [0.4, 0.9]}), config)
     return folder
 
 
@@ -309,20 +308,19 @@ def test_keep_copies_the_small_files_only(run_dir: Path, tmp_path: Path) -> None
     ]
     assert verify_record(target) == []
     assert keep_record(run_dir, tmp_path / "kept") == target
-    (run_dir / "record.json").unlink()
-    write_record(run_dir, record_of(seed=4), table({1: [0.5, 0.5]}))
+    write_finished_run(run_dir, record_of(seed=4), table({1: [0.5, 0.5]}))
     with pytest.raises(ConfigurationError, match="holds another record"):
         keep_record(run_dir, tmp_path / "kept")
 
 
 def test_keep_leaves_a_large_manifest_behind(run_dir: Path, tmp_path: Path) -> None:
-    clients = [{"name": "a", "train_classes": [3, 0], "test_classes": [1, 1], "train": list(range(40_000))}]
-    write_json(run_dir / "manifest.json", {"algorithm": "IID", "class_names": ["x", "y"], "clients": clients})
-    write_record(run_dir, record_of(), table({1: [0.5, 0.5]}))
+    clients = [{"name": "domain 0", "train_classes": [3, 0], "test_classes": [9, 1], "train": list(range(40_000))}]
+    metrics = table({1: [0.5]})
+    write_finished_run(run_dir, record_of(1), metrics, algorithm="IID", class_names=["x", "y"], clients=clients)
     target = keep_record(run_dir, tmp_path / "kept")
     assert not (target / "manifest.json").exists()
     kept = json.loads((target / "partition.json").read_text())
-    assert kept["clients"] == [{"name": "a", "train_classes": [3, 0], "test_classes": [1, 1]}]
+    assert kept["clients"] == [{"name": "domain 0", "train_classes": [3, 0], "test_classes": [9, 1]}]
     assert kept["manifest_sha256"] == read_record(target).files["manifest.json"]["sha256"]
     assert verify_record(target) == []
 
@@ -399,10 +397,10 @@ def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
         ]
     )
     write_record(run_dir, record_of(100), metrics)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(200):
         read_record(run_dir)
-    assert (time.perf_counter() - began) / 200 < 0.005  # about 0.4 ms on an idle core
+    assert (time.process_time() - began) / 200 < 0.005  # of this process alone, about 0.6 ms on an idle core
     code = "import sys, benchmark.results as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(run_dir)], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
@@ -418,7 +416,7 @@ def test_ten_thousand_records_are_read_in_five_seconds(run_dir: Path, tmp_path: 
     (tmp_path / "many" / "broken").mkdir()
     (tmp_path / "many" / "broken" / "record.json").write_text("{")
     began = time.process_time()
-    found, problems = read_records(tmp_path / "many")
+    found, problems = stored_runs(tmp_path / "many")
     assert (time.process_time() - began) * 10 < 5.0  # about 2.6 s on one core
     assert len(found) == 1000
     assert ["not a readable record" in problem for problem in problems] == [True]

@@ -1,5 +1,6 @@
 import contextlib
 import csv
+import hashlib
 import io
 import os
 import shutil
@@ -8,17 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from finished_run import write_finished_run
 from rich.console import Console
 from scipy import stats
 
 from benchmark import runner as runner_module
 from benchmark.errors import ConfigurationError
-from benchmark.results import COLUMNS, RunRecord, keep_record, write_json, write_record, write_text
+from benchmark.results import COLUMNS, RunRecord, keep_record, stored_run
 from benchmark.runner import (
     Cell,
     Cluster,
@@ -102,11 +106,8 @@ TABLE = {
 }
 
 
-def finished_run(folder: Path, seed: int, accuracies: dict[str, list[float]]) -> None:
-    """A run directory with a record: {point: accuracy of clients a and b} after rounds 1 and 2."""
-    folder.mkdir(parents=True)
-    write_text(folder / "config.yaml", f"seed_everything: {seed}\n")
-    write_json(folder / "manifest.json", {})
+def finished_run(folder: Path, seed: int, accuracies: dict[str, list[float]], **fields: Any) -> None:
+    """A run directory with a record: {point: accuracy of clients a and b} after rounds 1 and 2; further fields."""
     rows = [
         (number, client, point, "test", "accuracy", value if number == 2 else 0.0)
         for number in (1, 2)
@@ -131,8 +132,10 @@ def finished_run(folder: Path, seed: int, accuracies: dict[str, list[float]]) ->
         communication={"up_bytes": 30720.0, "down_bytes": 30720.0, "up_floats": 7680.0, "down_floats": 7680.0},
         seconds={"total": 10.0 + seed, "training": 8.0, "evaluation": 2.0},
         peak_memory_bytes=1,
+        **fields,
     )
-    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    images = {} if record.images_sha256 is None else {"images_sha256": record.images_sha256}
+    write_finished_run(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)), **images)
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +340,85 @@ def test_finished_cells_are_not_run_again(root: Path) -> None:
     assert len(calls()) == 2
     run_table("two", seeds=[1], program=PROGRAM)
     assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]
+
+
+def made_by(source: str) -> None:
+    """What runs make from now on is made by this method of the user's own."""
+    Path("my_method.py").write_text(source)
+    shutil.rmtree("finished")
+    code = {"my_method": hashlib.sha256(source.encode()).hexdigest()}
+    finished_run(Path("finished/0"), 0, {"local": [0.5, 0.7], "server": [0.1, 0.2]}, code=code)
+
+
+def test_cells_of_other_code_are_named_and_made_again_on_request(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_table("two", program=PROGRAM)
+    run_table("two", program=PROGRAM)
+    said = "2 of 2 cells do not know the code that made them: their records are older"
+    assert said in capsys.readouterr().out.splitlines()
+    shutil.rmtree("runs")
+    made_by("rate = 0.1\n")
+    run_table("two", program=PROGRAM)
+    run_table("two", program=PROGRAM, rerun_changed=True)
+    assert "cells" not in capsys.readouterr().out
+    assert len(calls()) == 4
+    made_by("rate = 1000\n")
+    run_table("two", program=PROGRAM)
+    said = "2 of 2 cells were made by other code (Alpha: my_method.py changed); make them again with --rerun-changed"
+    assert said in capsys.readouterr().out.splitlines()
+    assert len(calls()) == 4
+    run_table("two", program=PROGRAM, rerun_changed=True)
+    assert [how for _, _, how in calls()] == ["fresh"] * 6  # from the start, not from the old code's checkpoint
+    assert len(list(Path("runs/.replaced").glob("*/record.json"))) == 2
+    assert run_table("two", program=PROGRAM, rerun_changed=True).failed == {}
+    assert len(calls()) == 6
+    Path("my_method.py").unlink()
+    capsys.readouterr()
+    run_table("two", program=PROGRAM)
+    assert "(Alpha: my_method.py changed)" in capsys.readouterr().out
+
+
+def test_a_committed_cell_of_other_code_is_made_again_in_the_runs(root: Path) -> None:
+    made_by("rate = 0.1\n")
+    run_table("two", program=PROGRAM)
+    for folder in list(Path("runs").iterdir()):
+        keep_record(folder, "results/runs")
+    shutil.rmtree("runs")
+    made_by("rate = 1000\n")
+    assert run_table("two", program=PROGRAM, kept=True).failed == {}
+    assert len(calls()) == 2
+    assert run_table("two", program=PROGRAM, kept=True, rerun_changed=True).failed == {}
+    assert len(calls()) == 4
+    assert len(list(Path("runs").glob("*/record.json"))) == len(list(Path("results/runs").glob("*/record.json"))) == 2
+
+
+def test_other_images_are_no_other_seed(root: Path) -> None:
+    finished_run(Path("finished/2"), 2, {"local": [0.1, 0.1], "server": [0.1, 0.1]}, images_sha256="a" * 64)
+    finished_run(Path("finished/3"), 3, {"local": [0.9, 0.9], "server": [0.9, 0.9]}, images_sha256="b" * 64)
+    result = run_table("two", seeds=[0, 2, 3], program=PROGRAM)  # the first does not know its images
+    assert len(result.problems) == 2
+    for problem, name in zip(result.problems, ("alpha", "beta"), strict=True):
+        assert problem.startswith(f"runs/{name}-digits-s3-")
+        assert "was run on other images than runs/alpha-digits-s2-" in problem
+        assert problem.endswith("(bbbbbbbb and aaaaaaaa); remove one")
+    assert "| Alpha (2 of 3 seeds) " in result.markdown.read_text()
+
+
+def test_another_server_and_an_early_last_round_are_noted(root: Path) -> None:
+    shutil.rmtree("finished")
+    servers = {"server": "my_methods.FedOpt", "default_server": "benchmark.server.Server"}
+    finished_run(Path("finished/0"), 0, {"local": [0.5, 0.7], "server": [0.1, 0.2]}, **servers)
+    note = "Other servers than the methods' own: Alpha: my_methods.FedOpt in place of benchmark.server.Server; Beta: "
+    text = run_table("two", program=PROGRAM).markdown.read_text()
+    assert note in text
+    assert "which is not the run's last" not in text
+    shutil.rmtree("runs")
+    path = Path("finished/0")
+    record = replace(stored_run(path).record, rounds=5, rounds_trained=5)
+    write_finished_run(path, record, stored_run(path).metrics)
+    text = run_table("two", program=PROGRAM).markdown.read_text()
+    assert "The last round is the last evaluated one, which is not the run's last: Alpha: 2 of 5; " in text
 
 
 def test_a_preset_without_the_baseline_has_no_comparison(root: Path) -> None:

@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 import yaml
 from federation import CONF
+from finished_run import write_finished_run
 
 from benchmark.cli import main
 from benchmark.errors import ConfigurationError
-from benchmark.results import COLUMNS, RunRecord, write_json, write_record
+from benchmark.results import COLUMNS, RunRecord
 from benchmark.verification import check_run, rerun, resolved_differences
 
 # A "run" that writes the record of another accuracy.
@@ -26,9 +27,6 @@ else:
 def write_run(
     folder: Path, accuracy: float = 0.5, manifest: str = "abc", up: float = 40.0, extra: bool = False
 ) -> Path:
-    folder.mkdir()
-    (folder / "config.yaml").write_text("seed_everything: 0\n")
-    write_json(folder / "manifest.json", {})
     rows = [(1, client, "server", "test", "accuracy", accuracy - 0.25 * client) for client in (0, 1)]
     rows += [(1, 0, "local", "train", "loss", 1.0)] if extra else []
     record = RunRecord(
@@ -38,7 +36,7 @@ def write_run(
         seed=0,
         client_names=("a", "b"),
         test_sizes=(10, 10),
-        manifest_hash=manifest,
+        manifest_hash="",
         device="cpu",
         environment={"python": "3.9.1", "versions": {"torch": "0.1"}},
         rounds=1,
@@ -47,7 +45,7 @@ def write_run(
         seconds={"total": 30.0, "training": 2.0, "evaluation": 1.0},
         peak_memory_bytes=None,
     )
-    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    write_finished_run(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)), algorithm=manifest)
     return folder
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from benchmark.errors import ConfigurationError
+from benchmark.results import manifest_hash
 from benchmark.seeds import numpy_generator
-from datamodules.manifest import FromManifest, make_manifest, manifest_hash, read_manifest, write_manifest
+from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.partition import ClientSplits, DirichletMerged, DomainPerClient, Partition
 from datamodules.source import ImagePool, ImageSource
 

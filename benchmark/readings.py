@@ -1,0 +1,92 @@
+"""What a run can be read at, before it was run: its points, splits and clients, from its configuration alone."""
+
+import contextlib
+import importlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.record import SPLITS, RunRecord
+from benchmark.yaml_files import parse_yaml
+
+
+@dataclass(frozen=True)
+class Readable:
+    """Where a run has numbers.
+
+    Attributes:
+        method: name of its class.
+        points: such as ``"server"``.
+        splits: such as ``"test"``.
+        clients: their names.
+    """
+
+    method: str
+    points: tuple[str, ...]
+    splits: tuple[str, ...]
+    clients: tuple[str, ...]
+
+    def check(self, point: str, split: str, client: str | None, where: str) -> None:
+        """Refuse a number that the run does not have.
+
+        Raises:
+            ConfigurationError: no such point, split or client.
+        """
+        for what, asked, there in (("point", point, self.points), ("split", split, self.splits)):
+            if asked not in there:
+                raise ConfigurationError(f"{where}: {self.method} has no {what} {asked!r}; it has {', '.join(there)}")
+        if client is not None and client not in self.clients:
+            raise ConfigurationError(f"{where}: there is no client {client!r}; there are {', '.join(self.clients)}")
+
+
+def of_record(record: RunRecord) -> Readable:
+    """What a finished run can be read at."""
+    points = {point: [split for split in splits if split != "train"] for point, splits in record.summary.items()}
+    splits = tuple(dict.fromkeys(split for found in points.values() for split in found))
+    return Readable(record.method, tuple(p for p, found in points.items() if found), splits, record.client_names)
+
+
+def of_configuration(arguments: Sequence[str]) -> Readable:
+    """What a run of ``lightning-cli fit`` with these arguments can be read at; no data are read.
+
+    Which test sets a partition makes besides the clients' own is not known before it divides: they count as there.
+
+    Raises:
+        ConfigurationError: the arguments are no configuration of a run.
+    """
+    config = resolved(arguments)
+    method, data = _class(config["model"]), config["data"]
+    held_out = {"val": data["val_fraction"], "new": data["new_clients"], "train": False}
+    partition, source = (_class(data[name])(**data[name].get("init_args", {})) for name in ("partition", "source"))
+    return Readable(
+        method.__name__,
+        ("server", "local") if method.evaluate_local else ("server",),
+        tuple(split for split in SPLITS if held_out.get(split, True)),
+        tuple(partition.client_names(source)),
+    )
+
+
+def resolved(arguments: Sequence[str]) -> dict[str, Any]:
+    """The configuration that arguments of ``lightning-cli fit`` make, with every default; nothing is built.
+
+    Raises:
+        ConfigurationError: the command line refuses them.
+    """
+    from benchmark.cli import main
+
+    printed, complained = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
+        try:
+            main(["fit", *arguments, "--print_config"])
+        except SystemExit as error:
+            if error.code not in (0, None):
+                said = complained.getvalue().strip().splitlines()
+                raise ConfigurationError(said[-1].removeprefix("error: ") if said else "no reason given") from error
+    return dict(parse_yaml(printed.getvalue(), "the resolved configuration"))
+
+
+def _class(given: dict[str, Any]) -> Any:
+    module, _, name = given["class_path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)

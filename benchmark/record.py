@@ -1,0 +1,193 @@
+"""The form of ``record.json``: which fields a finished run's record has, and of what kind and range each is."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic_core import CoreSchema
+from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
+
+POINTS = ("server", "local")
+SPLITS = ("test", "val", "base", "novel", "base_excl_local", "all", "new", "train")
+METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "loss")
+
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Says how a field is checked, where its Python type says less."""
+
+    kind: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        schema: CoreSchema = handler.generate_schema(self.kind)
+        return schema
+
+
+class Git(TypedDict, total=False):
+    """Revision of the package's checkout, and whether it had changes."""
+
+    revision: str | None
+    dirty: bool | None
+
+
+class Hardware(TypedDict, total=False):
+    """Of the machine that ran."""
+
+    cpu: str
+    cores: Count | None
+    gpus: list[str]
+
+
+@with_config(ConfigDict(extra="allow"))
+class Environment(TypedDict, total=False):
+    """Where a run took place."""
+
+    git: Git
+    python: str
+    versions: dict[str, str]
+    platform: str
+    hardware: Hardware
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _Statistics(TypedDict, total=False):
+    round: Count
+    rounds: Count
+    pooled_round: Count
+    average: Finite | None
+    worst: Finite | None
+    worst_decile: Finite | None
+    std: Finite | None
+    pooled: Finite | None
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _Summary(TypedDict):
+    clients: Count
+    last: _Statistics
+    last10: _Statistics
+    best_on_test: NotRequired[_Statistics]
+    round0: NotRequired[_Statistics]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _Communication(TypedDict):
+    up_bytes: Amount
+    down_bytes: Amount
+    up_floats: Amount
+    down_floats: Amount
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _Seconds(TypedDict):
+    total: Amount
+    training: Amount
+    evaluation: Amount
+
+
+class _File(TypedDict):
+    sha256: str
+    bytes: Count
+
+
+_Files = TypedDict("_Files", {"config.yaml": _File, "manifest.json": _File, "metrics.parquet": _File})
+with_config(ConfigDict(extra="forbid"))(_Files)
+_BySplit = dict[Literal[SPLITS], Annotated[dict[str, _Summary], Field(min_length=1)]]  # type: ignore[valid-type]
+_ByPoint = dict[Literal[POINTS], Annotated[_BySplit, Field(min_length=1)]]  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One finished run.
+
+    Attributes:
+        method: name of the method's class.
+        dataset: name of the data set.
+        setting: what the clients are, such as ``"one domain per client"``.
+        seed: the run's seed.
+        client_names: one per client, in the order of the client index of ``metrics.parquet``.
+        test_sizes: test images per client, same order.
+        manifest_hash: hash of the partition, as the partition's manifest defines it.
+        device: ``"cpu"`` or the name of the accelerator that trained.
+        environment: from :func:`benchmark.results.environment`.
+        rounds: rounds asked for.
+        rounds_trained: rounds done.
+        communication: ``up_bytes``, ``down_bytes``, ``up_floats``, ``down_floats``: mean over rounds and
+            participating clients.
+        seconds: ``total``, ``training``, ``evaluation``: wall-clock.
+        peak_memory_bytes: of the accelerator, or of the process on a CPU; None where unknown.
+        config_hash: from :func:`benchmark.results.config_hash`, of ``config.yaml``; this and the next two are filled by
+            :func:`benchmark.results.write_record`.
+        summary: from :func:`benchmark.results.summarize`.
+        files: per file of :data:`benchmark.results.FILES` its ``sha256`` and ``bytes``.
+        server: dotted path of the class of the server; this and what follows is None in records of before.
+        default_server: dotted path of the server that the method brings itself.
+        code: from :func:`benchmark.source_code.code_of`: the source of what the configuration names.
+        images_sha256: hash of the images, as the partition's manifest has it.
+    """
+
+    method: Name
+    dataset: Name
+    setting: str
+    seed: Count
+    client_names: tuple[str, ...]
+    test_sizes: tuple[Count, ...]
+    manifest_hash: str
+    device: str
+    environment: Environment
+    rounds: Count
+    rounds_trained: Count
+    communication: Annotated[dict[str, float], _Form(_Communication)]
+    seconds: Annotated[dict[str, float], _Form(_Seconds)]
+    peak_memory_bytes: Count | None
+    config_hash: str = ""
+    summary: Annotated[dict[str, Any], _Form(Annotated[_ByPoint, Field(min_length=1)])] = field(default_factory=dict)
+    files: Annotated[dict[str, Any], _Form(_Files)] = field(default_factory=dict)
+    server: str | None = None
+    default_server: str | None = None
+    code: dict[str, str] | None = None
+    images_sha256: str | None = None
+
+    @property
+    def other_server(self) -> str | None:
+        """Dotted path of the server, where it is not the one that the method brings itself."""
+        return self.server if self.server != self.default_server else None
+
+
+@dataclass(frozen=True)
+class _Payload(RunRecord):
+    """What ``record.json`` holds, but for its own hash."""
+
+    schema: Literal[1] = 1
+
+
+@functools.cache
+def _reader() -> TypeAdapter[_Payload]:
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(_Payload))
+
+
+def parse_record(content: bytes) -> RunRecord:
+    """A record from JSON, every field checked.
+
+    Raises:
+        ValueError: a field is missing, unknown, of the wrong type or out of range; one line that names it.
+    """
+    try:
+        record = _reader().validate_json(content, strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        wrong = {".".join(map(str, entry["loc"])): entry["msg"] for entry in found}
+        first = "; ".join(f"{name} ({said})" for name, said in sorted(wrong.items())[:3])
+        raise ValueError(f"missing, unknown or of the wrong type: {first}") from error
+    if not record.summary or not record.files:
+        raise ValueError("missing, unknown or of the wrong type: summary, files")
+    if len(record.client_names) != len(record.test_sizes):
+        names, sizes = len(record.client_names), len(record.test_sizes)
+        raise ValueError(f"test_sizes ({sizes} of them) and client_names ({names}) do not fit each other")
+    return RunRecord(**{name: getattr(record, name) for name in RunRecord.__dataclass_fields__})

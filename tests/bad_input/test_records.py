@@ -1,0 +1,244 @@
+"""Records, and the files beside them: damaged, edited, edited with all hashes made anew."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from finished_run import write_finished_run
+from refusal import refused, within
+
+from benchmark.commands import main
+from benchmark.results import COLUMNS, RunRecord, canonical
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs, of seeds 0 and 1."""
+    folder = tmp_path_factory.mktemp("records")
+    for seed, name in ((0, "a"), (1, "b")):
+        rows = [(r, c, "server", "test", "accuracy", 0.2 * r + 0.1 * c + 0.1 * seed) for r in (0, 1, 2) for c in (0, 1)]
+        record = RunRecord(
+            method="FedAvg",
+            dataset="DigitDomains",
+            setting="one domain per client",
+            seed=seed,
+            client_names=("left", "right"),
+            test_sizes=(10, 20),
+            manifest_hash="",
+            device="cpu",
+            environment={"python": "3.11.7", "versions": {"torch": "2.15.0"}},
+            rounds=2,
+            rounds_trained=2,
+            communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
+            seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
+            peak_memory_bytes=None,
+            images_sha256="1234",
+        )
+        metrics = pd.DataFrame(rows, columns=list(COLUMNS))
+        write_finished_run(folder / "results" / "runs" / name, record, metrics, images_sha256="1234")
+    (folder / "results" / "tables").mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The first of the two, in a copy of the folder that is entered."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return Path("results/runs/a")
+
+
+def rewritten(run: Path, **changes: Any) -> None:
+    """Change fields of the record and make its own hash anew, as whoever means to deceive would."""
+    path = run / "record.json"
+    payload = json.loads(path.read_text()) | changes
+    del payload["record_sha256"]
+    payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
+    path.write_text(json.dumps(payload))
+
+
+def rehashed(run: Path, name: str, content: bytes) -> None:
+    """Change a file and make its hash in the record anew."""
+    (run / name).write_bytes(content)
+    files = json.loads((run / "record.json").read_text())["files"]
+    files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    rewritten(run, files=files)
+
+
+def deep(run: Path) -> None:
+    (run / "record.json").write_text("[" * 100_000 + "]" * 100_000)
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "deep JSON": (deep, "record.json is not a readable record (nested too deeply)"),
+    "no JSON": (lambda run: (run / "record.json").write_text("{") and None, "not a readable record"),
+    "summary of wrong kinds": (lambda run: rewritten(run, summary={"server": 3}), "summary.server ("),
+    "summary deeper of wrong kinds": (
+        lambda run: rewritten(run, summary={"server": {"test": {"accuracy": 3}}}),
+        "summary.server.test.accuracy (",
+    ),
+    "summary emptied": (lambda run: rewritten(run, summary={}), "summary ("),
+    "environment a text": (lambda run: rewritten(run, environment="my machine"), "environment ("),
+    "versions a list": (lambda run: rewritten(run, environment={"versions": ["torch"]}), "environment.versions ("),
+    "test_sizes shorter": (lambda run: rewritten(run, test_sizes=[10]), "test_sizes (1 of them) and client_names (2)"),
+    "test_sizes negative": (lambda run: rewritten(run, test_sizes=[10, -1]), "test_sizes.1 ("),
+    "seconds negative": (
+        lambda run: rewritten(run, seconds={"total": -1.0, "training": 1.0, "evaluation": 1.0}),
+        "seconds.total (",
+    ),
+    "NaN in seconds": (
+        lambda run: rewritten(run, seconds={"total": float("nan"), "training": 1.0, "evaluation": 1.0}),
+        "NaN is no number of JSON",
+    ),
+    "seed a text": (lambda run: rewritten(run, seed="0"), "seed ("),
+    "method empty": (lambda run: rewritten(run, method=""), "method ("),
+    "unknown field": (lambda run: rewritten(run, colour="red"), "colour ("),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_record_of_another_form_is_refused_in_one_line(run: Path, case: str, capsys: Capsys) -> None:
+    spoil, words = UNREADABLE[case]
+    spoil(run)
+    for command in ("show", "keep"):
+        line = refused(capsys, main, [command, str(run)])
+        assert words in line
+        assert "record.json" in line
+    with within(10):
+        assert main(["verify", str(run)]) == 1
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert printed.count("\n") == 1
+    assert words in left_out_of_the_report(capsys)
+
+
+def left_out_of_the_report(capsys: Capsys) -> str:
+    """What the report says of the one run that is damaged; the other is on the page."""
+    capsys.readouterr()
+    with within(10):
+        assert main(["report", "page.html"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("left out: results/runs/a")
+    page = Path("page.html").read_text()
+    assert "Damaged, and left out of this page:" in page
+    assert "<p>1 run, 1 method" in page
+    return said
+
+
+# What does not follow from the other files can be edited by whoever makes the hash anew: a hash is no signature.
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "FedPer"}, "config.yaml does not give the record's method: 'FedAvg' there, 'FedPer' in the record"),
+        ({"dataset": "CIFAR10"}, "config.yaml does not give the record's dataset: 'DigitDomains' there"),
+        ({"seed": 7}, "config.yaml does not give the record's seed: 0 there, 7 in the record"),
+        ({"rounds": 9}, "config.yaml does not give the record's rounds: 2 there, 9 in the record"),
+        ({"rounds_trained": 1}, "metrics.parquet does not give the record's rounds_trained"),
+        ({"client_names": ["left", "middle"]}, "manifest.json does not give the record's client_names"),
+        ({"test_sizes": [10, 30]}, "manifest.json does not give the record's test_sizes"),
+        ({"manifest_hash": "abc"}, "manifest.json does not give the record's manifest_hash"),
+        ({"images_sha256": "abc"}, "manifest.json does not give the record's images_sha256"),
+        ({"config_hash": "abc"}, "config.yaml does not give the record's config_hash"),
+        ({"seconds": {"total": 1.0, "training": 0.5, "evaluation": 0.5}}, None),
+        ({"communication": {"up_bytes": 1.0, "down_bytes": 1.0, "up_floats": 1.0, "down_floats": 1.0}}, None),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_verify_compares_every_field_that_follows_from_the_files(
+    run: Path, changes: dict[str, Any], words: str | None, capsys: Capsys
+) -> None:
+    rewritten(run, **changes)
+    assert main(["verify", str(run)]) == (1 if words else 0)
+    assert (words or f"{run}: ok") in capsys.readouterr().out
+
+
+def bomb() -> bytes:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    return "\n".join(lines).encode()
+
+
+def without_rows(run: Path) -> bytes:
+    table = pd.read_parquet(run / "metrics.parquet")
+    table[table["client"] == 0].to_parquet(run / "fewer.parquet")
+    return (run / "fewer.parquet").read_bytes()
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "metrics edited": (
+        lambda run: (run / "metrics.parquet").write_bytes(without_rows(run)),
+        "metrics.parquet was changed after the run",
+    ),
+    "metrics truncated": (lambda run: (run / "metrics.parquet").write_bytes(b"PAR1"), "was changed after the run"),
+    "metrics missing": (lambda run: (run / "metrics.parquet").unlink(), "metrics.parquet is missing"),
+    "metrics a folder": (
+        lambda run: ((run / "metrics.parquet").unlink(), (run / "metrics.parquet").mkdir()),
+        "metrics.parquet cannot be read: Is a directory",
+    ),
+    "metrics text, hash made anew": (
+        lambda run: rehashed(run, "metrics.parquet", b"text!"),
+        "metrics.parquet is not a readable metrics table",
+    ),
+    "rows dropped, hash made anew": (
+        lambda run: rehashed(run, "metrics.parquet", without_rows(run)),
+        "every client's test images are evaluated, some are missing",
+    ),
+    "config edited": (
+        lambda run: (run / "config.yaml").write_text("seed_everything: 5\n"),
+        "was changed after the run",
+    ),
+    "config an alias bomb, hash made anew": (
+        lambda run: rehashed(run, "config.yaml", bomb()),
+        "aliases stand for more",
+    ),
+    "config a list, hash made anew": (lambda run: rehashed(run, "config.yaml", b"- 1\n"), "not a mapping"),
+    "config of wrong kinds, hash made anew": (
+        lambda run: rehashed(run, "config.yaml", b"data: {partition: [1], source: 3}\n"),
+        "is no configuration of a run",
+    ),
+    "config not UTF-8, hash made anew": (lambda run: rehashed(run, "config.yaml", b"\xff\xfe"), "is no text in UTF-8"),
+    "manifest edited": (
+        lambda run: (run / "manifest.json").write_text("{}"),
+        "manifest.json was changed after the run",
+    ),
+    "manifest deep, hash made anew": (
+        lambda run: rehashed(run, "manifest.json", b"[" * 100_000 + b"]" * 100_000),
+        "manifest.json is no partition of clients",
+    ),
+    "manifest a list, hash made anew": (lambda run: rehashed(run, "manifest.json", b"[]"), "no partition of clients"),
+    "record of another run": (
+        lambda run: shutil.copy("results/runs/b/record.json", run / "record.json"),
+        "was changed after the run",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_run_is_left_out_of_the_report_and_does_not_verify(run: Path, case: str, capsys: Capsys) -> None:
+    spoil, words = DAMAGED[case]
+    spoil(run)
+    assert words in left_out_of_the_report(capsys)
+    with within(10):
+        assert main(["verify", str(run)]) == 1
+    assert "does not give" in (said := capsys.readouterr().out) or words in said
+    refused(capsys, main, ["keep", str(run)])
+
+
+@pytest.mark.parametrize("place", ["/proc/x/page.html", "results", "results/runs/a/record.json/page.html", "a\0b"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    run: Path, place: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmark.report.read_runs", lambda folders: pytest.fail("work was begun"))
+    assert "cannot be written to" in refused(capsys, main, ["report", place])
+
+
+def test_verify_without_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there are no runs in results/runs" in refused(capsys, main, ["verify"])

@@ -1,0 +1,37 @@
+"""Directories of finished runs whose files fit each other, without training anything."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmark.results import RunRecord, manifest_hash, write_json, write_record, write_text
+
+
+def write_finished_run(
+    folder: Path, record: RunRecord, metrics: pd.DataFrame, config: str | None = None, **manifest: Any
+) -> RunRecord:
+    """Write configuration, manifest, metrics and record; return the record.
+
+    Args:
+        folder: is made.
+        record: its ``manifest_hash`` is replaced by that of the manifest.
+        metrics: columns of :data:`benchmark.results.COLUMNS`.
+        config: YAML; by default what the record says.
+        manifest: further fields, or in place of those made of the record.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    said = (
+        f"seed_everything: {record.seed}\ntrainer: {{max_epochs: {record.rounds}}}\n"
+        f"model: {{class_path: methods.{record.method}}}\n"
+        f"data: {{source: {{class_path: datamodules.{record.dataset}}}}}\n"
+    )
+    write_text(folder / "config.yaml", said if config is None else config)
+    clients = [
+        {"name": name, "train_classes": [3], "test_classes": [size]}
+        for name, size in zip(record.client_names, record.test_sizes, strict=True)
+    ]
+    content = {"algorithm": "ByHand", "arguments": {}, "seed": 0, "class_names": ["mug"], "clients": clients} | manifest
+    write_json(folder / "manifest.json", content)
+    return write_record(folder, replace(record, manifest_hash=manifest_hash(content)), metrics)
