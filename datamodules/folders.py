@@ -308,7 +308,7 @@ def decode(path: Path, size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
             image = _rgb(opened)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         raise ConfigurationError(
-            f"the image {path} is too large to decode ({error or 'out of memory'}); make it smaller or remove it"
+            f"the image {path} is too large to decode ({str(error) or 'out of memory'}); make it smaller or remove it"
         ) from error
     except (OSError, ValueError, SyntaxError) as error:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from PIL import Image
 
 from benchmark.cli import main
 from benchmark.errors import ConfigurationError
+from datamodules import folders
+from datamodules.domainnet import DomainNet10
 from datamodules.folders import list_class_folders, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
 
@@ -144,3 +147,32 @@ def test_images_that_do_not_fit_into_memory() -> None:
         pytest.raises(ConfigurationError, match=r"bytes, more memory than is free; take a smaller data\.source"),
     ):
         Pictures(size=10**6).load()
+
+
+def test_no_memory_to_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(folders, "_rgb", full)
+    assert "pictures/cat/0.png is too large to decode (out of memory)" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "message"),
+    [
+        ("TinyImageNet", ["tiny-imagenet-200.zip"], "cannot unpack data/tiny-imagenet-200.zip into data (File is not"),
+        ("DomainNet10", [f"domainnet/{name}.zip" for name in DomainNet10.domain_names], "clipart.zip holds no folder"),
+    ],
+)
+def test_archives_that_are_none(
+    source: str, names: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (Path("data") / name for name in names):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if source == "TinyImageNet":
+            path.write_bytes(b"no archive")
+        else:  # a file where the folder should be
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr(path.stem, "")
+    assert message in refused(capsys, f"--data.source={source}", "--data.source.root=data")
+    assert sorted(path.suffix for path in Path("data").rglob("*") if path.is_file()) == [".zip"] * len(names)
