@@ -2,37 +2,34 @@
 
 import argparse
 import logging
-import re
 import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 from unittest.mock import patch
 
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import methods  # noqa: F401  (makes the methods known by their short names)
 from benchmark.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
 from benchmark.errors import ConfigurationError
 from benchmark.memory import keep_freed_memory
 from benchmark.method import FederatedMethod
+from benchmark.parser import LINKED, RETIRED, FederatedParser, check_classes
 from benchmark.progress import RoundProgress
+from benchmark.ranges import Seed
 from benchmark.recorder import Recorder
 from benchmark.results import is_finished, write_text
 from benchmark.run_directory import claimed, last_checkpoint
 from benchmark.settings import check_one_device, check_settings
 from benchmark.signals import interrupting_signal, termination_as_interrupt
 from datamodules.base import FederatedDataModule
-from datamodules.partition import Partition
-from datamodules.source import ImageSource
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 10,
@@ -46,62 +43,10 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-#: Where a class is chosen by name, and what it must derive from.
-CHOICES = {"model": FederatedMethod, "data.source": ImageSource, "data.partition": Partition}
-
-#: What a method must know of the data, and takes from there.
-LINKED = ("num_classes", "num_clients", "class_names")
-
-
-class FederatedParser(LightningArgumentParser):
-    """Reports what was wrong with an argument in one line, with the names that would be right."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise what the command line prints.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        unknown = re.match(r"Option '([\w.]+)' is not accepted|unrecognized arguments: --([\w.]+)", message)
-        if unknown:  # of the whole command line, or of the class whose arguments this parser reads
-            given = unknown[1] or unknown[2]
-            known = [action.dest for action in self._actions if action.dest not in ("help", "print_config", *LINKED)]
-            raise ConfigurationError(f"there is no option {given!r}; {_instead(given, known)}") from ex
-        key = re.search(r'Parser key "([\w.]+)"', message)
-        name = re.search(r"Expected a dot import path string: (\S+)", message)
-        if key and name and key[1] in CHOICES:
-            names = ", ".join(sorted(_names_below(CHOICES[key[1]])))
-            raise ConfigurationError(
-                f"{key[1]}: there is no {name[1]!r}; expected one of {names}, or the dotted path of a class of your own"
-            ) from ex
-        lines = (line.strip(" -") for line in message.splitlines())
-        noise = ("Given value", "Expected a <class 'NoneType'>", "Does not validate", "Subtypes:", "Errors:")
-        said = "; ".join(line for line in lines if line and not line.startswith(noise))
-        value = re.search(r"Given value: ((?!NestedArg|Namespace|[{\[]).{1,80})$", message, re.MULTILINE)
-        said += f"; got {value[1]}" if value else ""
-        raise ConfigurationError(re.sub(r'Parser key "([\w.]+)":;?', r"\1:", said)) from ex
-
-
 def _of_the_data(name: str, data: FederatedDataModule) -> Any:
     """A property of the data, which are read now: the model comes next, and its weights may be a long download."""
     data.setup()
     return getattr(data, name)
-
-
-def _instead(given: str, known: Sequence[str]) -> str:
-    """What to write in place of an option that does not exist: those like it, else all."""
-    last = given.rpartition(".")[2]
-    like = [name for name in known if name.rpartition(".")[2] == last]
-    like += [name for name in get_close_matches(given, known, cutoff=0.8) if name not in like]
-    if like:
-        return f"did you mean {' or '.join(like[:5])}?"
-    return "expected one of " + ", ".join(sorted({name.partition(".")[0] for name in known}))
-
-
-def _names_below(base: type) -> set[str]:
-    """Names of all known classes that derive from ``base``."""
-    children: list[type] = base.__subclasses__()
-    return {child.__name__ for child in children}.union(*map(_names_below, children))
 
 
 #: Exit status of a run that ``trainer.max_time`` ended, as of ``timeout``.
@@ -152,9 +97,9 @@ class FederatedCLI(LightningCLI):
                 subclass_mode_model=True,
                 save_config_callback=SaveRunConfig if run else None,
                 save_config_kwargs={"save_to_log_dir": False},
-                seed_everything_default=0,
                 trainer_defaults=TRAINER_DEFAULTS,
                 parser_class=FederatedParser,
+                auto_configure_optimizers=False,
                 args=args,
                 run=run,
             )
@@ -165,6 +110,10 @@ class FederatedCLI(LightningCLI):
         data = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", "weights_only"}
         return {"fit": data, "validate": data, "test": data}
 
+    def add_default_arguments_to_parser(self, parser: Any) -> None:
+        """Add ``--seed_everything``, with the seeds that there are."""
+        parser.add_argument("--seed_everything", type=Seed, default=0, help="seed of all that is drawn in a run")
+
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Add ``--run_dir``, and take what the method must know of the data from the data."""
         parser.add_argument(
@@ -173,6 +122,8 @@ class FederatedCLI(LightningCLI):
             default=None,
             help="directory of this run; by default a new one under runs/, named after method, data and time",
         )
+        for name in RETIRED:
+            parser.add_argument(f"--{name}", type=Literal[None], default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         parser.link_arguments("seed_everything", "data.seed")
         for name in LINKED:
             parser.link_arguments("data", f"model.init_args.{name}", partial(_of_the_data, name), "instantiate")
@@ -187,6 +138,7 @@ class FederatedCLI(LightningCLI):
             ConfigurationError: settings that no run can have, or the directory can't be had (see :func:`claimed`).
         """
         config = self.config.get(str(self.subcommand), self.config)
+        check_classes(config)
         check_settings(config.trainer, fitting=self.subcommand == "fit")
         if self.subcommand is not None:
             config.ckpt_path = _checkpoint_of(config, str(self.subcommand))

@@ -5,6 +5,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from benchmark.ranges import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
+
 Schedule = Literal["constant", "cosine"]
 OptimizerState = Literal["fresh", "client", "shared"]
 
@@ -15,15 +17,15 @@ class Group:
 
     Attributes:
         parameters: prefixes of parameter names, for example ``("prompt", "head")``.
-        lr: learning rate.
-        momentum: of SGD; ignored by Adam.
+        lr: learning rate, from 0 on.
+        momentum: of SGD, from 0 on and below 1; ignored by Adam.
         weight_decay: added to the gradient, as ``torch.optim.SGD`` does.
     """
 
     parameters: tuple[str, ...]
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: NonNegativeFloat
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,25 @@ class Phase:
     """
 
     groups: tuple[Group, ...]
-    epochs: int
+    epochs: NonNegativeInt
     optimizer: Literal["sgd", "adam"] = "sgd"
-    clip: float | None = None
-    steps: int | None = None
+    clip: PositiveFloat | None = None
+    steps: PositiveInt | None = None
     schedule: Schedule = "constant"
     optimizer_state: OptimizerState = "fresh"
 
 
+@checked
 @dataclass(frozen=True)
 class LocalTraining:
     """How a client trains one set of parameters: what a configuration gives, and ``phase`` makes a phase of.
 
     Attributes:
-        lr: learning rate.
+        lr: learning rate, from 0 on.
         epochs: E, passes over the client's training images in a round.
-        momentum: of SGD.
+        momentum: of SGD, from 0 on and below 1.
         weight_decay: added to the gradient.
-        clip: largest gradient norm of one client, or None.
+        clip: largest gradient norm of one client, above 0, or None.
         optimizer: ``sgd`` or ``adam``.
         steps: at most so many mini-batches, or None for all of the epochs.
         schedule: of the learning rate over the rounds, ``constant`` or ``cosine``.
@@ -71,13 +74,13 @@ class LocalTraining:
             it needs ``data.cohort_width`` 1).
     """
 
-    lr: float
-    epochs: int = 5
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
+    lr: NonNegativeFloat
+    epochs: NonNegativeInt = 5
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
-    steps: int | None = None
+    steps: PositiveInt | None = None
     schedule: Schedule = "constant"
     optimizer_state: OptimizerState = "fresh"
 

@@ -38,6 +38,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.finite import finite_rows
 from benchmark.metrics import ClientScores
 from benchmark.padding import cross_entropy
+from benchmark.ranges import Checked, check_fields
 from benchmark.seeds import global_states, torch_generator
 from benchmark.server import Message, Server
 
@@ -101,7 +102,7 @@ class _Call(nn.Module):
         return function(*arguments)
 
 
-class FederatedMethod(LightningModule):
+class FederatedMethod(Checked, LightningModule):
     """Base of all methods.
 
     Args:
@@ -313,12 +314,8 @@ class FederatedMethod(LightningModule):
                 if rest and phase in self.local_phases():
                     raise ConfigurationError(f"{type(self).__name__} trains frozen parameters: {sorted(rest)[:3]}")
                 finetuned += rest
-            if phase.epochs < 0:
-                raise ConfigurationError(f"{type(self).__name__}: epochs must be 0 or more, got {phase.epochs}")
-            if phase.steps is not None and phase.steps < 1:
-                raise ConfigurationError(
-                    f"{type(self).__name__}: steps must be 1 or more, or null for whole epochs, got {phase.steps}"
-                )
+            for settings in (phase, *phase.groups):
+                check_fields(settings)
             if phase.optimizer_state != "fresh" and (
                 phase.optimizer != "sgd" or not any(group.momentum for group in phase.groups)
             ):

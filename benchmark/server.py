@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchmark.communication import Traffic
 from benchmark.errors import ConfigurationError
 from benchmark.finite import finite_rows
+from benchmark.ranges import Checked
 from benchmark.seeds import numpy_generator
 from benchmark.settings import check_one_device, check_precision, check_whole_rounds
 
@@ -43,7 +44,7 @@ def weighted_mean(updates: Sequence[Message], weights: Tensor) -> Message:
     return mean
 
 
-class Server(Callback):
+class Server(Checked, Callback):
     """FedAvg's server; the base of all others.
 
     A method brings its own server through ``default_server``; one given to the Trainer wins.

@@ -17,6 +17,7 @@ from benchmark.batch import Block, Blocks, ClientBatch, EvaluationPlan, RoundPla
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.metrics import IGNORE
+from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
 from benchmark.results import manifest_hash
 from benchmark.seeds import derived_seed, numpy_generator, torch_generator
 from datamodules.manifest import make_manifest
@@ -40,7 +41,7 @@ CompileMode = Literal["default", "reduce-overhead"]
 BLOCK = 16
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(Checked, LightningDataModule):
     """Clients' images, and the protocol by which clients take part.
 
     The images live in memory as uint8, on the device if they fit; a loader yields rows of the pool, and the images are
@@ -86,35 +87,22 @@ class FederatedDataModule(LightningDataModule):
         source: ImageSource,
         partition: Partition,
         transform: ImageTransform | None = None,
-        batch_size: int = 64,
+        batch_size: PositiveInt = 64,
         drop_last: bool = False,
-        participation: float = 1.0,
-        clients_per_round: int | None = None,
-        cohort_width: int | Literal["auto"] = "auto",
-        eval_batch_size: int = 256,
-        val_fraction: float = 0.0,
-        new_clients: float = 0.0,
+        participation: AboveZero = 1.0,
+        clients_per_round: PositiveInt | None = None,
+        cohort_width: PositiveInt | Literal["auto"] = "auto",
+        eval_batch_size: PositiveInt = 256,
+        val_fraction: BelowOne = 0.0,
+        new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
         compile_steps: CompileMode | None = None,
-        num_workers: int = 0,
-        seed: int = 0,
-        partition_seed: int | None = 0,
+        num_workers: FewOrNone = 0,
+        seed: Seed = 0,
+        partition_seed: Seed | None = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if value < 1:
-                raise ConfigurationError(f"data.{name} must be at least 1, got {value}")
-        if cohort_width != "auto" and cohort_width < 1:
-            raise ConfigurationError(
-                f"data.cohort_width must be at least 1 (clients stepped together) or auto, got {cohort_width}"
-            )
-        if not 0 < participation <= 1:
-            raise ConfigurationError(f"data.participation must be a fraction in (0, 1], got {participation}")
-        if not 0 <= val_fraction < 1:
-            raise ConfigurationError(f"data.val_fraction must be in [0, 1), got {val_fraction}")
-        if not 0 <= new_clients < 1:
-            raise ConfigurationError(f"data.new_clients must be a fraction in [0, 1), got {new_clients}")
         self.source = source
         self.partition = partition
         self.transform = self._transform = transform or ImageTransform()
@@ -137,7 +125,7 @@ class FederatedDataModule(LightningDataModule):
         available = len(self.training_clients)
         if clients_per_round is None:
             clients_per_round = max(1, round(participation * available))
-        if not 1 <= clients_per_round <= available:
+        if clients_per_round > available:
             raise ConfigurationError(
                 f"data.clients_per_round must be between 1 and the number of clients that train, {available}; got "
                 f"{clients_per_round}"
@@ -225,6 +213,11 @@ class FederatedDataModule(LightningDataModule):
             )
         labels = self.pool.labels.numpy()[rows][np.unique(which, return_index=True)[1]]
         held = max(1, round(self.val_fraction * len(groups)))
+        if held == len(groups):
+            raise ConfigurationError(
+                f"data.val_fraction={self.val_fraction} leaves client {client} none of its {len(rows)} images to train "
+                "on; lower it"
+            )
         counts = np.unique(labels, return_counts=True)[1]
         allowed = counts.min() >= 2 and held >= len(counts) and len(groups) - held >= len(counts)
         keep, cut = train_test_split(
@@ -382,7 +375,7 @@ class FederatedDataModule(LightningDataModule):
             widest, device = min(WIDEST, self.participants), self._method().device
             room = int(0.6 * _free_memory(device)) if device.type == "cuda" else CPU_STEP
             # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
-            for images in (1, self.batch_size):
+            for images in (1, min(self.batch_size, max(self.train_sizes.values()))):
                 if widest > 1:
                     widest = min(widest, max(1, room // self._bytes_per_client(images)))
             self._width = widest

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, read_images
 from datamodules.source import ImagePool, ImageSource
@@ -203,11 +204,9 @@ class CoOpSource(ImageSource):
         self,
         root: str = "data",
         split: Literal["coop", "seeded"] = "coop",
-        split_seed: int = 0,
-        size: int = 224,
+        split_seed: Seed = 0,
+        size: Size = 224,
     ) -> None:
-        if size < 1:
-            raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
         self.root = Path(root).expanduser()
         self.split = split
         self.split_seed = split_seed
@@ -315,8 +314,8 @@ class DownloadableCoOpSource(CoOpSource):
         self,
         root: str = "data",
         split: Literal["coop", "seeded"] = "coop",
-        split_seed: int = 0,
-        size: int = 224,
+        split_seed: Seed = 0,
+        size: Size = 224,
         download: bool = False,
     ) -> None:
         super().__init__(root, split, split_seed, size)

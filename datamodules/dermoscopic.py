@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, list_images, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
@@ -84,13 +85,11 @@ class DermoscopicFL(ImageSource):
     def __init__(
         self,
         root: str = "data",
-        size: int = 224,
+        size: Size = 224,
         split: Literal["image", "lesion"] = "image",
         use_valid: Literal["none", "train"] = "none",
-        split_seed: int = 0,
+        split_seed: Seed = 0,
     ) -> None:
-        if size < 1:
-            raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
         self.at = Path(root).expanduser() / "dermoscopic_fl"
         self.size = size
         self.split = split

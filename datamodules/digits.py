@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmark.ranges import Seed
 from benchmark.seeds import numpy_generator
 from datamodules.source import ImagePool, ImageSource
 
@@ -97,7 +98,7 @@ class DigitDomains(ImageSource):
     )
     domain_names: ClassVar[tuple[str, ...]] = tuple(STYLES)
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: Seed = 0) -> None:
         self.seed = seed
 
     def load(self) -> ImagePool:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.archives import fetch, unpack_folder
 from datamodules.folders import DecodedImages, Fit, list_class_folders, pool_of, read_images
@@ -84,16 +85,14 @@ class DomainNet10(ImageSource):
     def __init__(
         self,
         root: str = "data",
-        size: int = 224,
+        size: Size = 224,
         fit: Fit = "squash",
         split: Literal["official", "fedbn"] = "fedbn",
         balance: bool = False,
         test_balance: bool = False,
-        split_seed: int = 0,
+        split_seed: Seed = 0,
         download: bool = False,
     ) -> None:
-        if size < 1:
-            raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
         self.at = Path(root).expanduser() / "domainnet"
         self.size = size
         self.fit: Fit = fit

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from benchmark.ranges import Seed, Size
 from datamodules.coop import DownloadableCoOpSource
 
 #: class names in CoOp's order, and their folders
@@ -36,8 +37,8 @@ class EuroSAT(DownloadableCoOpSource):
         self,
         root: str = "data",
         split: Literal["coop", "seeded"] = "coop",
-        split_seed: int = 0,
-        size: int = 64,
+        split_seed: Seed = 0,
+        size: Size = 64,
         download: bool = False,
     ) -> None:
         super().__init__(root, split, split_seed, size, download)

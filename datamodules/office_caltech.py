@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, read_images
 from datamodules.source import ImagePool, ImageSource
@@ -42,9 +43,7 @@ class OfficeCaltech10(ImageSource):
     )
     domain_names = ("amazon", "caltech", "dslr", "webcam")
 
-    def __init__(self, root: str = "data", size: int = 224, split_seed: int = 0) -> None:
-        if size < 1:
-            raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
+    def __init__(self, root: str = "data", size: Size = 224, split_seed: Seed = 0) -> None:
         self.root = Path(root).expanduser()
         self.size = size
         self.split_seed = split_seed

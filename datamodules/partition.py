@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Concentration, InsideUnit, NumClients, PositiveInt
 from datamodules.source import ImagePool, ImageSource
 
 Indices = NDArray[np.int64]
@@ -355,7 +356,7 @@ def hand_out_shares(
 # Partitions -------------------------------------------------------------------------------------------
 
 
-class Partition:
+class Partition(Checked):
     """How a pool of images is divided over clients. Subclasses take their arguments and define ``assign``.
 
     Attributes:
@@ -415,8 +416,8 @@ class IID(Partition):
     The official train and test sets stay apart.
     """
 
-    def __init__(self, num_clients: int) -> None:
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
+    def __init__(self, num_clients: NumClients) -> None:
+        self.num_clients: int = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Deal the train images, then the test images."""
@@ -442,19 +443,17 @@ class DirichletMerged(Partition):
 
     def __init__(
         self,
-        alpha: float,
-        num_clients: int,
-        min_size: int = 8,
-        test_fraction: float = 0.25,
-        max_retries: int = 10_000,
+        alpha: Concentration,
+        num_clients: NumClients,
+        min_size: PositiveInt = 8,
+        test_fraction: InsideUnit = 0.25,
+        max_retries: PositiveInt = 10_000,
     ) -> None:
-        self.alpha = positive_alpha(alpha)
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
-        self.min_size = at_least("min_size", min_size, 1)
-        if not 0 < test_fraction < 1:
-            raise ConfigurationError(f"test_fraction must lie between 0 and 1, got {test_fraction}")
+        self.alpha = alpha
+        self.num_clients: int = num_clients
+        self.min_size = min_size
         self.test_fraction = test_fraction
-        self.max_retries = at_least("max_retries", max_retries, 1)
+        self.max_retries = max_retries
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the clients' images, then their sides."""
@@ -484,11 +483,17 @@ class DirichletShared(Partition):
         max_retries: draws before giving up.
     """
 
-    def __init__(self, alpha: float, num_clients: int, min_size: int = 10, max_retries: int = 10_000) -> None:
-        self.alpha = positive_alpha(alpha)
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
-        self.min_size = at_least("min_size", min_size, 1)
-        self.max_retries = at_least("max_retries", max_retries, 1)
+    def __init__(
+        self,
+        alpha: Concentration,
+        num_clients: NumClients,
+        min_size: PositiveInt = 10,
+        max_retries: PositiveInt = 10_000,
+    ) -> None:
+        self.alpha = alpha
+        self.num_clients: int = num_clients
+        self.min_size = min_size
+        self.max_retries = max_retries
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the proportions and cut both sides by them."""
@@ -514,9 +519,9 @@ class DisjointClasses(Partition):
         num_clients: number of groups; None takes what follows from the data, a number is checked.
     """
 
-    def __init__(self, classes_per_client: int, num_clients: int | None = None) -> None:
-        self.classes_per_client = at_least("classes_per_client", classes_per_client, 1)
-        self.num_clients = None if num_clients is None else at_least("num_clients", num_clients, 1)
+    def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients | None = None) -> None:
+        self.classes_per_client = classes_per_client
+        self.num_clients = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Shuffle the classes and group them."""
@@ -564,9 +569,9 @@ class PathologicalPFLlib(Partition):
         num_clients: N (pFedPT: 50).
     """
 
-    def __init__(self, classes_per_client: int, num_clients: int) -> None:
-        self.classes_per_client = at_least("classes_per_client", classes_per_client, 1)
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
+    def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients) -> None:
+        self.classes_per_client = classes_per_client
+        self.num_clients: int = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Hand out the classes in order, then split every client."""
@@ -584,8 +589,8 @@ class IIDPFLlib(Partition):
         num_clients: N.
     """
 
-    def __init__(self, num_clients: int) -> None:
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
+    def __init__(self, num_clients: NumClients) -> None:
+        self.num_clients: int = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Hand out every class to every client, then split every client."""
@@ -604,9 +609,9 @@ class PathologicalRandom(Partition):
         num_clients: N.
     """
 
-    def __init__(self, classes_per_client: int, num_clients: int) -> None:
-        self.classes_per_client = at_least("classes_per_client", classes_per_client, 1)
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
+    def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients) -> None:
+        self.classes_per_client = classes_per_client
+        self.num_clients: int = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the clients' classes, then share out the images."""
@@ -630,9 +635,9 @@ class AtMostClasses(Partition):
         num_clients: N; ``N s`` must be a multiple of the number of classes.
     """
 
-    def __init__(self, classes: int, num_clients: int) -> None:
-        self.classes = at_least("classes", classes, 1)
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
+    def __init__(self, classes: PositiveInt, num_clients: NumClients) -> None:
+        self.classes = classes
+        self.num_clients: int = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the shares and cut both sides by them."""
@@ -720,22 +725,6 @@ def members_by_side(pool: ImagePool) -> tuple[list[Indices], list[Indices]]:
     """Indices by class, of the official train set and of the official test set."""
     labels, test = pool.labels.numpy(), pool.test.numpy()
     return members_by_class(labels, ~test), members_by_class(labels, test)
-
-
-def at_least(name: str, value: int, least: int) -> int:
-    """``value``, if it is not below ``least``."""
-    if value < least:
-        raise ConfigurationError(f"{name} must be at least {least}, got {value}")
-    return value
-
-
-def positive_alpha(alpha: float) -> float:
-    """``alpha``, if it can be a Dirichlet concentration."""
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise ConfigurationError(
-            f"alpha must be a positive number, got {alpha}; smaller is more skewed, 0.1 to 1 is usual"
-        )
-    return alpha
 
 
 def check_class_count(name: str, wanted: int, classes: int) -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 
 from benchmark.errors import ConfigurationError
-from datamodules.partition import ClientSplits, Indices, Partition, at_least, deal_stratified, members_by_class
+from benchmark.ranges import NonNegativeInt, PositiveInt
+from datamodules.partition import ClientSplits, Indices, Partition, deal_stratified, members_by_class
 from datamodules.source import ImagePool, ImageSource
 
 
@@ -21,8 +22,8 @@ class DomainsPerClient(Partition):
             each domain still has m holders.
     """
 
-    def __init__(self, domains: int, random: bool = False) -> None:
-        self.domains = at_least("domains", domains, 1)
+    def __init__(self, domains: PositiveInt, random: bool = False) -> None:
+        self.domains = domains
         self.random = random
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
@@ -64,8 +65,8 @@ class LeaveOneDomainOut(Partition):
         target: number of the unseen domain in the data set's order, from 0.
     """
 
-    def __init__(self, target: int) -> None:
-        self.target = at_least("target", target, 0)
+    def __init__(self, target: NonNegativeInt) -> None:
+        self.target = target
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Take the domains; nothing is drawn."""

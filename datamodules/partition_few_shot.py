@@ -13,14 +13,13 @@ from itertools import pairwise
 import numpy as np
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Concentration, NumClients, PositiveInt, Seed
 from datamodules.partition import (
     ClientSplits,
     Indices,
     Partition,
-    at_least,
     dirichlet_shared,
     members_by_class,
-    positive_alpha,
 )
 from datamodules.source import ImagePool, ImageSource
 
@@ -97,9 +96,9 @@ class NonOverlapping(Partition):
         class_seed: seed of the shuffle of classes, apart from the seed of the run (FedPGP's code: 2023).
     """
 
-    def __init__(self, num_clients: int, shots: int | None = None, class_seed: int = 2023) -> None:
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
-        self.shots = None if shots is None else at_least("shots", shots, 1)
+    def __init__(self, num_clients: NumClients, shots: PositiveInt | None = None, class_seed: Seed = 2023) -> None:
+        self.num_clients: int = num_clients
+        self.shots = shots
         self.class_seed = class_seed
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
@@ -134,9 +133,9 @@ class BaseToNovel(Partition):
         class_seed: seed of the shuffle of base classes, apart from the seed of the run (FedPGP's code: 2023).
     """
 
-    def __init__(self, num_clients: int, shots: int | None = 16, class_seed: int = 2023) -> None:
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
-        self.shots = None if shots is None else at_least("shots", shots, 1)
+    def __init__(self, num_clients: NumClients, shots: PositiveInt | None = 16, class_seed: Seed = 2023) -> None:
+        self.num_clients: int = num_clients
+        self.shots = shots
         self.class_seed = class_seed
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
@@ -185,13 +184,18 @@ class DirichletFewShot(Partition):
     """
 
     def __init__(
-        self, alpha: float, num_clients: int, shots: int, min_size: int = 1, max_retries: int = 10_000
+        self,
+        alpha: Concentration,
+        num_clients: NumClients,
+        shots: PositiveInt,
+        min_size: PositiveInt = 1,
+        max_retries: PositiveInt = 10_000,
     ) -> None:
-        self.alpha = positive_alpha(alpha)
-        self.num_clients: int = at_least("num_clients", num_clients, 1)
-        self.shots = at_least("shots", shots, 1)
-        self.min_size = at_least("min_size", min_size, 1)
-        self.max_retries = at_least("max_retries", max_retries, 1)
+        self.alpha = alpha
+        self.num_clients: int = num_clients
+        self.shots = shots
+        self.min_size = min_size
+        self.max_retries = max_retries
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the shots, then the proportions, and cut both sides by them."""

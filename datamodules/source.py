@@ -6,6 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmark.ranges import Checked
+
 
 @dataclass(frozen=True)
 class ImagePool:
@@ -35,7 +37,7 @@ class ImagePool:
                 raise ValueError(f"{name} has {len(getattr(self, name))} rows, labels has {n}")
 
 
-class ImageSource:
+class ImageSource(Checked):
     """A data set. Subclasses set the names and read the images; nothing is read before ``load``.
 
     Class and domain names are ordered tuples, fixed in code: a label is an index into them, in every process.

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Size
 
 STATISTICS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -33,7 +34,7 @@ def _on_device(statistics: Statistics, device: torch.device) -> tuple[Tensor, Te
     return mean, std
 
 
-class ImageTransform:
+class ImageTransform(Checked):
     """Resize to a square, augment the training images, normalise.
 
     What is not given is the backbone's (see ``matched``), so that images are as its weights were trained.
@@ -58,12 +59,10 @@ class ImageTransform:
 
     def __init__(
         self,
-        size: int | None = None,
+        size: Size | None = None,
         normalize: Literal["half", "imagenet", "clip"] | None = None,
         augment: Literal["none", "fedbn", "clip"] = "none",
     ) -> None:
-        if size is not None and size < 1:
-            raise ConfigurationError(f"transform.size must be a number of pixels of at least 1, got {size}")
         self.size = size
         self.normalize = normalize
         self.augment = augment

@@ -10,8 +10,8 @@ from torch.func import functional_call
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from methods.losses import cross_entropy, masked_mean, model_contrast
 from methods.tpfl import TPFL, TWIN_TRAINING
 
@@ -54,19 +54,15 @@ class ATPFL(TPFL):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         visual_prompt: PixelPrompt | None = None,
-        mu: float = 1.0,
-        temperature: float = 0.5,
+        mu: NonNegativeFloat = 1.0,
+        temperature: PositiveFloat = 0.5,
         prev: Literal["round", "step"] = "round",
         training: LocalTraining = TWIN_TRAINING,
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, visual_prompt, training, init_words)
-        if prev not in ("round", "step"):
-            raise ConfigurationError(f"ATPFL: prev is round or step, got {prev!r}")
-        if temperature <= 0:
-            raise ConfigurationError(f"ATPFL: temperature must be above 0, got {temperature}")
         self.mu = mu
         self.temperature = temperature
         self.by_step = prev == "step" and mu != 0

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.method import LocalTraining
+from benchmark.ranges import FewOrNone
 from benchmark.server import Message
 from methods.text_prompt import TRAINING, TextPromptMethod
 
@@ -37,7 +38,7 @@ class CoOp(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
         local_restart: bool = False,

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.ranges import FewOrNone
 from benchmark.seeds import keyed_initialization
 from methods.losses import cross_entropy
 from methods.text_prompt import TRAINING, TextPromptMethod
@@ -38,7 +39,7 @@ class FedCoCoOp(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
     ) -> None:

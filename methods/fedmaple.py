@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod, LocalTraining, MiniBatch
+from benchmark.ranges import Few, FewOrNone
 from benchmark.seeds import keyed_initialization
 from methods.text_prompt import TRAINING, TextPromptMethod
 
@@ -50,8 +51,8 @@ class FedMaPLe(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 2,
-        depth: int = 9,
+        num_context: FewOrNone = 2,
+        depth: Few = 9,
         training: LocalTraining = TRAINING,
         init_words: str | None = "a photo of a",
     ) -> None:
@@ -61,7 +62,7 @@ class FedMaPLe(TextPromptMethod):
                 "ViT-B-16, or another method"
             )
         deepest = min(clip.text_depth, clip.vision_depth)
-        if not 1 <= depth <= deepest:
+        if depth > deepest:
             raise ConfigurationError(
                 f"FedMaPLe: depth={depth}, the towers have {clip.text_depth} (text) and {clip.vision_depth} (image) "
                 f"layers; give 1 to {deepest}"

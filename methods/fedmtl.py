@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.bank import ClientBank
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch
 from benchmark.server import Message, Server
 from methods.fedavg import FedAvg
@@ -95,8 +94,6 @@ class FedMTL(FedAvg):
         visual_prompt: PixelPrompt | None = None,
     ) -> None:
         super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
-        if mtl_grad not in ("live", "detached"):
-            raise ConfigurationError(f"mtl_grad is live or detached, got {mtl_grad!r}")
         self.mtl_grad = mtl_grad
         size = sum(p.numel() for p in (*self.backbone.parameters(), *self.head.parameters()))
         self.scale = 10.0 ** -(len(str(size)) + 1)  # floor(log10(P) + 1) is the number of digits of P

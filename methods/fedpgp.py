@@ -1,14 +1,14 @@
 """FedPGP: a shared text prompt, a low-rank change to it of each client's own, and a contrast of the two."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from methods.losses import cross_entropy
 from methods.text_prompt import TRAINING, TextPromptMethod
@@ -88,10 +88,10 @@ class FedPGP(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
-        bottleneck: int = 8,
-        mu: float = 1.0,
-        temperature: float = 0.5,
+        num_context: FewOrNone = 16,
+        bottleneck: FewOrNone = 8,
+        mu: NonNegativeFloat = 1.0,
+        temperature: PositiveFloat = 0.5,
         adaptation: Adaptation = "low_rank",
         contrast: Contrast = "both",
         ablation_sign: Sign = "intended",
@@ -100,18 +100,6 @@ class FedPGP(TextPromptMethod):
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        for name, value, kind in (
-            ("adaptation", adaptation, Adaptation),
-            ("contrast", contrast, Contrast),
-            ("ablation_sign", ablation_sign, Sign),
-            ("zc", zc, Anchor),
-        ):
-            if value not in get_args(kind):
-                raise ConfigurationError(f"{name} is one of {', '.join(get_args(kind))}; got {value!r}")
-        if bottleneck < 0 or temperature <= 0:
-            raise ConfigurationError(
-                f"bottleneck must be 0 or more and temperature above 0, got {bottleneck} and {temperature}"
-            )
         self.contrast_weight = 0.0 if contrast == "none" else mu
         self.temperature = temperature
         self.adaptation, self.contrast, self.ablation_sign, self.zc = adaptation, contrast, ablation_sign, zc

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining
+from benchmark.ranges import AboveZero, Few
 from benchmark.seeds import numpy_generator
 from methods.fedvpt import FedVPT
 
@@ -85,19 +85,12 @@ class FedPR(FedVPT):
         num_classes: int,
         num_clients: int,
         backbone: PromptedViT,
-        num_prompts: int = 10,
+        num_prompts: Few = 10,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
         depth: Literal["shallow", "deep"] = "shallow",
-        ratio: float = 0.8,
+        ratio: AboveZero = 0.8,
         null_scale: Literal["none", "frobenius"] = "none",
     ) -> None:
-        if num_prompts < 1:
-            raise ConfigurationError(
-                f"FedPR projects the updates of prompts, so num_prompts must be 1 or more, got {num_prompts}; for "
-                "heads alone take FedVPT with num_prompts=0"
-            )
-        if not 0 < ratio <= 1:
-            raise ConfigurationError(f"ratio must be above 0 and at most 1, got {ratio}")
         super().__init__(num_classes, num_clients, backbone, num_prompts, training)
         width = backbone.embed_dim
         if depth == "deep":

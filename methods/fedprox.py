@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.ranges import NonNegativeFloat
 from methods.fedavg import FedAvg
 from methods.losses import squared_distance
 
@@ -23,7 +24,7 @@ class FedProx(FedAvg):
         num_classes: int,
         num_clients: int,
         backbone: nn.Module,
-        mu: float = 1e-4,
+        mu: NonNegativeFloat = 1e-4,
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
     ) -> None:

@@ -5,7 +5,6 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchmark.backbones.head import LinearHead
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
 from methods.fedvpt import new_client_training
 from methods.losses import cross_entropy
@@ -62,8 +61,6 @@ class FedRoD(FederatedMethod):
         personal_init: Literal["copy", "zero"] = "copy",
     ) -> None:
         super().__init__(num_clients)
-        if personal_init not in ("copy", "zero"):
-            raise ConfigurationError(f"personal_init is copy or zero, got {personal_init!r}")
         self.backbone = backbone
         self.head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
         self.personal_head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]

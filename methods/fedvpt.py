@@ -8,6 +8,7 @@ from benchmark.backbones.head import LinearHead
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
 from benchmark.method import FederatedMethod, LocalTraining, Phase
+from benchmark.ranges import FewOrNone
 
 
 def new_client_training(training: LocalTraining) -> LocalTraining:
@@ -43,7 +44,7 @@ class FedVPT(FederatedMethod):
         num_classes: int,
         num_clients: int,
         backbone: PromptedViT,
-        num_prompts: int = 10,
+        num_prompts: FewOrNone = 10,
         training: LocalTraining = LocalTraining(lr=0.25, weight_decay=1e-3),
     ) -> None:
         super().__init__(num_clients)

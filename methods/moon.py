@@ -5,6 +5,7 @@ from torch.func import functional_call
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.ranges import NonNegativeFloat, PositiveFloat
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy, masked_mean, model_contrast
 
@@ -36,8 +37,8 @@ class MOON(FedAvg):
         num_classes: int,
         num_clients: int,
         backbone: nn.Module,
-        mu: float = 1.0,
-        temperature: float = 0.5,
+        mu: NonNegativeFloat = 1.0,
+        temperature: PositiveFloat = 0.5,
         training: LocalTraining = LocalTraining(lr=0.005),
         visual_prompt: PixelPrompt | None = None,
     ) -> None:

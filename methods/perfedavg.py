@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.ranges import NonNegativeFloat
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy
 
@@ -46,14 +46,10 @@ class PerFedAvg(FedAvg):
         num_clients: int,
         backbone: nn.Module,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, clip=1.0),
-        inner_lr: float | None = None,
+        inner_lr: NonNegativeFloat | None = None,
         personal_steps: Literal["step", "epoch"] = "step",
     ) -> None:
         super().__init__(num_classes, num_clients, backbone, training)
-        if inner_lr is not None and inner_lr < 0:
-            raise ConfigurationError(f"inner_lr must be 0 or more, or null for the rate of training, got {inner_lr}")
-        if personal_steps not in ("step", "epoch"):
-            raise ConfigurationError(f"personal_steps is step or epoch, got {personal_steps!r}")
         self.inner_lr = training.lr if inner_lr is None else inner_lr
         self.personal_steps = personal_steps
         self._measured = False

@@ -13,6 +13,7 @@ from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.ranges import AboveZero, Few, FewOrNone, NonNegativeFloat, NonNegativeInt, Size
 from benchmark.seeds import keyed_initialization
 from methods.fedvpt import new_client_training
 from methods.losses import masked_mean
@@ -182,45 +183,31 @@ class PFedBayesPT(FederatedMethod):
         num_classes: int,
         num_clients: int,
         backbone: PromptedViT,
-        num_prompts: int = 10,
-        instance_prompts: int = 1,
+        num_prompts: FewOrNone = 10,
+        instance_prompts: Few = 1,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
-        encoder_lr: float = 1e-3,
+        encoder_lr: NonNegativeFloat = 1e-3,
         posterior: Literal["semi_implicit", "gaussian", "deterministic"] = "semi_implicit",
-        keep: float = 0.9,
-        importance_samples: int = 1,
-        mixing_draws: int = 1,
-        test_draws: int = 5,
-        kl_weight: float | Literal["1/D"] = 1.0,
-        kl_warmup_rounds: int = 0,
+        keep: AboveZero = 0.9,
+        importance_samples: Few = 1,
+        mixing_draws: FewOrNone = 1,
+        test_draws: Few = 5,
+        kl_weight: NonNegativeFloat | Literal["1/D"] = 1.0,
+        kl_warmup_rounds: NonNegativeInt = 0,
         prior: Literal["std_normal", "none"] = "std_normal",
         head: Literal["personal", "global"] = "personal",
-        global_depth: int | None = None,
-        instance_depth: int | None = None,
-        hidden: int = 64,
+        global_depth: Few | None = None,
+        instance_depth: Few | None = None,
+        hidden: Size = 64,
     ) -> None:
         super().__init__(num_clients)
         global_depth = backbone.depth if global_depth is None else global_depth
         instance_depth = backbone.depth if instance_depth is None else instance_depth
-        for name, value, least in (
-            ("instance_prompts", instance_prompts, 1),
-            ("importance_samples", importance_samples, 1),
-            ("mixing_draws", mixing_draws, 0),
-            ("test_draws", test_draws, 1),
-            ("kl_warmup_rounds", kl_warmup_rounds, 0),
-            ("hidden", hidden, 1),
-        ):
-            if value < least:
-                raise ConfigurationError(f"{name} must be at least {least}, got {value}")
         for name, depth in (("global_depth", global_depth), ("instance_depth", instance_depth)):
-            if not 1 <= depth <= backbone.depth:
+            if depth > backbone.depth:
                 raise ConfigurationError(
                     f"{name} must be from 1 to {backbone.depth}, the backbone's layers, or null for all; got {depth}"
                 )
-        if not 0 < keep <= 1:
-            raise ConfigurationError(f"keep, the probability of keeping a token, must be in (0, 1], got {keep}")
-        if kl_weight != "1/D" and (isinstance(kl_weight, str) or kl_weight < 0):
-            raise ConfigurationError(f"kl_weight must be a number from 0 on, or 1/D, got {kl_weight!r}")
         own_head = head == "personal"
         self.shared = ("prompt", "encoder") if own_head else ("prompt", "encoder", "head")
         self.personal = ("head",) if own_head else ()

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from benchmark.backbones.vit import PromptedViT
 from benchmark.method import FederatedMethod, LocalTraining, Phase
+from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import Message, Server
 from methods.fedvpt import FedVPT
@@ -123,11 +124,11 @@ class GeneratorServer(Server):
     def __init__(
         self,
         generator: Literal["cross_attention", "mlp", "adain"] = "cross_attention",
-        lr: float = 0.001,
+        lr: NonNegativeFloat = 0.001,
         optimizer: Literal["sgd", "adam"] = "sgd",
         sign: Literal["toward", "as_printed"] = "toward",
         reduction: Literal["sum", "mean"] = "sum",
-        descriptor_tokens: int = 1,
+        descriptor_tokens: Few = 1,
         wo_init: Literal["xavier", "zero"] = "xavier",
         broadcast_base: bool = False,
     ) -> None:
@@ -266,14 +267,14 @@ class PFedPG(FedVPT):
         num_classes: int,
         num_clients: int,
         backbone: PromptedViT,
-        num_prompts: int = 10,
+        num_prompts: Few = 10,
         training: LocalTraining = LocalTraining(lr=0.25, weight_decay=1e-3),
         generator: Literal["cross_attention", "mlp", "adain"] = "cross_attention",
-        server_lr: float = 0.001,
+        server_lr: NonNegativeFloat = 0.001,
         server_optimizer: Literal["sgd", "adam"] = "sgd",
         server_sign: Literal["toward", "as_printed"] = "toward",
         server_reduction: Literal["sum", "mean"] = "sum",
-        descriptor_tokens: int = 1,
+        descriptor_tokens: Few = 1,
         wo_init: Literal["xavier", "zero"] = "xavier",
         broadcast_base: bool = False,
     ) -> None:

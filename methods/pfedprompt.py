@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.ranges import FewOrNone, NonNegativeFloat
 from methods.losses import cross_entropy
 from methods.promptfl import PromptFL
 from methods.text_prompt import TRAINING
@@ -88,19 +88,17 @@ class PFedPrompt(PromptFL):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
         lfa: Literal["memory", "spatial"] = "memory",
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        b2: float = 0.1,
-        b3: float = 0.1,
+        alpha: NonNegativeFloat = 1.0,
+        beta: NonNegativeFloat = 1.0,
+        b2: NonNegativeFloat = 0.1,
+        b3: NonNegativeFloat = 0.1,
         lfa_in_train: bool = False,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        if lfa not in ("memory", "spatial"):
-            raise ConfigurationError(f"PFedPrompt: lfa is memory or spatial, got {lfa!r}")
         self.lfa = lfa
         self.alpha = alpha
         self.beta = beta

@@ -10,6 +10,7 @@ from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.bank import ClientBank
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch
+from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.server import Message, Server
 from methods.text_prompt import TRAINING, TextPromptMethod
 
@@ -111,16 +112,14 @@ class PromptAMP(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
-        lam: float = 1.0,
-        alpha_k: float = 0.1,
-        sigma: float = 1.0,
+        num_context: FewOrNone = 16,
+        lam: NonNegativeFloat = 1.0,
+        alpha_k: PositiveFloat = 0.1,
+        sigma: PositiveFloat = 1.0,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        if alpha_k <= 0 or sigma <= 0:
-            raise ConfigurationError(f"alpha_k and sigma must be above 0, got {alpha_k} and {sigma}")
         if (num_clients - 1) * alpha_k > sigma:
             raise ConfigurationError(
                 f"alpha_k={alpha_k} with sigma={sigma} and {num_clients} clients can give a client's own prompt a "

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.method import LocalTraining, Phase
+from benchmark.ranges import FewOrNone, NonNegativeInt
 from methods.promptfl import PromptFL
 from methods.text_prompt import TRAINING
 
@@ -29,10 +30,10 @@ class PromptFLFT(PromptFL):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
-        finetune_epochs: int = 2,
+        finetune_epochs: NonNegativeInt = 2,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
         self.finetuning = replace(training, epochs=finetune_epochs, steps=None, schedule="constant")

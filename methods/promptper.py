@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from benchmark.method import LocalTraining
+from benchmark.ranges import FewOrNone
 from methods.text_prompt import TRAINING, TextPromptMethod
 
 
@@ -37,13 +38,13 @@ class PromptPer(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
-        num_personal: int = 8,
+        num_context: FewOrNone = 16,
+        num_personal: FewOrNone = 8,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        if not 0 <= num_personal <= num_context:
+        if num_personal > num_context:
             raise ConfigurationError(
                 f"num_personal must be from 0 to num_context, {num_context} tokens; got {num_personal}"
             )

@@ -5,8 +5,8 @@ from typing import Literal
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.errors import ConfigurationError
 from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.ranges import FewOrNone, NonNegativeFloat
 from methods.losses import squared_distance
 from methods.promptfl import PromptFL
 from methods.text_prompt import TRAINING
@@ -40,15 +40,13 @@ class PromptProx(PromptFL):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
-        mu: float = 1.0,
+        num_context: FewOrNone = 16,
+        mu: NonNegativeFloat = 1.0,
         prox_grad: Literal["live", "detached"] = "live",
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        if prox_grad not in ("live", "detached"):
-            raise ConfigurationError(f"prox_grad is live or detached, got {prox_grad!r}")
         self.mu = mu if prox_grad == "live" else 0.0
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:

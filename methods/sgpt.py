@@ -13,6 +13,7 @@ from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.ranges import Few, FewOrNone, UnitInterval
 from benchmark.seeds import keyed_initialization
 from benchmark.server import Message, Server
 from methods.fedvpt import new_client_training
@@ -24,7 +25,7 @@ FREQUENCY = "group_frequency"
 SELECTIONS = "group_selections"
 
 
-def orthonormal_keys(num_groups: int, width: int) -> Tensor:
+def orthonormal_keys(num_groups: Few, width: int) -> Tensor:
     """Xavier-uniform keys, made orthonormal by Gram-Schmidt: [G, d], drawn for this seed."""
     with keyed_initialization("group keys"):
         keys = nn.init.xavier_uniform_(torch.empty(num_groups, width))
@@ -54,7 +55,7 @@ def training_group(similarity: Tensor, frequency: Tensor) -> Tensor:
     return ((1 - similarity) * (frequency + 5e-4)).argmin(1)
 
 
-def one_hot(groups: Tensor, num_groups: int) -> Tensor:
+def one_hot(groups: Tensor, num_groups: Few) -> Tensor:
     """Groups [B] as rows of zeros and one 1, float [B, G]."""
     return (groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device)).float()
 
@@ -186,14 +187,14 @@ class SGPT(FederatedMethod):
         num_classes: int,
         num_clients: int,
         backbone: PromptedViT,
-        shared_blocks: tuple[int, ...] = (0, 1, 2, 3),
-        group_blocks: tuple[int, ...] = (4, 5, 6),
-        num_groups: int = 20,
-        query_blocks: int | None = None,
+        shared_blocks: tuple[FewOrNone, ...] = (0, 1, 2, 3),
+        group_blocks: tuple[FewOrNone, ...] = (4, 5, 6),
+        num_groups: Few = 20,
+        query_blocks: Few | None = None,
         batch_majority: bool = False,
         head: Literal["personal", "global"] = "personal",
-        prompt_momentum: float = 0.5,
-        key_momentum: float = 0.5,
+        prompt_momentum: UnitInterval = 0.5,
+        key_momentum: UnitInterval = 0.5,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
     ) -> None:
         super().__init__(num_clients)
@@ -204,16 +205,12 @@ class SGPT(FederatedMethod):
                 f"shared_blocks and then group_blocks must rise within 0 to {depth - 1}, the layers of this backbone, "
                 f"with at least one each; got {list(shared_blocks)} and {list(group_blocks)}"
             )
-        if not 1 <= num_groups <= width:
+        if num_groups > width:
             raise ConfigurationError(
                 f"num_groups must be from 1 to {width}, since the keys start orthogonal; got {num_groups}"
             )
-        if query_blocks is not None and not 1 <= query_blocks <= depth:
+        if query_blocks is not None and query_blocks > depth:
             raise ConfigurationError(f"query_blocks must be from 1 to {depth}, or null for all; got {query_blocks}")
-        if not (0 <= prompt_momentum <= 1 and 0 <= key_momentum <= 1):
-            raise ConfigurationError(
-                f"prompt_momentum and key_momentum must be from 0 to 1, got {prompt_momentum} and {key_momentum}"
-            )
         if not backbone.vit.has_class_token:
             raise ConfigurationError("SGPT reads the class token, and this backbone has none; take another ViT")
         self.backbone = backbone

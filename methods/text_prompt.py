@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.ranges import FewOrNone
 from methods.losses import cross_entropy
 
 #: How FedPGP (Cui et al., ICML 2024) trains a context: rate and epochs are the paper's, the rest is its code's.
@@ -45,7 +46,7 @@ class TextPromptMethod(FederatedMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from benchmark.backbones.pixel_prompts import PaddingPrompt, PixelPrompt
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.method import FederatedMethod, LocalTraining, MiniBatch
+from benchmark.ranges import FewOrNone
 from methods.text_prompt import TextPromptMethod
 
 #: Adam with 0.001 and a cosine over 20 rounds are the paper's; it does not say how many epochs a round has.
@@ -45,7 +46,7 @@ class TPFL(TextPromptMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
-        num_context: int = 16,
+        num_context: FewOrNone = 16,
         visual_prompt: PixelPrompt | None = None,
         training: LocalTraining = TWIN_TRAINING,
         init_words: str | None = None,

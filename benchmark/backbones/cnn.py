@@ -6,10 +6,11 @@ from torch import Tensor, nn
 
 from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
 
 
-class PaperCNN(nn.Module):
+class PaperCNN(Checked, nn.Module):
     """Two 5x5 convolutions, each with ReLU and 2x2 max-pooling, then linear layers with ReLU; no classifier.
 
     Source: Li et al., "Visual Prompt Based Personalized Federated Learning". ``paper`` is the network of its
@@ -35,10 +36,8 @@ class PaperCNN(nn.Module):
     mean = std = (0.5, 0.5, 0.5)
     pretrained = False
 
-    def __init__(self, variant: Literal["paper", "pflib"] = "paper", image_size: int = 32) -> None:
+    def __init__(self, variant: Literal["paper", "pflib"] = "paper", image_size: Size = 32) -> None:
         super().__init__()
-        if variant not in ("paper", "pflib"):
-            raise ConfigurationError(f"variant is paper or pflib, got {variant!r}")
         side = ((image_size - 4) // 2 - 4) // 2
         if side < 1:
             raise ConfigurationError(f"image_size={image_size} is too small for {variant!r}; at least 16 is needed")

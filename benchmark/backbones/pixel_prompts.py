@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from benchmark.client import LocalTraining
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
 
 
-class PixelPrompt(nn.Module):
+class PixelPrompt(Checked, nn.Module):
     """``x' = x + prompt``, with a prompt that is zero outside its region; added to normalised pixels, never clipped.
 
     Base of the three shapes of Bahng et al., "Exploring Visual Prompts for Adapting Large-Scale Models", 2022.
@@ -31,21 +32,17 @@ class PixelPrompt(nn.Module):
 
     def __init__(
         self,
-        size: int = 4,
-        image_size: int = 32,
+        size: Size = 4,
+        image_size: Size = 32,
         channels: Literal[1, 3] = 3,
         init: Literal["normal", "zeros"] = "normal",
         training: LocalTraining = LocalTraining(lr=1.0, momentum=0.5),
     ) -> None:
         super().__init__()
         largest = self.largest(image_size)
-        if not 1 <= size <= largest:
+        if size > largest:
             raise ConfigurationError(
                 f"{type(self).__name__}: size={size} does not fit images of {image_size} pixels; give 1 to {largest}"
-            )
-        if channels not in (1, 3) or init not in ("normal", "zeros"):
-            raise ConfigurationError(
-                f"{type(self).__name__}: channels is 1 or 3 and init normal or zeros, got {channels!r} and {init!r}"
             )
         self.size = size
         self.image_size = image_size

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
 
 if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
@@ -97,7 +98,7 @@ class FixedBatchNorm2d(nn.Module):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-class PromptedCLIP(nn.Module):
+class PromptedCLIP(Checked, nn.Module):
     """A CLIP model whose towers take prompts. Everything in it is frozen unless a method trains it.
 
     All methods are for ONE client and work under ``torch.func.functional_call`` and ``torch.func.vmap``, with the
@@ -136,7 +137,7 @@ class PromptedCLIP(nn.Module):
         weights: Literal["hub", "file", "random", "embedded"] = "embedded",
         pretrained_tag: str = "openai",
         checkpoint_path: str | None = None,
-        image_size: int | None = None,
+        image_size: Size | None = None,
     ) -> None:
         super().__init__()
         from open_clip.modified_resnet import ModifiedResNet

@@ -6,6 +6,7 @@ from torch import nn
 
 from benchmark.backbones.vit import PromptedViT
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Size
 from benchmark.seeds import keyed_initialization
 
 PATCH_SIZE = 4
@@ -25,7 +26,7 @@ class TinyViT(PromptedViT):
         ConfigurationError: the image size is not a multiple of 4.
     """
 
-    def __init__(self, image_size: int = 32) -> None:
+    def __init__(self, image_size: Size = 32) -> None:
         if image_size < PATCH_SIZE or image_size % PATCH_SIZE:
             raise ConfigurationError(f"image_size={image_size} is not a multiple of TinyViT's patch size {PATCH_SIZE}")
         from timm.models.vision_transformer import VisionTransformer

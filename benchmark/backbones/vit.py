@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
 
 if TYPE_CHECKING:  # timm takes seconds to import, and reading the command line must not wait for it
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # timm takes seconds to import, and reading the command line 
 SHOWN_DIFFERENCES = 5
 
 
-class PromptedViT(nn.Module):
+class PromptedViT(Checked, nn.Module):
     """A timm ``VisionTransformer`` that takes prompt tokens (VPT, Jia et al., ECCV 2022).
 
     It works under ``torch.func.functional_call`` and ``torch.func.vmap``, with the weights shared by all
@@ -219,10 +220,8 @@ class TimmViT(PromptedViT):
         name: str,
         weights: Literal["hub", "file", "random", "embedded"],
         checkpoint_path: str | None = None,
-        image_size: int | None = None,
+        image_size: Size | None = None,
     ) -> None:
-        if weights not in ("hub", "file", "random", "embedded"):
-            raise ConfigurationError(f"weights is hub, file, random or embedded, got {weights!r}")
         if (weights == "file") != (checkpoint_path is not None):
             raise ConfigurationError(
                 f"weights={weights!r} with checkpoint_path={checkpoint_path!r}: a path is given with weights='file', "

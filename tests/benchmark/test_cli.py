@@ -132,12 +132,24 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
     [
         (["--data.partition=Nonsense"], "data.partition: there is no 'Nonsense'; expected one of AtMostClasses, "),
         (["--model=Nonsense"], "model: there is no 'Nonsense'; expected one of "),
-        (["--model.init_args.learning=3"], "there is no option 'learning'; expected one of backbone, num_prompts, "),
-        (["--model.init_args.lr=3"], "model: there is no option 'lr'; did you mean training.lr?"),
-        (["--trainer.max_epochs=one"], "trainer.max_epochs: Expected a <class 'int'>; got one"),
+        (
+            ["--model.init_args.learning=3"],
+            "there is no option 'model.init_args.learning'; expected one of model.init_args.backbone, ",
+        ),
+        (
+            ["--model.init_args.lr=3"],
+            "there is no option 'model.init_args.lr'; did you mean model.init_args.training.lr?",
+        ),
+        (["--trainer.max_epochs=one"], "trainer.max_epochs: expected a whole number or null, got one"),
         (["--data.batchsize=3"], "there is no option 'data.batchsize'; did you mean data.batch_size"),
-        (["--model.init_args.backbone.init_args.weigths=3"], "there is no option 'weigths'; did you mean weights?"),
-        (["--data.partition=DirichletShared", "--data.partition.alpha=0"], "alpha must be a positive number, got 0"),
+        (
+            ["--model.init_args.backbone.init_args.weigths=3"],
+            "; did you mean model.init_args.backbone.init_args.weights?",
+        ),
+        (
+            ["--data.partition=DirichletShared", "--data.partition.alpha=0"],
+            "data.partition.init_args.alpha: expected a number above 0 and at most 1,000,000, got 0",
+        ),
         (
             ["--data.partition=PathologicalRandom", "--data.partition.classes_per_client=9"],
             "classes_per_client=9 is more than the 8 classes",
@@ -147,8 +159,11 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
             "15 images",
         ),
         (["--data.partition=IID", "--data.partition.num_clients=100"], "client"),
-        (["--data.cohort_width=0"], "data.cohort_width must be at least 1 (clients stepped together) or auto, got 0"),
-        (["--data.participation=0"], "data.participation must be a fraction in (0, 1], got 0"),
+        (
+            ["--data.cohort_width=0"],
+            "data.cohort_width: expected a whole number from 1 to 1,000,000,000 or auto, got 0",
+        ),
+        (["--data.participation=0"], "data.participation: expected a number above 0 and at most 1, got 0"),
         (["--data.clients_per_round=12"], "between 1 and the number of clients that train, 11; got 12"),
         (
             [

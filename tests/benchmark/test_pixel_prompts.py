@@ -110,7 +110,7 @@ def test_initial_values_depend_on_the_seed_alone(kind: type[PixelPrompt]) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "size", "largest"),
-    [(PaddingPrompt, 8, 7), (PaddingPrompt, 0, 7), (FixedPatchPrompt, 17, 16), (RandomPatchPrompt, 16, 15)],
+    [(PaddingPrompt, 8, 7), (FixedPatchPrompt, 17, 16), (RandomPatchPrompt, 16, 15)],
 )
 def test_sizes_that_do_not_fit_are_refused(kind: type[PixelPrompt], size: int, largest: int) -> None:
     kind(largest, 16)
@@ -120,9 +120,13 @@ def test_sizes_that_do_not_fit_are_refused(kind: type[PixelPrompt], size: int, l
 
 
 def test_other_bad_arguments_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="channels is 1 or 3 and init normal or zeros, got 2 and 'normal'"):
+    with pytest.raises(ConfigurationError, match="PaddingPrompt: channels: expected 1 or 3, got 2"):
         PaddingPrompt(channels=2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="got 3 and 'ones'"):
+    with pytest.raises(ConfigurationError, match="PaddingPrompt: init: expected normal or zeros, got ones"):
         PaddingPrompt(init="ones")  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigurationError, match="PaddingPrompt: size: expected a whole number from 1 to 10,000, got 0"
+    ):
+        PaddingPrompt(0)
     with pytest.raises(ConfigurationError, match="PaddingPrompt is for images of 32 x 32 pixels, got 16 x 16"):
         PaddingPrompt()(images(16), {})

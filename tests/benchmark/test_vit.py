@@ -447,7 +447,7 @@ def test_bad_arguments_are_refused() -> None:
         TimmViT(TOKEN, "file")
     with pytest.raises(ConfigurationError, match="embedded weights exist for micro_vit only, got name='test_vit'"):
         TimmViT(TOKEN, "embedded")
-    with pytest.raises(ConfigurationError, match="weights is hub, file, random or embedded, got 'pretrained'"):
+    with pytest.raises(ConfigurationError, match="weights: expected hub or file or random or embedded, got pretrained"):
         TimmViT(TOKEN, "pretrained")  # type: ignore[arg-type]
 
 

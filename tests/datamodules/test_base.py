@@ -129,11 +129,11 @@ def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "data.batch_size must be at least 1, got 0"),
-        ({"eval_batch_size": -1}, "data.eval_batch_size must be at least 1"),
-        ({"participation": 1.5}, "fraction in"),
-        ({"val_fraction": 1.0}, "data.val_fraction must be in"),
-        ({"clients_per_round": 0}, "between 1 and the number of clients that train, 11; got 0"),
+        ({"batch_size": 0}, "batch_size: expected a whole number from 1 to 1,000,000,000, got 0"),
+        ({"eval_batch_size": -1}, "eval_batch_size: expected a whole number from 1 to 1,000,000,000, got -1"),
+        ({"participation": 1.5}, "participation: expected a number above 0 and at most 1, got 1.5"),
+        ({"val_fraction": 1.0}, "val_fraction: expected a number from 0 on and below 1, got 1.0"),
+        ({"clients_per_round": 0}, "clients_per_round: expected a whole number from 1 to 1,000,000,000 or null, got 0"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict, message: str) -> None:

@@ -441,7 +441,7 @@ def test_class_folders_are_checked(tmp_path):
 
 
 def test_size_must_be_positive():
-    with pytest.raises(ConfigurationError, match="size must be at least 1 pixel, got 0"):
+    with pytest.raises(ConfigurationError, match="DTD: size: expected a whole number from 1 to 10,000, got 0"):
         DTD(size=0)
     assert EuroSAT().size == 64
     assert DTD().size == 224

@@ -199,7 +199,9 @@ def test_missing_data_say_what_to_do(tmp_path):
         ConfigurationError, match=r"unpack there ISIC-2017_Training_Part3_GroundTruth\.csv \(https:[^,]*, or"
     ):
         load(tmp_path)
-    with pytest.raises(ConfigurationError, match="size must be at least 1 pixel, got 0"):
+    with pytest.raises(
+        ConfigurationError, match="DermoscopicFL: size: expected a whole number from 1 to 10,000, got 0"
+    ):
         DermoscopicFL(size=0)
 
 

@@ -212,5 +212,5 @@ def test_missing_data_say_what_to_do(tmp_path, root):
     (root / "domainnet/real/zebra").rename(root / "domainnet/real/okapi")
     with pytest.raises(ConfigurationError, match="missing: zebra; unknown: none"):
         load(root)
-    with pytest.raises(ConfigurationError, match="size must be at least 1 pixel, got 0"):
+    with pytest.raises(ConfigurationError, match="DomainNet10: size: expected a whole number from 1 to 10,000, got 0"):
         DomainNet10(str(root), size=0)

@@ -111,5 +111,7 @@ def test_missing_data_say_what_to_do(tmp_path, root):
     (tmp_path / "office_caltech10").mkdir()
     with pytest.raises(ConfigurationError, match=r"cannot read the image folder .*amazon"):
         load(tmp_path)
-    with pytest.raises(ConfigurationError, match="size must be at least 1 pixel, got 0"):
+    with pytest.raises(
+        ConfigurationError, match="OfficeCaltech10: size: expected a whole number from 1 to 10,000, got 0"
+    ):
         OfficeCaltech10(str(root), size=0)

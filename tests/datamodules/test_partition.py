@@ -395,15 +395,27 @@ def test_units_are_cut_between_groups():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: IID(0), "num_clients must be at least 1, got 0"),
-        (lambda: DirichletMerged(0.0, 5), "alpha must be a positive number, got 0.0"),
-        (lambda: DirichletShared(-1.0, 5), "alpha must be a positive number, got -1.0"),
-        (lambda: DirichletShared(float("nan"), 5), "alpha must be a positive number, got nan"),
-        (lambda: DirichletMerged(0.3, 5, test_fraction=1.0), "test_fraction must lie between 0 and 1, got 1.0"),
-        (lambda: DirichletMerged(0.3, 5, max_retries=0), "max_retries must be at least 1, got 0"),
-        (lambda: DirichletShared(0.3, 5, min_size=0), "min_size must be at least 1, got 0"),
-        (lambda: PathologicalRandom(0, 5), "classes_per_client must be at least 1, got 0"),
-        (lambda: AtMostClasses(0, 5), "classes must be at least 1, got 0"),
+        (lambda: IID(0), "num_clients: expected a whole number from 1 to 1,000,000, got 0"),
+        (lambda: DirichletMerged(0.0, 5), "alpha: expected a number above 0 and at most 1,000,000, got 0.0"),
+        (lambda: DirichletShared(-1.0, 5), "alpha: expected a number above 0 and at most 1,000,000, got -1.0"),
+        (lambda: DirichletShared(float("nan"), 5), "alpha: expected a number above 0 and at most 1,000,000, got nan"),
+        (
+            lambda: DirichletMerged(0.3, 5, test_fraction=1.0),
+            "test_fraction: expected a number above 0 and below 1, got 1.0",
+        ),
+        (
+            lambda: DirichletMerged(0.3, 5, max_retries=0),
+            "max_retries: expected a whole number from 1 to 1,000,000,000, got 0",
+        ),
+        (
+            lambda: DirichletShared(0.3, 5, min_size=0),
+            "min_size: expected a whole number from 1 to 1,000,000,000, got 0",
+        ),
+        (
+            lambda: PathologicalRandom(0, 5),
+            "classes_per_client: expected a whole number from 1 to 1,000,000,000, got 0",
+        ),
+        (lambda: AtMostClasses(0, 5), "classes: expected a whole number from 1 to 1,000,000,000, got 0"),
     ],
 )
 def test_bad_arguments(make, message):

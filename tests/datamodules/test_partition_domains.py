@@ -130,13 +130,13 @@ def test_on_the_digits_whose_test_images_are_in_every_domain():
 
 
 def test_what_the_data_do_not_allow():
-    with pytest.raises(ConfigurationError, match="domains must be at least 1, got 0"):
+    with pytest.raises(ConfigurationError, match="domains: expected a whole number from 1 to 1,000,000,000, got 0"):
         DomainsPerClient(0)
     with pytest.raises(ConfigurationError, match="domains=5 is more than the 4 domains of the data set"):
         DomainsPerClient(5).client_names(FourDomains())
     with pytest.raises(ConfigurationError, match="domains=5 is more than the 4 domains of the data set"):
         split(DomainsPerClient(5))
-    with pytest.raises(ConfigurationError, match="target must be at least 0, got -1"):
+    with pytest.raises(ConfigurationError, match="target: expected a whole number from 0 to 1,000,000,000, got -1"):
         LeaveOneDomainOut(-1)
     with pytest.raises(ConfigurationError, match=r"target=4 is no domain .* has 0 photo, 1 sketch, 2 oil, 3 toy"):
         LeaveOneDomainOut(4).client_names(FourDomains())

@@ -137,7 +137,7 @@ def test_prompts_one_step_behind_are_followed() -> None:
 
 def test_unknown_settings_are_refused() -> None:
     clip = build("ATPFL")[0].clip
-    with pytest.raises(ConfigurationError, match="prev is round or step, got 'epoch'"):
+    with pytest.raises(ConfigurationError, match="ATPFL: prev: expected round or step, got epoch"):
         ATPFL(2, ["a"], clip, prev="epoch")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"temperature must be above 0, got 0\.0"):
+    with pytest.raises(ConfigurationError, match=r"ATPFL: temperature: expected a number above 0, got 0\.0"):
         ATPFL(2, ["a"], clip, temperature=0.0)

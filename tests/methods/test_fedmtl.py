@@ -80,7 +80,7 @@ def test_scale_of_the_penalty(classes: int, scale: float) -> None:
 
 def test_an_unknown_gradient_is_refused() -> None:
     backbone = build("FedAvg")[0].backbone
-    with pytest.raises(ConfigurationError, match="mtl_grad is live or detached, got 'dead'"):
+    with pytest.raises(ConfigurationError, match="mtl_grad: expected live or detached, got dead"):
         FedMTL(8, 3, backbone, mtl_grad="dead")  # type: ignore[arg-type]
 
 

@@ -195,12 +195,12 @@ def test_a_change_of_full_rank_is_personal_and_learned() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"contrast": "half"}, "contrast is one of both, no_positive, no_negative, none; got 'half'"),
-        ({"zc": "words"}, "zc is one of photo, placeholder; got 'words'"),
-        ({"adaptation": "rank"}, "adaptation is one of low_rank, full_rank; got 'rank'"),
-        ({"ablation_sign": "-"}, "ablation_sign is one of intended, printed; got '-'"),
-        ({"bottleneck": -1}, "bottleneck must be 0 or more and temperature above 0, got -1 and 0.5"),
-        ({"temperature": 0.0}, "bottleneck must be 0 or more and temperature above 0, got 8 and 0.0"),
+        ({"contrast": "half"}, "contrast: expected both or no_positive or no_negative or none, got half"),
+        ({"zc": "words"}, "zc: expected photo or placeholder, got words"),
+        ({"adaptation": "rank"}, "adaptation: expected low_rank or full_rank, got rank"),
+        ({"ablation_sign": "-"}, "ablation_sign: expected intended or printed, got -"),
+        ({"bottleneck": -1}, "bottleneck: expected a whole number from 0 to 1,000, got -1"),
+        ({"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
     ],
 )
 def test_wrong_choices_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -167,8 +167,8 @@ def test_new_clients_fit_their_head_alone() -> None:
 
 
 def test_without_prompts_or_singular_values_there_is_nothing_to_project() -> None:
-    with pytest.raises(ConfigurationError, match="num_prompts must be 1 or more, got 0; for heads alone take FedVPT"):
+    with pytest.raises(ConfigurationError, match="num_prompts: expected a whole number from 1 to 1,000, got 0"):
         FedPR(3, 2, vit_b(), num_prompts=0)
     for ratio in (0.0, 1.5):
-        with pytest.raises(ConfigurationError, match=f"ratio must be above 0 and at most 1, got {ratio}"):
+        with pytest.raises(ConfigurationError, match=f"ratio: expected a number above 0 and at most 1, got {ratio}"):
             FedPR(3, 2, vit_b(), ratio=ratio)

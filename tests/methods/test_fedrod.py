@@ -99,7 +99,7 @@ def test_the_personal_head_starts_as_a_copy_or_at_zero() -> None:
     data.setup()
     x = data.transform(data.pool.images[:5], None)
     assert torch.equal(zero(x), zero.head(zero.backbone(x))), "personal and generic predictions agree"
-    with pytest.raises(ConfigurationError, match="personal_init is copy or zero, got 'mean'"):
+    with pytest.raises(ConfigurationError, match="personal_init: expected copy or zero, got mean"):
         FedRoD(8, 11, copied.backbone, personal_init="mean")  # type: ignore[arg-type]
 
 

@@ -154,9 +154,9 @@ def test_the_inner_rate_is_that_of_training_unless_given() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     template, _ = build("PerFedAvg")
-    with pytest.raises(ConfigurationError, match=r"inner_lr must be 0 or more, .* got -0.1"):
+    with pytest.raises(ConfigurationError, match=r"inner_lr: expected a number from 0 on or null, got -0\.1"):
         PerFedAvg(8, 11, template.backbone, inner_lr=-0.1)
-    with pytest.raises(ConfigurationError, match="personal_steps is step or epoch, got 'two'"):
+    with pytest.raises(ConfigurationError, match="personal_steps: expected step or epoch, got two"):
         PerFedAvg(8, 11, template.backbone, personal_steps="two")  # type: ignore[arg-type]
 
 

@@ -391,13 +391,13 @@ def test_a_new_client_fits_its_head_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"keep": 0.0}, r"keep, the probability of keeping a token, must be in \(0, 1\], got 0.0"),
-        ({"mixing_draws": -1}, "mixing_draws must be at least 0, got -1"),
-        ({"importance_samples": 0}, "importance_samples must be at least 1, got 0"),
+        ({"keep": 0.0}, "keep: expected a number above 0 and at most 1, got 0.0"),
+        ({"mixing_draws": -1}, "mixing_draws: expected a whole number from 0 to 1,000, got -1"),
+        ({"importance_samples": 0}, "importance_samples: expected a whole number from 1 to 1,000, got 0"),
         ({"global_depth": 7}, "global_depth must be from 1 to 6, the backbone's layers, or null for all; got 7"),
-        ({"instance_depth": 0}, "instance_depth must be from 1 to 6"),
-        ({"kl_weight": -0.1}, "kl_weight must be a number from 0 on, or 1/D, got -0.1"),
-        ({"kl_weight": "D"}, "kl_weight must be a number from 0 on, or 1/D, got 'D'"),
+        ({"instance_depth": 0}, "instance_depth: expected a whole number from 1 to 1,000 or null, got 0"),
+        ({"kl_weight": -0.1}, "kl_weight: expected a number from 0 on or 1/D, got -0.1"),
+        ({"kl_weight": "D"}, "kl_weight: expected a number from 0 on or 1/D, got D"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -154,5 +154,5 @@ def test_lfa_in_train_changes_what_is_learned_and_nothing_that_is_sent() -> None
 def test_only_methods_that_ask_have_a_memory_and_unknown_forms_are_refused() -> None:
     method, _ = build("PFedPrompt", "--model.init_args.lfa=spatial")
     assert not method.needs_memory
-    with pytest.raises(ConfigurationError, match="lfa is memory or spatial, got 'both'"):
+    with pytest.raises(ConfigurationError, match="lfa: expected memory or spatial, got both"):
         PFedPrompt(2, ["a"], method.clip, lfa="both")  # type: ignore[arg-type]

@@ -97,8 +97,8 @@ def test_a_client_alone_is_pulled_to_its_own_prompt() -> None:
     ("settings", "message"),
     [
         ({"alpha_k": 1.0}, r"alpha_k must be at most sigma / \(N - 1\) = 0.1"),
-        ({"alpha_k": 0.0}, "must be above 0, got 0.0 and 1.0"),
-        ({"sigma": -1.0}, "must be above 0, got 0.1 and -1.0"),
+        ({"alpha_k": 0.0}, "alpha_k: expected a number above 0, got 0.0"),
+        ({"sigma": -1.0}, "sigma: expected a number above 0, got -1.0"),
     ],
 )
 def test_constants_that_make_no_mean_are_refused(settings: dict[str, float], message: str) -> None:

@@ -336,7 +336,7 @@ def test_sizes_of_the_cifar100_setting() -> None:
         ({"group_blocks": ()}, "with at least one each"),
         ({"num_groups": 17}, "num_groups must be from 1 to 16, since the keys start orthogonal; got 17"),
         ({"query_blocks": 6}, "query_blocks must be from 1 to 5, or null for all; got 6"),
-        ({"key_momentum": 1.5}, "must be from 0 to 1, got 0.5 and 1.5"),
+        ({"key_momentum": 1.5}, "key_momentum: expected a number from 0 to 1, got 1.5"),
     ],
 )
 def test_what_cannot_be(arguments: dict[str, Any], message: str) -> None:

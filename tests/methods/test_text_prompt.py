@@ -243,5 +243,5 @@ def test_prompt_prox_pulls_towards_the_received_prompt_from_its_second_step_on()
 
 def test_prompt_prox_knows_its_choices() -> None:
     clip = build("PromptFL")[0].clip
-    with pytest.raises(ConfigurationError, match="prox_grad is live or detached, got 'on'"):
+    with pytest.raises(ConfigurationError, match="prox_grad: expected live or detached, got on"):
         PromptProx(2, ["a", "b"], clip, prox_grad="on")  # type: ignore[arg-type]

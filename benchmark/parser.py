@@ -1,0 +1,280 @@
+"""What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
+
+import inspect
+import re
+import sys
+from argparse import ArgumentError
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from pydoc import locate
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import Namespace, get_loader, set_loader
+from lightning.pytorch.cli import LightningArgumentParser
+
+import datamodules
+import methods
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
+from benchmark.ranges import expected
+from benchmark.yaml_files import check_yaml, read_mapping
+from datamodules.partition import Partition
+from datamodules.source import ImageSource
+
+#: Where a class is chosen by name, and what it must derive from.
+CHOICES: dict[str, type] = {"model": FederatedMethod, "data.source": ImageSource, "data.partition": Partition}
+
+#: What a method must know of the data, and takes from there.
+LINKED = ("num_classes", "num_clients", "class_names")
+
+#: Options of earlier versions, which the configurations of their runs hold as null.
+RETIRED = ("optimizer", "lr_scheduler")
+
+REQUIRED = "the following arguments are required: "
+#: what jsonargparse says of a class_path that is a number, and of init_args that are a list
+NO_CLASS = ("is not iterable", "Not a valid subclass", "has no attribute 'keys'")
+NOT_GIVEN = "must be given, there is no default"
+
+
+class FederatedParser(LightningArgumentParser):
+    """Reports what was wrong with an option in one line, by its whole name and with what would be right."""
+
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
+        """Read a configuration file that :func:`check_file` found to be one."""
+        check_file(Path(path))
+        return super().parse_path(path, *args, **kwargs)
+
+    def parse_args(self, args: Any = None, *more: Any, **kwargs: Any) -> Any:
+        """Read a command line, after the files that it names in place of settings."""
+        given = iter(sys.argv[1:] if args is None else args)
+        for argument in given if self.exit_on_error else ():
+            name, _, value = argument.partition("=")
+            if name in ("--data", "--trainer"):
+                value = value or next(given, "")
+                if not value.startswith("{"):
+                    check_file(Path(value), name.removeprefix("--"))
+        return super().parse_args(args, *more, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what the command line prints.
+
+        Raises:
+            ConfigurationError: from the parser of a command.
+            _RefusedError: from the parser of one class's arguments; the parser around it knows where that class stands.
+        """
+        refused = self._refused(message, ex)
+        if not self.exit_on_error:
+            raise refused from ex
+        raise ConfigurationError(refused.line()) from ex
+
+    def _known(self) -> list[str]:
+        """The options of a run, or of a class."""
+        others = ("help", "print_config", "print_shtab", *RETIRED)
+        return [action.dest for action in self._actions if action.dest not in others]
+
+    def _refused(self, message: str, ex: BaseException | None) -> "_RefusedError":
+        unknown = re.match(r"Option '([\w.]+)' is not accepted|unrecognized arguments: --([\w.]+)", message)
+        if unknown:  # of the whole command line, or of the class whose arguments this parser reads
+            return _RefusedError([unknown[1] or unknown[2]], known=self._known())
+        if message.startswith(REQUIRED):
+            return _RefusedError(message.removeprefix(REQUIRED).split(", "), NOT_GIVEN)
+        found = re.match(r'Parser key "([\w.]+)"', message)
+        key = found[1] if found else ""
+        if key in RETIRED:
+            return _RefusedError([key], known=self._known())
+        name = re.search(r"Problem with given class_path '(.+?)'|Expected a dot import path string: (\S+)", message)
+        if name and key in CHOICES and (name[2] or _is_base(name[1])):
+            return _RefusedError([key], not_to_choose(name[1] or name[2], CHOICES[key]))
+        for cause in _causes(ex):
+            if isinstance(cause, _RefusedError):
+                return cause.below(key)
+            if isinstance(cause, ModuleNotFoundError):
+                return _RefusedError([key], f"{cause}; put the folder of your module on PYTHONPATH")
+        if any(said in message for said in NO_CLASS):
+            return _RefusedError([key], "expected the name of a class, or its class_path with a mapping of init_args")
+        if name and name[2]:
+            return _RefusedError([key], f"there is no {name[2]!r}; expected the dotted path of a class")
+        value = re.search(r"G(?:iven|ot) value: ((?!NestedArg|Namespace|[{\[]).{1,80})$", message, re.MULTILINE)
+        hints = [getattr(action, "_typehint", None) for action in self._actions if action.dest == key]
+        takes = expected(hints[0]) if hints else None
+        if takes:
+            given = "" if not value else ", got null" if value[1] == "None" else f", got {value[1]}"
+            return _RefusedError([key], f"expected {takes}{given}")
+        lines = (line.strip(" -") for line in re.sub(r'Parser key "[\w.]+":?', "", message).splitlines())
+        noise = ("Given value", "Expected a <class 'NoneType'>", "Does not validate", "Subtypes:", "Errors:")
+        said = "; ".join(line for line in lines if line and not line.startswith(noise))
+        return _RefusedError([key] if key else [], said + (f"; got {value[1]}" if value else ""))
+
+
+class _RefusedError(ArgumentError):
+    """Options that a parser refuses, by the names that they have in it.
+
+    Args:
+        options: what is refused; empty where it is no single option.
+        reason: what is wrong with them.
+        known: the options that there are, where one is refused since there is no such option.
+    """
+
+    def __init__(self, options: Sequence[str], reason: str = "", known: Sequence[str] | None = None) -> None:
+        super().__init__(None, reason)
+        self.options = options
+        self.reason = reason
+        self.known = known
+
+    def below(self, place: str) -> "_RefusedError":
+        """The same from the parser that holds the class at ``place``."""
+        known = None if self.known is None else [f"{place}.init_args.{name}" for name in self.known]
+        known = None if known is None else [name for name in known if name not in _linked_options()]
+        return _RefusedError([f"{place}.init_args.{name}" for name in self.options] or [place], self.reason, known)
+
+    def line(self) -> str:
+        """What the command line prints."""
+        if self.known is None:
+            return f"{', '.join(self.options)}{': ' if self.options else ''}{self.reason}"
+        return f"there is no option {self.options[0]!r}; {_instead(self.options[0], self.known)}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it was made of, the last first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _instead(given: str, known: Sequence[str]) -> str:
+    """What to write in place of an option that does not exist: those like it, else all that stand there."""
+    place, found, name = given.rpartition("init_args.")
+    here = {option.removeprefix(place + found): option for option in known}
+    last = name.rpartition(".")[2]
+    like = [short for short in here if short.rpartition(".")[2] == last] or get_close_matches(name, here, cutoff=0.8)
+    if like:
+        return f"did you mean {' or '.join(here[short] for short in like[:5])}?"
+    options = sorted({place + found + short.partition(".")[0] for short in here})
+    return f"expected one of {', '.join(options)}" if options else f"{place.removesuffix('.')} takes no options"
+
+
+def _linked_options() -> set[str]:
+    return {f"model.init_args.{name}" for name in LINKED}
+
+
+# ---------------------------------------------------------------------------------------------------- classes by name
+
+
+def _is_base(class_path: str) -> bool:
+    """Whether a class is there for others to derive from, and no method, source or partition itself."""
+    named = locate(class_path)
+    of_the_project = getattr(named, "__module__", "").partition(".")[0] in ("benchmark", "methods", "datamodules")
+    public = (*methods.__all__, *datamodules.__all__)
+    return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
+
+
+def not_to_choose(given: str, base: type) -> str:
+    """Why a name is not that of a class to choose, and which names are."""
+    names = sorted(child.__name__ for child in _below(base) if not _is_base(f"{child.__module__}.{child.__name__}"))
+    why = f"{given} is a base of others" if _is_base(given) else f"there is no {given!r}"
+    return f"{why}; expected one of {', '.join(names)}, or the dotted path of a class of your own"
+
+
+def _below(base: type) -> set[type]:
+    """All known classes that derive from ``base``."""
+    children: list[type] = base.__subclasses__()
+    return {*children}.union(*map(_below, children))
+
+
+def check_classes(config: Namespace) -> None:
+    """Refuse what only shows when a configuration is whole.
+
+    Raises:
+        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, or none
+            where a class has no default.
+    """
+    for place, base in CHOICES.items():
+        if _is_base(config[place].class_path):
+            raise ConfigurationError(f"{place}: {not_to_choose(config[place].class_path, base)}")
+    for name in LINKED:
+        if config.model.get("init_args", Namespace()).get(name) is not None:
+            raise ConfigurationError(f"model.init_args.{name} comes from the data and is not given; leave it out")
+    _check_given(config.as_dict(), "")
+
+
+def _check_given(value: Any, place: str) -> None:
+    """Refuse a class's argument without type and without default that is not given: it would arrive as None."""
+    if isinstance(value, list):
+        for number, entry in enumerate(value):
+            _check_given(entry, f"{place}[{number}]")
+    if not isinstance(value, dict):
+        return
+    named: Any = locate(value["class_path"]) if isinstance(value.get("class_path"), str) else None
+    if inspect.isclass(named):
+        given = value.get("init_args") or {}
+        for name, parameter in list(inspect.signature(named.__init__).parameters.items())[1:]:
+            bare = parameter.annotation is parameter.default is inspect.Parameter.empty
+            option = f"{place}.init_args.{name}"
+            open_ = bare and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and given.get(name) is None
+            if open_ and option not in _linked_options():
+                raise ConfigurationError(f"{option}: {NOT_GIVEN}")
+    for name, entry in value.items():
+        _check_given(entry, f"{place}.{name}" if place else str(name))
+
+
+# ------------------------------------------------------------------------------------------------- configuration files
+
+
+def check_file(path: Path, place: str = "", inside: tuple[Path, ...] = ()) -> None:
+    """Refuse a file that is no configuration, by its name, and so the files that it names.
+
+    Args:
+        path: of a YAML file.
+        place: the option whose value it holds, such as ``data``; empty for a whole configuration.
+        inside: the files that name this one.
+
+    Raises:
+        ConfigurationError: it cannot be read as a mapping (see :func:`read_mapping`), contains itself, or gives what is
+            no name as the name of a class.
+    """
+    if path.resolve() in inside:
+        raise ConfigurationError(f"{path} contains itself")
+    _check_entries(read_mapping(path), place, path, (*inside, path.resolve()))
+
+
+def _check_entries(value: Any, place: str, path: Path, inside: tuple[Path, ...]) -> None:
+    if isinstance(value, list):
+        for entry in value:
+            _check_entries(entry, place, path, inside)
+    if isinstance(value, str) and _is_file(value, place, path):
+        check_file(path.parent / value, place, inside)
+    if not isinstance(value, dict):
+        return
+    for key, entry in value.items():
+        option = f"{place}.{key}" if place else str(key)
+        if key == "class_path" and not isinstance(entry, str):
+            raise ConfigurationError(f"{path}: {option}: expected the name of a class, got {str(entry)[:80]}")
+        if option == "data.seed":
+            raise ConfigurationError(f"{path}: data.seed comes from seed_everything; give that in its place")
+        _check_entries(entry, option, path, inside)
+
+
+def _is_file(value: str, place: str, path: Path) -> bool:
+    """Whether a text is the name of a configuration file, seen from the file in which it stands."""
+    return place in ("data", "trainer") or (value.endswith((".yaml", ".yml")) and (path.parent / value).is_file())
+
+
+_load = get_loader("yaml")
+
+
+def load(text: str) -> Any:
+    """What a value on the command line, or of a configuration file, stands for.
+
+    Raises:
+        ConfigurationError: it means something else than its reader sees (see :func:`check_yaml`).
+        yaml.YAMLError: it is a text and no YAML.
+    """
+    if text == "None":  # what jsonargparse makes of a null for an argument of a class
+        return None
+    check_yaml(text, repr(text if len(text) < 60 else text[:60] + "..."))
+    return _load(text)
+
+
+set_loader("yaml", load, exceptions=(yaml.YAMLError,))

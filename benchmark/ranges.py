@@ -1,0 +1,192 @@
+"""Numbers that a constructor takes, as types: what is out of range is refused where it is declared, for everybody.
+
+The command line reads these types and refuses by the option's name what does not fit. :func:`checked` and
+:class:`Checked` refuse the same to whoever calls the constructor in Python.
+"""
+
+import functools
+import inspect
+import math
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import PlainValidator, TypeAdapter, ValidationError
+
+from benchmark.errors import ConfigurationError
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers of a kind from ``least`` to ``most``; called, it gives a value as such a number.
+
+    Attributes:
+        kind: ``int`` or ``float``.
+        least: the smallest number, or what all of them lie above.
+        most: the largest number, or what all of them lie below.
+        above: ``least`` itself is none of them.
+        below: ``most`` itself is none of them.
+    """
+
+    kind: type[int] | type[float]
+    least: float
+    most: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __str__(self) -> str:
+        said = f"a {'whole ' if self.kind is int else ''}number "
+        said += f"above {self.least:,}" if self.above else f"from {self.least:,}"
+        if self.most == math.inf:
+            return said if self.above else f"{said} on"
+        if self.below:
+            return f"{said if self.above else f'{said} on'} and below {self.most:,}"
+        return f"{said} and at most {self.most:,}" if self.above else f"{said} to {self.most:,}"
+
+    def __call__(self, value: Any) -> Any:
+        """The number that a value is; of a text, as on a command line, the number that stands there.
+
+        Raises:
+            ValueError: it is none, or out of range.
+        """
+        number = value if type(value) is self.kind else self._converted(value)
+        large = number > self.least if self.above else number >= self.least
+        small = number < self.most if self.below else number <= self.most
+        if large and small and math.isfinite(number):
+            return number
+        raise ValueError(f"expected {self}, got {str(value)[:80]}")
+
+    def _converted(self, value: Any) -> Any:
+        """NaN where the value is no number of this kind: it lies in no range."""
+        numbers = (Integral, str) if self.kind is int else (Real, str)
+        is_one = isinstance(value, numbers) and not isinstance(value, bool)
+        try:
+            return self.kind(value) if is_one else math.nan
+        except (ValueError, OverflowError):
+            return math.nan
+
+
+NonNegativeFloat = Annotated[float, PlainValidator(Range(float, 0))]
+PositiveFloat = Annotated[float, PlainValidator(Range(float, 0, above=True))]
+#: from 0 to 1, and the same without one or both ends
+UnitInterval = Annotated[float, PlainValidator(Range(float, 0, 1))]
+AboveZero = Annotated[float, PlainValidator(Range(float, 0, 1, above=True))]
+BelowOne = Annotated[float, PlainValidator(Range(float, 0, 1, below=True))]
+InsideUnit = Annotated[float, PlainValidator(Range(float, 0, 1, above=True, below=True))]
+
+NonNegativeInt = Annotated[int, PlainValidator(Range(int, 0, 10**9))]
+PositiveInt = Annotated[int, PlainValidator(Range(int, 1, 10**9))]
+#: clients are named one by one before anything else is known of them
+NumClients = Annotated[int, PlainValidator(Range(int, 1, 10**6))]
+#: what a network holds side by side, such as a prompt's tokens: attention grows with the square
+Few = Annotated[int, PlainValidator(Range(int, 1, 1000))]
+FewOrNone = Annotated[int, PlainValidator(Range(int, 0, 1000))]
+#: pixels of an image's side, or units of a layer
+Size = Annotated[int, PlainValidator(Range(int, 1, 10**4))]
+#: of a Dirichlet distribution; smaller is more skewed, 0.1 to 1 is usual, and NumPy draws zeros from far larger ones
+Concentration = Annotated[float, PlainValidator(Range(float, 0, 10**6, above=True))]
+#: what NumPy and torch take
+Seed = Annotated[int, PlainValidator(Range(int, 0, 2**32 - 1))]
+
+
+def checked(cls: C) -> C:
+    """Class decorator: the constructor refuses arguments out of the range of their types.
+
+    Checked are numbers of this module and ``Literal``, alone, in unions with each other, None and bool, and in tuples.
+    They arrive as what the types say, an int as a float for example. Other types are as Python leaves them.
+
+    Raises:
+        ConfigurationError: from the constructor; names class and argument.
+    """
+    constructor = cls.__init__  # type: ignore[misc]
+    names = list(inspect.signature(constructor).parameters)[1:]
+
+    @functools.wraps(constructor)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        checks, kind = _checks(constructor), type(self).__name__
+        args = (*(_taken(kind, checks, *given) for given in zip(names, args, strict=False)), *args[len(names) :])
+        constructor(self, *args, **{name: _taken(kind, checks, name, value) for name, value in kwargs.items()})
+
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+class Checked:
+    """Base of classes whose constructors, and those of classes that derive from them, are :func:`checked`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            checked(cls)
+
+
+def check_fields(instance: Any) -> None:
+    """Refuse a dataclass that is made too often to be :func:`checked` each time, and whose types are the same.
+
+    Raises:
+        ConfigurationError: names class and field.
+    """
+    checks = _checks(type(instance).__init__)
+    for name in checks:
+        _taken(type(instance).__name__, checks, name, getattr(instance, name))
+
+
+@dataclass(frozen=True)
+class _Check:
+    adapter: TypeAdapter[Any]
+    expected: str
+
+
+def _taken(kind: str, checks: dict[str, _Check], name: str, value: Any) -> Any:
+    if name not in checks:
+        return value
+    try:
+        return checks[name].adapter.validate_python(value)
+    except ValidationError as error:
+        raise ConfigurationError(f"{kind}: {name}: expected {checks[name].expected}, got {str(value)[:80]}") from error
+
+
+@functools.cache
+def _checks(constructor: Callable[..., Any]) -> dict[str, _Check]:
+    """A check for each argument that has one."""
+    try:
+        hints = get_type_hints(constructor, include_extras=True)
+    except NameError:  # a type that is imported for type checkers alone
+        hints = {name: hint for name, hint in constructor.__annotations__.items() if not isinstance(hint, str)}
+    taken = {name: hint for name, hint in hints.items() if name != "return" and _is_checked(hint)}
+    return {name: _Check(TypeAdapter(hint), str(expected(hint))) for name, hint in taken.items()}
+
+
+def _is_checked(hint: Any) -> bool:
+    """Whether a type is of those that :func:`checked` checks."""
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        parts = [part for part in get_args(hint) if part not in (type(None), bool, Ellipsis)]
+        return bool(parts) and all(map(_is_checked, parts))
+    return get_origin(hint) is Literal or _range(hint) is not None
+
+
+def _range(hint: Any) -> Range | None:
+    metadata = [part.func for part in getattr(hint, "__metadata__", ()) if isinstance(part, PlainValidator)]
+    return next((part for part in metadata if isinstance(part, Range)), None)
+
+
+#: what types without bounds are called
+WORDS = {type(None): "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def expected(hint: Any) -> str | None:
+    """In words, which values a type takes; None of one that takes others than numbers, texts and the like."""
+    if (found := _range(hint)) is not None:
+        return str(found)
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    parts = [expected(part) for part in get_args(hint) if part is not Ellipsis]
+    if get_origin(hint) in (Union, types.UnionType) and None not in parts:
+        return " or ".join(map(str, parts))
+    if get_origin(hint) in (tuple, list) and len(set(parts)) == 1 and parts[0] is not None:
+        return f"a list, each of it {parts[0]}"
+    return WORDS.get(hint) if isinstance(hint, type) else None
