@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
@@ -36,7 +37,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
 
     folder = Path(run_dir)
     config = read_mapping(folder / "config.yaml")
-    checkpoint = folder / "checkpoints" / "last.ckpt"
+    checkpoint = last_checkpoint(folder)
     if not checkpoint.is_file():
         raise ConfigurationError(
             f"{folder} has kept no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
