@@ -1,11 +1,12 @@
-"""Writes the record of a run: metrics of every round as they come, everything else when the run ends."""
+"""Writes the record of a run: metrics of every evaluation as they come, everything else when the run ends."""
 
 import json
 import resource
 import sys
 import time
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,17 +15,33 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.errors import ConfigurationError
+from benchmark.evaluations import (
+    has_evaluations,
+    read_evaluations,
+    remove_evaluations,
+    remove_merged,
+    sha256_of,
+    write_evaluation,
+)
 from benchmark.results import (
+    PARTS,
     RESULT_FREE_KEYS,
     RunRecord,
     environment,
     is_finished,
     manifest_hash,
-    write_parquet,
+    read_table,
+    rows_sha256,
     write_record,
 )
 from benchmark.source_code import code_of, combined
 from datamodules.manifest import write_manifest
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
+
+#: per round, point, split and metric: one value per client
+Values = dict[tuple[int, str, str, str], torch.Tensor]
 
 
 def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
@@ -56,7 +73,8 @@ def _path(entry: object) -> str:
 class Recorder(Callback):
     """Collects client x round x metric, logs the averages, and writes the run's record.
 
-    The collected numbers are part of the checkpoint, so that a resumed run ends with the same table as an
+    With a run directory each evaluation is a file there (:mod:`benchmark.evaluations`), and a checkpoint only counts
+    and hashes them; without, the checkpoint holds them all. So a resumed run ends with the same table as an
     uninterrupted one.
 
     Args:
@@ -67,11 +85,16 @@ class Recorder(Callback):
     def __init__(self, run_dir: str | None = None, config: dict[str, Any] | None = None) -> None:
         self.run_dir = Path(run_dir) if run_dir else None
         self.config = config
-        #: per round, point, split and metric: one value per client
-        self.values: dict[tuple[int, str, str, str], torch.Tensor] = {}
+        #: per round, point, split and metric one value per client; with a run directory of the last evaluation alone
+        self.values: Values = {}
+        #: with a run directory: per evaluated round the sha256 of its rows
+        self.evaluations: dict[int, str] = {}
         self.seconds = {"total": 0.0, "training": 0.0, "evaluation": 0.0}
         #: by module the hash of its source, of the rounds so far
         self.code: dict[str, str] = {}
+        self._reports: dict[str, torch.Tensor] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._beside = Path()
         self._began = 0.0
         self._evaluation_began = 0.0
 
@@ -87,7 +110,12 @@ class Recorder(Callback):
             write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, note the code, and tell the loggers what to group this run by."""
+        """Find the evaluations so far, start the clock, note the code, and tell the loggers what to group this run by.
+
+        Raises:
+            ConfigurationError: the evaluations that the checkpoint counts are not there, or are others.
+        """
+        self._take_up(pl_module)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         method: Any = pl_module
         parts = (method, method.server, data, data.source, data.partition)
@@ -101,8 +129,8 @@ class Recorder(Callback):
         }
         for logger in trainer.loggers:
             logger.log_hyperparams(names)
-            if isinstance(logger, CSVLogger) and method.server.finished_rounds:  # it begins a new file in every process
-                self._log_rounds_before(logger)
+            if isinstance(logger, CSVLogger) and (self.values or self.evaluations):
+                self._log_rounds_before(logger)  # it begins a new file in every process
         self._began = time.perf_counter()
 
     def _log_rounds_before(self, logger: CSVLogger) -> None:
@@ -131,18 +159,24 @@ class Recorder(Callback):
     def _collect(self, trainer: Trainer, method: Any) -> None:
         round = method.server.finished_rounds
         averages = {}
+        found: Values = {}
         for (point, split), scores in method.scores.items():
             for metric, values in scores.compute().items():
                 values = values.cpu()
-                self.values[round, point, split, metric] = values
+                found[round, point, split, metric] = values
                 averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
                 if metric == "accuracy":
                     averages[f"{split}/{point}/worst_accuracy"] = values[~values.isnan()].min().item()
         for name, values in method.reports.items():
             if not values.isnan().all():
-                self.values[round, "local", "train", name] = values.clone()
+                found[round, "local", "train", name] = values.clone()
                 averages[f"train/{name}"] = values.nanmean().item()
         method.reports.clear()
+        if self.run_dir is None or trainer.state.fn != TrainerFn.FITTING:
+            self.values |= found
+        elif found:
+            self.values = found
+            self.evaluations[round] = write_evaluation(self.run_dir, round, _table(found))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         for logger in trainer.loggers:
             logger.log_metrics(averages, step=round)
@@ -150,24 +184,7 @@ class Recorder(Callback):
 
     def metrics(self) -> Any:
         """The long table: round, client, point, split, metric, value (a pandas DataFrame)."""
-        import pandas as pd
-
-        parts = [
-            pd.DataFrame(
-                {
-                    "round": round,
-                    "client": range(len(values)),
-                    "point": point,
-                    "split": split,
-                    "metric": metric,
-                    "value": values.numpy(),
-                }
-            )
-            for (round, point, split, metric), values in sorted(self.values.items())
-        ]
-        table = pd.concat(parts, ignore_index=True)
-        # A client that did not take part has nothing to report.
-        return table[(table["split"] != "train") | table["value"].notna()].reset_index(drop=True)
+        return _table(self.values) if self.run_dir is None else read_table(self.run_dir / PARTS)
 
     def print_scores(self, client_names: list[str]) -> None:
         """Print a table of clients x metrics for everything that was evaluated last."""
@@ -186,9 +203,7 @@ class Recorder(Callback):
             Console().print(table)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the table on disk up to date, round by round."""
-        if self.run_dir and self.values:
-            write_parquet(self.run_dir / "metrics.parquet", self.metrics())
+        """Book the round's seconds."""
         now = time.perf_counter()
         self.seconds["total"] += now - self._began
         self._began = now
@@ -203,7 +218,7 @@ class Recorder(Callback):
         timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
         out_of_time = any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
         complete = rounds >= (trainer.max_epochs or 0) or (trainer.should_stop and not out_of_time)
-        if self.run_dir is None or not complete or not self.values or trainer.interrupted:
+        if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
@@ -236,6 +251,7 @@ class Recorder(Callback):
             ),
             self.metrics(),
         )
+        remove_merged(self.run_dir)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """The time that is left counts anew in every process, or a run that it stopped could never go on."""
@@ -248,6 +264,7 @@ class Recorder(Callback):
             ConfigurationError: the run is another one, or can't go on from there.
         """
         trainer.num_sanity_val_steps = 0
+        self._beside = Path(str(trainer.ckpt_path)).absolute().parents[1]
         if trainer.state.fn == TrainerFn.FITTING:
             self.refuse_other_run(trainer.max_epochs or 0, pl_module, checkpoint)
 
@@ -280,12 +297,18 @@ class Recorder(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The table as tensors: one row of values per (round, point, split, metric)."""
+        """What the evaluations so far are, the reports since the last one, the clock, configuration and code."""
+        state: dict[str, Any] = {
+            "reports": dict(self._reports),
+            "seconds": dict(self.seconds),
+            "config": json.dumps(self.config, default=str),
+            "code": dict(self.code),
+        }
+        if self.run_dir is not None:
+            return state | {"evaluations": len(self.evaluations), "sha256": sha256_of(self.evaluations)}
         keys = sorted(self.values)
         values = torch.stack([self.values[key] for key in keys]) if keys else torch.zeros(0, 0)
-        config = json.dumps(self.config, default=str)
-        seconds, code = dict(self.seconds), dict(self.code)
-        return {"keys": json.dumps(keys), "values": values, "seconds": seconds, "config": config, "code": code}
+        return state | {"keys": json.dumps(keys), "values": values}
 
     def refuse_other_configuration(self, state_dict: dict[str, Any]) -> None:
         """Compare the configuration with the one that the state of a checkpoint names.
@@ -306,14 +329,71 @@ class Recorder(Callback):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the table of the rounds before.
+        """Restore clock and code; the evaluations are taken up when training starts.
 
         Raises:
             ConfigurationError: the checkpoint was made with another configuration.
         """
         self.refuse_other_configuration(state_dict)
-        self.values = {
-            tuple(key): values for key, values in zip(json.loads(state_dict["keys"]), state_dict["values"], strict=True)
-        }
+        self._loaded = state_dict
         self.seconds = dict(state_dict["seconds"])
         self.code = dict(state_dict.get("code", {}))  # checkpoints of before do not name it
+
+    def _take_up(self, method: Any) -> None:
+        """Go on where the checkpoint was made, or where this process last trained, or begin."""
+        before, self._loaded = self._loaded, None
+        count, sha256, source = len(self.evaluations), sha256_of(self.evaluations), self.run_dir
+        if before is not None:
+            if ("values" in before) != (self.run_dir is None):
+                raise ConfigurationError(
+                    "the checkpoint's metrics are "
+                    + ("in the checkpoint itself" if "values" in before else "files of its run directory")
+                    + f", and this run keeps its own in {self.run_dir or 'memory'}; continue it as it was begun"
+                )
+            method.reports.update(before["reports"])
+            if self.run_dir is None:
+                keys = map(tuple, json.loads(before["keys"]))
+                self.values = dict(zip(keys, before["values"], strict=True))
+            else:
+                count, sha256 = before["evaluations"], before["sha256"]
+                source = self._beside if has_evaluations(self._beside) else self.run_dir
+        self._reports = method.reports
+        if self.run_dir is not None and source is not None:
+            self._take_up_files(self.run_dir, source, count, sha256)
+
+    def _take_up_files(self, run_dir: Path, source: Path, count: int, sha256: str) -> None:
+        """Have the first ``count`` evaluations that lie in ``source`` in the run's directory, and no others."""
+        found = {round: rows_sha256(table) for round, table in islice(read_evaluations(source), count)}
+        if sha256_of(found) != sha256:
+            raise ConfigurationError(
+                f"the checkpoint was made after {count} evaluations, and in {source} are "
+                + (f"{len(found)}" if len(found) < count else "others")
+                + f"; put back {PARTS}/ or metrics.parquet as they were beside it, or start without --ckpt_path"
+            )
+        if not source.samefile(run_dir) or (run_dir / "metrics.parquet").exists():
+            for round, table in islice(read_evaluations(source), count):
+                write_evaluation(run_dir, round, table)
+        self.evaluations = found
+        remove_evaluations(run_dir, found)
+
+
+def _table(found: Values) -> "pd.DataFrame":
+    """The long table of some evaluations: round, client, point, split, metric, value."""
+    import pandas as pd
+
+    parts = [
+        pd.DataFrame(
+            {
+                "round": round,
+                "client": range(len(values)),
+                "point": point,
+                "split": split,
+                "metric": metric,
+                "value": values.numpy(),
+            }
+        )
+        for (round, point, split, metric), values in sorted(found.items())
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    # A client that did not take part has nothing to report.
+    return table[(table["split"] != "train") | table["value"].notna()].reset_index(drop=True)

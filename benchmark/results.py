@@ -4,7 +4,8 @@ A run directory holds
 
 * ``config.yaml``: the resolved configuration,
 * ``manifest.json``: the partition of the data over the clients,
-* ``metrics.parquet``: the long table client x round x metric (see :data:`COLUMNS`),
+* ``metrics.parquet``: the long table client x round x metric (see :data:`COLUMNS`); while the run goes on, a table of
+  the same columns for each evaluated round in the folder ``metrics``,
 * ``checkpoints/last.ckpt``: for resuming only,
 * ``record.json``: everything else. It is written last and atomically, so that a run is finished exactly when this
   file is there.
@@ -39,7 +40,8 @@ if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not w
 
 SCHEMA = 1
 LOWER_IS_BETTER = ("loss",)
-COLUMNS = ("round", "client", "point", "split", "metric", "value")
+NAMED = {"point": POINTS, "split": SPLITS, "metric": METRICS}
+COLUMNS = ("round", "client", *NAMED, "value")
 """Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
 the server holds after the round plus the client's own state; "local": the client's state at the end of its local
 training, before aggregation), split ("test": the client's own test images; "val"; "new": of clients that never train;
@@ -47,6 +49,9 @@ the further splits of base-to-novel partitions; "train": what local training rep
 :data:`METRICS`, and for "train" what the method names), value float64 (accuracies are fractions, 0 to 1). A client
 that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
 FILES = ("config.yaml", "manifest.json", "metrics.parquet")
+PARTS = "metrics"
+"""Folder of the tables of a run that goes on, one for each evaluated round; where ``metrics.parquet`` is, it is the
+whole table and they count for nothing."""
 KEPT_MANIFEST_BYTES = 150_000
 
 # A key of one of these names, at any depth of the configuration, cannot change a result.
@@ -125,16 +130,17 @@ def write_parquet(path: Path, metrics: "pd.DataFrame") -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = _checked(metrics).sort_values(list(COLUMNS[:-1]), ignore_index=True)
+    table = _in_order(metrics)
     category = pa.dictionary(pa.int8(), pa.string())
     arrays = [
         pa.array(table["round"].to_numpy(), pa.int32()),
         pa.array(table["client"].to_numpy(), pa.int32()),
         *(
             pa.DictionaryArray.from_arrays(
-                pa.array(table[column].map(names.index).to_numpy(dtype="int8")), pa.array(names, pa.string())
+                pa.array(table[column].cat.codes.to_numpy(), pa.int8()),
+                pa.array(list(table[column].cat.categories), pa.string()),
             )
-            for column, names in ((c, sorted(set(table[c]))) for c in ("point", "split", "metric"))
+            for column in NAMED
         ),
         pa.array(table["value"].to_numpy(), pa.float64(), from_pandas=False),
     ]
@@ -145,27 +151,64 @@ def write_parquet(path: Path, metrics: "pd.DataFrame") -> None:
     _replace(path, sink.getvalue().to_pybytes())
 
 
+def rows_sha256(metrics: "pd.DataFrame") -> str:
+    """sha256 of a metrics table's rows, in whatever order they come and whichever library wrote them.
+
+    Raises:
+        ValueError: as :func:`write_parquet`.
+    """
+    table = _in_order(metrics)
+    digest = hashlib.sha256()
+    for name in COLUMNS:
+        column = table[name]
+        if name in NAMED:
+            digest.update(canonical(list(column.cat.categories)))
+            column = column.cat.codes
+        digest.update(column.to_numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _in_order(metrics: "pd.DataFrame") -> "pd.DataFrame":
+    """The checked rows in the order of a file, and of the categories those that occur."""
+    table = _checked(metrics).sort_values(list(COLUMNS[:-1]), ignore_index=True)
+    for name in NAMED:
+        table[name] = table[name].cat.remove_unused_categories()
+    return table
+
+
 def _checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
-    """The table with plain columns; see :func:`write_parquet` for what is refused."""
+    """The table with plain columns, names as categories in alphabetical order; what is refused: :func:`write_parquet`.
+
+    A table can have millions of rows, so nothing here looks at them one by one.
+    """
+    import numpy as np
+    import pandas as pd
+
     if sorted(metrics.columns) != sorted(COLUMNS):
         raise ValueError(f"a metrics table has the columns {', '.join(COLUMNS)}, got {', '.join(metrics.columns)}")
     table = metrics[list(COLUMNS)].astype({"round": "int32", "client": "int32", "value": "float64"})
-    of_training = table["split"].astype("str") == "train"
-    for column, names in (("point", POINTS), ("split", SPLITS), ("metric", METRICS)):
-        table[column] = table[column].astype("str")
+    for column in NAMED:
+        table[column] = pd.Categorical(table[column].astype("str"))
+    of_training = table["split"] == "train"
+    for column, names in NAMED.items():
         named = table[column][~of_training] if column == "metric" else table[column]
-        unknown = sorted(set(named) - set(names))
+        unknown = sorted({str(name) for name in named.unique()} - set(names))
         if unknown:
             raise ValueError(f"{column} is one of {', '.join(names)}, got {', '.join(unknown)}")
     if len(table) and (table[["round", "client"]] < 0).any(axis=None):
         raise ValueError("rounds and clients are counted from 0, got a negative one")
-    unknown_accuracy = table[(table["metric"] == "accuracy") & table["value"].isna()]
-    if len(unknown_accuracy):
+    # Where a row belongs, as one number: a table has fewer than 2^63 places.
+    place = table["round"].to_numpy("int64")
+    for column in ("client", "point", "split"):
+        codes = (table[column].cat.codes if column in NAMED else table[column]).to_numpy("int64")
+        place = place * (codes.max(initial=0) + 1) + codes
+    unknown_accuracy = (table["metric"] == "accuracy") & table["value"].isna()
+    if unknown_accuracy.any():
         # An accuracy of 0 / 0: this client was not evaluated there, so it has no other score either.
-        place = ["round", "client", "point", "split"]
-        absent = table.set_index(place).index.isin(unknown_accuracy.set_index(place).index)
-        table = table[~absent].reset_index(drop=True)
-    twice = table.duplicated(list(COLUMNS[:-1]))
+        known = ~np.isin(place, place[unknown_accuracy])
+        table, place = table[known].reset_index(drop=True), place[known]
+    metric = table["metric"].cat.codes.to_numpy("int64")
+    twice = pd.Series(place * (metric.max(initial=0) + 1) + metric).duplicated().to_numpy()
     if twice.any():
         row = table[twice].iloc[0]
         raise ValueError(f"there twice: {', '.join(f'{name} {row[name]}' for name in COLUMNS[:-1])}")
@@ -280,7 +323,7 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
     table = _checked(metrics)
     _check_clients(table, test_sizes)
     summary: dict[str, Any] = {}
-    for (point, split, metric), part in table.groupby(["point", "split", "metric"], sort=True):
+    for (point, split, metric), part in table.groupby(list(NAMED), sort=True, observed=True):
         pool = split == "test" and metric == "accuracy"
         rounds, values = _by_round(part, test_sizes)
         series = _statistics(values, str(metric), np.asarray(test_sizes) if pool else None)
@@ -614,15 +657,10 @@ class StoredRun:
         """The long table, columns as in :data:`COLUMNS`; of every client that the record names, and of no other."""
         import pandas as pd
 
-        path = self.folder / "metrics.parquet"
-        try:
+        with _readable(self.folder / "metrics.parquet"):
             table = _checked(pd.read_parquet(io.BytesIO(self.content("metrics.parquet"))))
             _check_clients(table, self.record.test_sizes)
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-            raise ConfigurationError(
-                f"{path} is not a readable metrics table: {' '.join(str(error).split())}"
-            ) from error
-        return table
+        return table.astype(dict.fromkeys(NAMED, "str"))
 
     @functools.cached_property
     def partition(self) -> dict[str, Any] | None:
@@ -773,6 +811,30 @@ def read_metrics(run_dir: str | Path) -> "pd.DataFrame":
         ConfigurationError: the run is not finished, or the table is not the one that it wrote.
     """
     return stored_run(run_dir).metrics
+
+
+def read_table(path: Path) -> "pd.DataFrame":
+    """A metrics table, columns as in :data:`COLUMNS`.
+
+    Args:
+        path: of a file, or of a folder of such files.
+
+    Raises:
+        ConfigurationError: the file is missing or is no metrics table.
+    """
+    import pandas as pd
+
+    with _readable(path):
+        return _checked(pd.read_parquet(path)).astype(dict.fromkeys(NAMED, "str"))
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Name the metrics table that is not one."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ConfigurationError(f"{path} is not a readable metrics table: {' '.join(str(error).split())}") from error
 
 
 def _same(left: Any, right: Any) -> bool:
