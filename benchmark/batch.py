@@ -137,12 +137,13 @@ def _filling(
 ) -> list[tuple[int, ...]]:
     """Cohorts of as many clients as the most images of their first one, and so of each, fit into a step."""
     sizes = {client: max(len(lists[client]) for lists in held_out.values()) for client in clients}
-    left = sorted(clients, key=lambda client: (-sizes[client], client))
+    ordered = sorted(clients, key=lambda client: (-sizes[client], client))
     made: list[tuple[int, ...]] = []
-    while left:
-        together = min(most_clients, max(1, batch_size // max(sizes[left[0]], 1)))
-        made.append(tuple(left[:together]))
-        left = left[together:]
+    begin = 0
+    while begin < len(ordered):
+        together = min(most_clients, max(1, batch_size // max(sizes[ordered[begin]], 1)))
+        made.append(tuple(ordered[begin : begin + together]))
+        begin += together
     return made
 
 
@@ -325,19 +326,22 @@ class EvaluationPlan(Dataset[ClientBatch]):
         for position, step in enumerate(training.steps if training is not None else []):
             if step.kind != "idle":
                 fitting[step.cohort].append(position)
+        # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
+        alike: dict[str, int] = {}
+        if training is not None:
+            alike = {split: max(len(lists[c]) for c in clients) for split, lists in held_out.items()}
         self.items: list[tuple[int, _Step]] = []
         for number, members in enumerate(self.cohorts):
-            # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
-            alike = members if training is None else clients
             for point in points:
                 begin = len(self.items)
                 if training is not None and point == "server":
                     self.items += [(i, replace(training.steps[i], point=point)) for i in fitting[number]]
                 for split, lists in held_out.items():
-                    most = max(len(lists[c]) for c in alike)
+                    own = max(len(lists[c]) for c in members)
+                    most = alike.get(split, own)
                     steps = -(-most // batch_size)
                     rows = -(-most // max(steps, 1))
-                    count = -(-max(len(lists[c]) for c in members) // max(rows, 1))
+                    count = -(-own // max(rows, 1))
                     self.items += [
                         (-1, _Step(number, 0, i, "evaluate", point=point, split=split, rows=rows)) for i in range(count)
                     ]

@@ -455,11 +455,16 @@ class FederatedMethod(Checked, LightningModule):
         return digest.hexdigest()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what was learned: shared values, every client's state; frozen weights are only named by their hash."""
+        """Keep what was learned: shared values, every client's state; frozen weights are only named by their hash.
+
+        Momenta are those of the last cohort, and are set anew where a phase starts; what outlives it is in the bank.
+        """
         keep = set(self.trainable_names)
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {k: v for k, v in state.items() if k in keep or k.startswith("bank.")}
         checkpoint["frozen_hash"] = self.frozen_hash
+        for optimizer in checkpoint.get("optimizer_states", ()):
+            optimizer["state"] = {}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other parameters or of another frozen backbone.
@@ -832,10 +837,12 @@ class FederatedMethod(Checked, LightningModule):
             return {}
         seed = self.server.seed
         key = (kind, batch.point, batch.split, batch.round, batch.phase, batch.step)
-        drawn = [
-            self.draw_noise(torch_generator(seed, "noise", *key, client, device=self.device), batch.x.shape[1], kind)
-            for client in batch.clients
-        ]
+        drawn: list[dict[str, Tensor]] = []
+        for client in batch.clients:
+            generator = torch_generator(seed, "noise", *key, client, device=self.device)
+            drawn.append(self.draw_noise(generator, batch.x.shape[1], kind))
+            if not drawn[0]:  # nothing for anybody: whether a step draws does not depend on the client
+                return {}
         return {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
 
     def _train_on(
@@ -1072,10 +1079,10 @@ class FederatedMethod(Checked, LightningModule):
                 f"{self._place('client_logits')} must return logits [B, C] of the {cast(Tensor, batch.y).shape[1]} "
                 f"images of a mini-batch; it returns {given}"
             )
-        scores = self.scores.setdefault(
-            (batch.point, batch.split), ClientScores(self.num_clients, logits.shape[-1]).to(self.device)
-        )
-        scores.update(logits, cast(Tensor, batch.y), batch.clients)
+        place = (batch.point, batch.split)
+        if place not in self.scores:
+            self.scores[place] = ClientScores(self.num_clients, logits.shape[-1]).to(self.device)
+        self.scores[place].update(logits, cast(Tensor, batch.y), batch.clients)
 
     def _values_to_evaluate(self, batch: ClientBatch) -> Message:
         """Per parameter name a row for each client of the cohort; what all have in common is left out."""
