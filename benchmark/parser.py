@@ -30,7 +30,7 @@ CHOICES: dict[str, type] = {"model": FederatedMethod, "data.source": ImageSource
 LINKED = ("num_classes", "num_clients", "class_names")
 
 #: Options of earlier versions, which the configurations of their runs hold as null.
-RETIRED = ("optimizer", "lr_scheduler")
+RETIRED = ("optimizer", "lr_scheduler", "weights_only")
 
 REQUIRED = "the following arguments are required: "
 #: what jsonargparse says of a class_path that is a number, and of init_args that are a list
