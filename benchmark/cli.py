@@ -3,6 +3,7 @@
 import argparse
 import logging
 import shlex
+import signal
 import sys
 import time
 import warnings
@@ -226,10 +227,10 @@ class FederatedCLI(LightningCLI):
         try:
             yield
         except BaseException as ended:  # Lightning makes an exit of an interrupt, or fails while it shuts down
-            signal = interrupting_signal(ended)
-            if signal is None:
+            number = interrupting_signal(ended)
+            if number is None:
                 raise
-            raise StoppedError(f"stopped by {signal.name}: {self._what_is_kept()}", 128 + signal) from None
+            raise StoppedError(f"stopped by {number.name}: {self._what_is_kept()}", 128 + number) from None
 
     def _what_is_kept(self) -> str:
         """What there is of a run that did not come to its end, and the command that goes on with it."""
@@ -289,7 +290,7 @@ def main(args: list[str] | None = None) -> None:
     for name in ("utilities.rank_zero", "trainer.connectors.signal_connector"):
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
     keep_freed_memory()
-    with termination_as_interrupt():
+    with termination_as_interrupt(signal.SIGINT):
         try:
             FederatedCLI(_with_config_of_run(sys.argv[1:] if args is None else args))
         except StoppedError as stopped:

@@ -27,17 +27,25 @@ def interrupting_signal(error: BaseException | None) -> signal.Signals | None:
 
 
 @contextlib.contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """Raise :class:`Interrupted` at SIGTERM and SIGHUP, once; what is ignored from outside (``nohup``) stays so."""
+def termination_as_interrupt(*also: signal.Signals) -> Iterator[None]:
+    """Raise :class:`Interrupted` at the first SIGTERM or SIGHUP, and pass over those that follow.
+
+    What is ignored from outside (``nohup``) stays so.
+
+    Args:
+        also: further signals that are treated so, such as SIGINT where a second Ctrl-C is not to cut the end short.
+    """
+    asked = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for other in before:
-            signal.signal(other, signal.SIG_IGN)  # the clean-up is not cut short
-        raise Interrupted(number)
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise Interrupted(number)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, *also):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, interrupt)
     try:
