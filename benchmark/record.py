@@ -56,23 +56,23 @@ class Environment(TypedDict, total=False):
 
 
 @with_config(ConfigDict(extra="forbid"))
-class _Statistics(TypedDict, total=False):
+class _Statistics(TypedDict, total=False):  # in the order in which the file has them: a table's CSV follows it
+    average: Finite | None
+    pooled: Finite | None
+    pooled_round: Count
     round: Count
     rounds: Count
-    pooled_round: Count
-    average: Finite | None
+    std: Finite | None
     worst: Finite | None
     worst_decile: Finite | None
-    std: Finite | None
-    pooled: Finite | None
 
 
 @with_config(ConfigDict(extra="forbid"))
 class _Summary(TypedDict):
+    best_on_test: NotRequired[_Statistics]
     clients: Count
     last: _Statistics
     last10: _Statistics
-    best_on_test: NotRequired[_Statistics]
     round0: NotRequired[_Statistics]
 
 

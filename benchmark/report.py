@@ -488,10 +488,10 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
     Raises:
         ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder, or the page cannot be written where it should.
     """
-    _check_writable(path)
     for folder in (results_dir, *([runs_dir] if runs_dir else [])):
         if not folder.is_dir():
             raise ConfigurationError(f"{folder} is no folder; start the command in the repository's root")
+    _check_writable(path)
     runs, problems = read_runs([results_dir / "runs", *([runs_dir] if runs_dir else [])])
     sections = _sections(results_dir, runs, problems)
     named = {"leaderboard": "Leaderboard", "data": "Data", "tables": "Tables", "figures": "Figures"}
