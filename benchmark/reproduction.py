@@ -43,6 +43,17 @@ PARTITIONS = {
 }
 """How the papers' CSVs call a setting: what their ``setting`` begins with."""
 
+STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
+ROUNDS = {"last": "last round", "last10": "last ten rounds", "best_on_test": "best round, chosen on test data"}
+REPORTED = {
+    "pFedPT": ("pooled", "best_on_test"),
+    "pFedPG": ("average", "last"),
+    "pFedBayesPT": ("average", "last10"),
+    "ATPFL": ("average", "last"),
+    "FedPGP": ("average", "last"),
+}
+"""Over what and when each paper's accuracy is taken; where it does not say when, the last round."""
+
 
 @dataclass(frozen=True)
 class _Published:
@@ -162,16 +173,27 @@ def _beside(run: Run, published: _Published) -> "pd.DataFrame":
     return rows[fits]
 
 
-def _readings(experiment: Experiment) -> str:
-    """Average test accuracy of the last round at the points where it was read, over seeds."""
+def _reported(published: _Published) -> tuple[str, str]:
+    return REPORTED.get(str(published.numbers.iloc[0]["paper"]), ("average", "last"))
+
+
+def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:
+    """Test accuracy over seeds at the points where it was read: first as the paper takes it, then of the last round."""
     said = []
-    for point, words in (("server", "after aggregation"), ("local", "after local training")):
-        try:
-            values = [run.record.summary[point]["test"]["accuracy"]["last"]["average"] * 100 for run in experiment.runs]
-        except (KeyError, TypeError):
-            continue
-        said.append(f"{math.fsum(values) / len(values):.2f} {words}")
-    return ", ".join(said) or "not evaluated on test data"
+    for statistic, which in dict.fromkeys([reported, ("average", "last"), ("pooled", "last")]):
+        found = []
+        for point, words in (("server", "after aggregation"), ("local", "after local training")):
+            entries = [_accuracy(run, point).get(which, {}).get(statistic) for run in experiment.runs]
+            values = [100 * value for value in entries if value is not None]
+            if values and len(values) == len(entries):
+                found.append(f"{math.fsum(values) / len(values):.2f} {words}")
+        if found:
+            said.append(f"{STATISTICS[statistic]}, {ROUNDS[which]}: {', '.join(found)}")
+    return "; ".join(said) or "not evaluated on test data"
+
+
+def _accuracy(run: Run, point: str) -> dict[str, Any]:
+    return dict(run.record.summary.get(point, {}).get("test", {}).get("accuracy", {}))
 
 
 def _hardware(runs: Sequence[Run]) -> str:
@@ -205,7 +227,7 @@ def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list
             experiment.name,
             f"{run.dataset}, {run.setting}",
             f"{run.backbone}, {run.record.rounds_trained} rounds{epochs}, {seeds}",
-            _readings(experiment),
+            _readings(experiment, _reported(published)),
             theirs,
             f"{_hardware(experiment.runs)}, {minutes:.0f} min",
             f"`{run.folder.name}`",
@@ -213,7 +235,7 @@ def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list
         lines.append(f"| {' | '.join(columns)} |")
     if lines:
         lines.insert(0, "|---|---|---|---|---|---|---|")
-        lines.insert(0, "| method | data | scale | ours, last round | paper | hardware | record in `runs/` |")
+        lines.insert(0, "| method | data | scale | ours | paper | hardware | record in `runs/` |")
     return lines
 
 
@@ -227,8 +249,10 @@ def _block(results: Path, published: _Published, experiments: Sequence[Experimen
     source = f"[{published.name}.csv](paper/{published.name}.csv)"
     if _statistics_only(published):
         return f"{len(numbers)} sizes of data sets ({source}); nothing to run."
+    statistic, which = _reported(published)
     lines = [
-        f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source})."
+        f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source}). "
+        f"The paper's accuracy is {STATISTICS[statistic]}; compared with ours of the {ROUNDS[which]}."
     ]
     tables = _table_lines(results, published)
     runs = _run_lines(experiments, published)

@@ -52,7 +52,12 @@ def test_what_was_not_run_says_so_and_runs_nearby_are_named(results: Path) -> No
     assert text.startswith("<!-- Made by `benchmark reproduction`")
     assert "| pFedPG Table 1 | 3 | not run yet | demo not run yet | 1 |" in text
     assert "| pFedPT Table 10 | 1 sizes | nothing to run | | |" in text
-    assert "3 numbers, 2 methods, 2 settings ([one.csv](paper/one.csv))." in text
+    assert (
+        "3 numbers, 2 methods, 2 settings ([one.csv](paper/one.csv)). The paper's accuracy is averaged over clients"
+        in text
+    )
+    assert "averaged over clients, last round: 90.64 after aggregation" in text
+    assert "pooled over all test images, last round: " in text
     assert "- `benchmark table first --preset paper`: **not run yet**." in text
     row = next(line for line in text.splitlines() if "`fedvpt_office_caltech10`" in line)
     for part in (
