@@ -535,6 +535,7 @@ class FederatedMethod(Checked, LightningModule):
         self._kept = self._rows_of("kept.", clients)
         self._totals = {}
         self._ended_momenta = {}
+        self._counts_of(tuple(clients))  # copied here, since a GPU's steps would wait for the copy
         self._prepare(clients, self.slot_values(), kind, "train")
 
     def _prepare(self, clients: Sequence[int], values: Message, kind: str, split: str) -> None:
@@ -823,10 +824,10 @@ class FederatedMethod(Checked, LightningModule):
         return losses, named
 
     def _counts_of(self, clients: tuple[int, ...]) -> Tensor:
-        """Training images of each class, [K, C], on the device; the last answer is remembered, for a cohort's steps."""
-        if self._counted[0] != clients:
+        """Training images of each class, [K, C], on the device; the last copy serves its first clients too."""
+        if self._counted[0][: len(clients)] != clients:
             self._counted = (clients, self._class_counts[list(clients)].to(self.device))
-        return self._counted[1]
+        return self._counted[1][: len(clients)]
 
     def _is_stacked(self, name: str, value: Tensor) -> bool:
         return self.server.is_per_client(self, name, value)

@@ -297,8 +297,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         """Gather the images of a step, augment and normalise them, or take what is known of them."""
         tables = self._feature_tables()
         features = tables.rows(batch) if tables is not None else None
-        images, labels = self._resident(batch.index.device)
         if batch.x is None:
+            images, labels = self._resident(batch.index.device)
             needed = features is None or self._method().needs_images
             batch = _gather(batch, images if needed else images[:, :0], labels)
         assert batch.x is not None
@@ -323,7 +323,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         """The pool on the device if it takes less than half of the free memory there, else where it lies."""
         if device not in self._on_device:
             images, labels = self.pool.images, self.pool.labels
-            if device.type == "cuda" and images.numel() < torch.cuda.mem_get_info(device)[0] // 2:
+            if device.type != "cpu" and images.numel() < _free_memory(device) // 2:
                 images, labels = images.to(device), labels.to(device)
             self._on_device[device] = (images, labels)
         return self._on_device[device]

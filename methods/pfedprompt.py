@@ -114,12 +114,18 @@ class PFedPrompt(PromptFL):
         image, positions = self.clip.spatial_features(x)
         return {"image": image, "positions": positions}
 
+    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+        """As for PromptFL; where the memory takes part, the one-hot labels with which it votes, as ``votes`` [n, C]."""
+        prepared = super().prepare(client, kind, split)
+        if self.needs_memory and (kind == "evaluate" or self.lfa_in_train):
+            prepared["votes"] = self.memory_values(client, split)
+        return prepared
+
     def attention(self, client: Client, batch: MiniBatch, classes: Tensor) -> Tensor:
         """ONE client: what is added to PromptFL's logits, [B, C]; ``classes`` are text features [C, e]."""
         images = self.image_features(batch)
         if self.lfa == "memory":
-            keys, values = client.memory["image"], self.memory_values(client, batch.split)
-            return self.alpha * memory_attention(images, keys, values, self.beta)
+            return self.alpha * memory_attention(images, client.memory["image"], client.prepared["votes"], self.beta)
         to_classes, to_image = spatial_attention(images, batch.features["positions"], classes)
         return self.clip.logit_scale * (self.b2 * to_classes + self.b3 * to_image)
 
@@ -127,7 +133,7 @@ class PFedPrompt(PromptFL):
         """ONE client: one-hot labels [n, C] of its memory among the classes of a split; zeros for others."""
         classes = self.label_spaces.get(split, range(len(self.class_names)))
         label, mask = client.memory["label"].unsqueeze(1), client.memory["mask"].unsqueeze(1)
-        return ((label == torch.tensor(list(classes), device=label.device)) & mask).float()
+        return ((label == torch.tensor(list(classes), device=label.device)) & mask).to(self.dtype)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy, by default of PromptFL's logits."""

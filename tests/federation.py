@@ -1,5 +1,6 @@
 """A tiny federation for tests: eleven ragged clients, 8 classes of synthetic images, and how to run a method on it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,12 @@ def fit(
     callbacks: list[Callback] | None = None,
     ckpt_path: str | None = None,
     save_to: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Run the federation; returns the Trainer."""
+    """Run the federation, with some of the Trainer's settings; returns the Trainer."""
     callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
     trainer = Trainer(
-        **{**TRAINER_DEFAULTS, "max_epochs": rounds},
-        accelerator="cpu",
+        **{**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", **(settings or {})},
         logger=False,
         enable_progress_bar=False,
         enable_checkpointing=save_to is not None,

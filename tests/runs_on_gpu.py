@@ -1,0 +1,83 @@
+"""What ``test_pretended_gpu`` runs in a process of its own: methods on the pretended GPU, and on the CPU beside it."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from federation import build, fit, learned
+from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
+
+from benchmark.batch import Block
+from benchmark.method import FederatedMethod
+
+#: Two clients of 9 and 4 images, which do not end together.
+TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
+#: Evaluated once, after the last of two rounds.
+SETTINGS = {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2}
+
+#: What no local step may do, on its losses.
+FAULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda losses: losses.sum().item(),
+    "tolist": lambda losses: losses.tolist(),
+    "cpu": lambda losses: losses.cpu(),
+    "mask": lambda losses: losses[losses > 0],
+    "nonzero": lambda losses: losses.nonzero(),
+    "to": lambda losses: torch.zeros(3).to(losses.device),
+    "mixed": lambda losses: losses * torch.ones(len(losses)),
+}
+
+
+def prepare_process() -> None:
+    """Register the pretended GPU; the rest as ``conftest.py`` does for the tests' own process."""
+    register()
+    torch.set_num_threads(1)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def on_gpu(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """What two rounds on the pretended GPU leave behind, and for what the host waited in the second round's steps.
+
+    In the first the images, and what frozen parts make of them, go to the device.
+    """
+    method, data = build(conf, *TINY, *overrides)
+    waited: list[str] = []
+    step = FederatedMethod.training_step
+
+    def watched(self: FederatedMethod, block: Block, batch_idx: int) -> None:
+        before = len(gpu.waits)
+        step(self, block, batch_idx)
+        if self.trainer.current_epoch == 1:
+            waited.extend(gpu.waits[before:])
+
+    with PretendedGPU() as gpu, patch.object(FederatedMethod, "training_step", watched):
+        fit(method, data, 2, settings=SETTINGS | trainer_settings())
+        return on_host(learned(method)), waited
+
+
+def compare(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, float], list[str]]:
+    """Per name of what is left behind how far the GPU's is from the CPU's at most, and the GPU's waits."""
+    found, waited = on_gpu(conf, overrides)
+    method, data = build(conf, *TINY, *overrides)
+    fit(method, data, 2, settings=SETTINGS)
+    expected = learned(method)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name].isnan(), value.isnan()) for name, value in expected.items())
+    held = {name: value for name, value in expected.items() if value.numel()}
+    off = {n: (found[n].double() - value.double()).abs().nan_to_num().max().item() for n, value in held.items()}
+    return off, waited
+
+
+def waits_with(fault: str) -> list[str]:
+    """The waits of local steps that each do what none may."""
+    losses = FederatedMethod._losses
+
+    def wrong(self: FederatedMethod, *arguments: Any) -> Any:
+        made, named = losses(self, *arguments)
+        FAULTS[fault](made)
+        return made, named
+
+    with patch.object(FederatedMethod, "_losses", wrong):
+        return on_gpu("FedBABU", ())[1]
