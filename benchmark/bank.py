@@ -29,7 +29,9 @@ class ClientBank(nn.Module):
         return name.replace(".", "/")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Stay in host memory and in float32 whatever the module around it does."""
+        """Stay in host memory wherever the module around it goes; take its type of numbers (float64 in 64-true)."""
+        for name, rows in self.named_buffers():
+            setattr(self, name, rows.to(fn(rows[:0]).dtype))
         return self
 
     def all_rows(self, name: str) -> Tensor:

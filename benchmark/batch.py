@@ -76,15 +76,17 @@ class ClientBatch:
         return replace(self, **moved)
 
 
-@dataclass(frozen=True)
 class Block:
     """Consecutive steps of one cohort, handed to the Trainer as one batch: its hooks cost a millisecond each time.
 
-    Attributes:
+    No dataclass, into which the Trainer would look for numbers to convert to its precision; images are when gathered.
+
+    Args:
         steps: the steps, at least one.
     """
 
-    steps: tuple[ClientBatch, ...]
+    def __init__(self, steps: tuple[ClientBatch, ...]) -> None:
+        self.steps = steps
 
     @property
     def cohort(self) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from benchmark.finite import finite_rows
 from benchmark.metrics import ClientScores
 from benchmark.padding import cross_entropy
 from benchmark.ranges import Checked, check_fields
-from benchmark.seeds import global_states, torch_generator
+from benchmark.seeds import drawn_in_float32, global_states, torch_generator
 from benchmark.server import Message, Server
 
 __all__ = ["Client", "FederatedMethod", "Group", "LocalTraining", "MiniBatch", "Phase"]
@@ -595,7 +595,10 @@ class FederatedMethod(Checked, LightningModule):
         """
         assert batch.x is not None
         assert batch.y is not None
-        rows = {"x": batch.x, "y": batch.y, "mask": batch.mask, "noise": self._stacked_noise(batch, kind)}
+        with drawn_in_float32():
+            drawn = self._stacked_noise(batch, kind)
+        noise = {name: value.to(self.dtype) if value.dtype == torch.float32 else value for name, value in drawn.items()}
+        rows = {"x": batch.x, "y": batch.y, "mask": batch.mask, "noise": noise}
         features = self._encode(batch.x) if batch.features is None else batch.features
         rows["features"] = dict(features)
 

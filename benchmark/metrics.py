@@ -8,6 +8,8 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.functional.classification import multiclass_stat_scores
 
+from benchmark.padding import at_least_float32
+
 IGNORE = -100
 
 
@@ -54,7 +56,9 @@ class ClientScores(Metric):
         )
         # torchmetrics gives (tp, fp, tn, fn, support); true positives, false positives and support say it all.
         self.counts.index_add_(0, rows, scores[..., [0, 1, 4]].long())
-        losses = cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORE)
+        losses = cross_entropy(
+            at_least_float32(logits).flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORE
+        )
         self.loss_sum.index_add_(0, rows, losses.double().view(y.shape).sum(1))
 
     def compute(self) -> dict[str, Tensor]:

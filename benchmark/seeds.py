@@ -56,6 +56,20 @@ def global_states(device: torch.device) -> tuple[Any, ...]:
 
 
 @contextmanager
+def drawn_in_float32() -> Iterator[None]:
+    """Inside, numbers drawn without a type of their own are float32: the same ones in each of the Trainer's precisions.
+
+    With ``64-true`` torch would else draw float64, which takes other random bits.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def keyed_initialization(*parts: int | str) -> Iterator[None]:
     """Inside, modules draw their initial values from (seed of the run, parts); the global generator is left as it was.
 

@@ -181,6 +181,8 @@ class Server(Checked, Callback):
         pl_module.label_spaces = data.label_spaces
         pl_module._class_counts = data.class_counts
         pl_module.configure_model()
+        # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
+        trainer.precision_plugin.convert_module(pl_module)
         self.prepare(pl_module)  # type: ignore[arg-type]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -53,7 +53,7 @@ def check_precision(precision: str | int | None) -> None:
     if precision is not None and str(precision) not in PRECISIONS:
         raise ConfigurationError(
             f"trainer.precision {str(precision)!r} is not supported: loss scaling couples clients, and "
-            "shared values are kept in float32; use 32-true, 64-true or bf16-mixed"
+            "shared values are kept in full precision; use 32-true, 64-true or bf16-mixed"
         )
 
 

@@ -307,8 +307,12 @@ class FederatedDataModule(Checked, LightningDataModule):
         if batch.split in self.label_spaces:
             y = self._positions_in(batch.split, y.device)[y.clamp(min=0)]
             y = y.masked_fill(~batch.mask, IGNORE)
-        x = batch.x if batch.x.shape[2] == 0 else self.transform(batch.x, batch.noise)
+        x = batch.x if batch.x.shape[2] == 0 else self._input(batch.x, batch.noise)
         return replace(batch, x=x, y=y, features=features)
+
+    def _input(self, images: Tensor, noise: Tensor | None) -> Tensor:
+        """Images as the backbone takes them, in the method's type of numbers."""
+        return self.transform(images, noise).to(self._method().dtype)
 
     def _positions_in(self, split: str, device: torch.device) -> Tensor:
         """Per class its position in the split's label space; IGNORE where it is not in it."""
@@ -385,7 +389,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         """Memory of one client's step with so many images."""
         method = self._method()
         rows = torch.from_numpy(self.train_indices[self.training_clients[0]][:1]).repeat(images)
-        x = self.transform(self.pool.images[rows].unsqueeze(0), None).to(method.device)
+        x = self._input(self.pool.images[rows].unsqueeze(0).to(method.device), None)
         return method.bytes_per_client(x, self.pool.labels[rows].unsqueeze(0).to(method.device))
 
     # ------------------------------------------------------------------ checkpoints
@@ -470,7 +474,7 @@ class _FeatureTables:
         with torch.no_grad():
             for start in range(0, len(rows), data.eval_batch_size):
                 chosen = torch.from_numpy(rows[start : start + data.eval_batch_size]).to(images.device)
-                made = method.frozen_features(data.transform(images[chosen].to(device), None))
+                made = method.frozen_features(data._input(images[chosen].to(device), None))
                 if not self.tables:
                     need = sum(v[0].numel() * v.element_size() for v in made.values()) * len(rows)
                     if limited and data.cache_features == "auto" and need > _free_memory(device) // 2:

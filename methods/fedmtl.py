@@ -104,7 +104,7 @@ class FedMTL(FedAvg):
             return {}
         columns = {n.removeprefix("columns."): v for n, v in client.received.items() if n.startswith("columns.")}
         m = len(columns["head.bias"])
-        others = (torch.arange(m, device=self.device) != client.received["column"]) / max(m - 1, 1)
+        others = (torch.arange(m, device=self.device) != client.received["column"]).to(self.dtype) / max(m - 1, 1)
         return {name: torch.tensordot(others, value, dims=1) for name, value in columns.items()}
 
     def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:

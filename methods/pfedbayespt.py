@@ -13,6 +13,7 @@ from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
 from benchmark.errors import ConfigurationError
 from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.padding import at_least_float32
 from benchmark.ranges import AboveZero, Few, FewOrNone, NonNegativeFloat, NonNegativeInt, Size
 from benchmark.seeds import keyed_initialization
 from methods.fedvpt import new_client_training
@@ -105,16 +106,17 @@ class PromptEncoder(nn.Module):
             masks: m, [R, B, L, T], False where a token is left out.
 
         Returns:
-            mu and log Sigma, [R, B, L, nu, d] each, float32.
+            mu and log Sigma, [R, B, L, nu, d] each, at least float32.
         """
         scaled = F.layer_norm(features, features.shape[-1:]) * self.scale
         log_variance = self.log_variance(scaled, masks, self.shift)
-        return self.mean(scaled, masks, self.shift).float(), 0.5 * log_variance.float()
+        mean = self.mean(scaled, masks, self.shift)
+        return at_least_float32(mean), 0.5 * at_least_float32(log_variance)
 
     def means(self, features: Tensor, masks: Tensor) -> Tensor:
         """As ``forward``, mu alone."""
         scaled = F.layer_norm(features, features.shape[-1:]) * self.scale
-        return self.mean(scaled, masks, self.shift).float()
+        return at_least_float32(self.mean(scaled, masks, self.shift))
 
 
 class PFedBayesPT(FederatedMethod):

@@ -156,6 +156,7 @@ class GeneratorServer(Server):
                 self.generator = AdaINGenerator(prompt, descriptors)
             else:
                 self.generator = MLPGenerator(len(prompt), descriptors)
+            self.generator.to(prompt.dtype)
         self.optimizer = self._make_optimizer(self.generator.parameters())
 
     def _make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

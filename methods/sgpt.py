@@ -108,7 +108,7 @@ class GroupServer(Server):
 
     def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
         """Prompts and keys, and each group's share of the selections so far (zeros before any)."""
-        frequency = (self.selections / self.selections.sum().clamp(min=1)).float().to(method.device)
+        frequency = (self.selections / self.selections.sum().clamp(min=1)).to(method.template(GROUP_KEYS))
         return super().broadcast(method, clients) | {FREQUENCY: frequency.expand(len(clients), -1)}
 
     def finish_round(
@@ -252,7 +252,7 @@ class SGPT(FederatedMethod):
         if chosen is None:
             return self.head(self.backbone.grow(x, tokens)[:, 0])
         # A product instead of an index: its gradient is the same sum on every device.
-        own = torch.einsum("bg,lgd->lbd", chosen, self.group_prompts())
+        own = torch.einsum("bg,lgd->lbd", chosen.to(self.dtype), self.group_prompts())
         tokens |= dict(zip(self.group_blocks, own.unsqueeze(2), strict=True))
         return self.head(self.backbone.grow(x, tokens)[:, : 1 + len(own)].mean(1))
 

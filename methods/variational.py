@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.padding import at_least_float32
+
 LOG_2PI = math.log(2 * math.pi)
 
 
@@ -55,10 +57,10 @@ def log_likelihood(logits: Tensor, y: Tensor) -> Tensor:
         y: labels, [B]; negative ones, of padded rows, give some finite number.
 
     Returns:
-        [J, B], float32.
+        [J, B], at least float32.
     """
     labels = y.clamp(min=0).expand(logits.shape[:-1]).unsqueeze(-1)
-    return F.log_softmax(logits.float(), -1).gather(-1, labels).squeeze(-1)
+    return F.log_softmax(at_least_float32(logits), -1).gather(-1, labels).squeeze(-1)
 
 
 def importance_weighted_bound(log_likelihood: Tensor, log_ratio: Tensor) -> Tensor:
@@ -91,6 +93,6 @@ def log_predictive(logits: Tensor) -> Tensor:
         logits: [V, B, C].
 
     Returns:
-        [B, C], float32.
+        [B, C], at least float32.
     """
-    return torch.logsumexp(F.log_softmax(logits.float(), -1), 0) - math.log(len(logits))
+    return torch.logsumexp(F.log_softmax(at_least_float32(logits), -1), 0) - math.log(len(logits))

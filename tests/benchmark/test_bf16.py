@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from federation import CONF, build
+from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -72,6 +73,7 @@ def set_up(conf: str) -> tuple[Any, Any]:
         barebones=False,
         world_size=1,
         precision="bf16-mixed",
+        precision_plugin=Precision(),
     )
     data.setup()
     method._trainer = data.trainer = trainer
@@ -96,6 +98,7 @@ def test_a_convolution_under_autocast_comes_out_in_bfloat16() -> None:
 def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation of the server's state and, where torch can run it without a driver, a training step's loss."""
     monkeypatch.setattr("benchmark.method.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.method.global_states", lambda device: ())  # of a CUDA generator, which needs one too
     method, data = set_up(conf)
     plan = EvaluationPlan(range(4), {"test": data.held_out["test"]}, None, ("server",), 12, 4)
     first = data._plan(list(range(4)), "train", 1)[0]
