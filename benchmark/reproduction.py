@@ -96,7 +96,7 @@ def _results_of(results: Path, name: str, preset: str) -> "pd.DataFrame | None":
     if not path.is_file():
         return None
     try:
-        frame: pd.DataFrame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        frame: pd.DataFrame = pd.read_csv(path, dtype={"rounds": "str"}, keep_default_na=False, na_values=[""])
         return frame.loc[frame["kind"] == "column"].fillna({"reading": "", "error": ""})
     except (OSError, KeyError, ValueError) as error:
         raise ConfigurationError(f"{path} is not a table's CSV of this version; make it again: {error}") from error

@@ -80,6 +80,7 @@ def test_a_table_that_was_made_says_how_far_it_is_from_the_paper(results: Path) 
         shared | {"column": "D", "ours": 50.0},
         shared | {"column": "A", "method": "FedAvg", "error": "no memory"},
         shared | {"kind": "statistic", "column": "average", "ours": 1.0},
+        {"kind": "note", "column": "Shorter."},
     ]
     frame = pd.DataFrame(lines).reindex(columns=list(LONG_COLUMNS))
     frame.to_csv(results / "tables" / "first_paper.csv", index=False)
