@@ -32,8 +32,8 @@ def test_many_clients_are_planned_and_evaluated() -> None:
 
 @pytest.mark.slow
 def test_every_round_of_lightning_cli_is_timed() -> None:
-    rounds = product.long_run(clients=20, rounds=11)
-    assert len(rounds) == 11
+    rounds = product.long_run(clients=20, rounds=20)
+    assert len(rounds) == 20
     assert all(wall > 0 and cpu > 0 and peak > 2**26 for wall, cpu, peak in rounds)
 
 
