@@ -204,6 +204,9 @@ class Recorder(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Book the round's seconds."""
+        self._book()
+
+    def _book(self) -> None:
         now = time.perf_counter()
         self.seconds["total"] += now - self._began
         self._began = now
@@ -221,6 +224,7 @@ class Recorder(Callback):
         if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self._book()  # also the evaluation of a run without rounds
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
         device = torch.cuda.get_device_name() if method.device.type == "cuda" else "cpu"
         if method.device.type == "cuda":
