@@ -26,6 +26,7 @@ from benchmark.parser import LINKED, RETIRED, FederatedParser, check_classes
 from benchmark.progress import RoundProgress
 from benchmark.ranges import Seed
 from benchmark.recorder import Recorder
+from benchmark.repeatable import repeatable_kernels
 from benchmark.results import is_finished, write_text
 from benchmark.run_directory import claimed, last_checkpoint
 from benchmark.settings import check_one_device, check_settings
@@ -290,6 +291,7 @@ def main(args: list[str] | None = None) -> None:
     for name in ("utilities.rank_zero", "trainer.connectors.signal_connector"):
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
     keep_freed_memory()
+    repeatable_kernels()
     with termination_as_interrupt(signal.SIGINT):
         try:
             FederatedCLI(_with_config_of_run(sys.argv[1:] if args is None else args))
