@@ -53,7 +53,7 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("num_nodes=2", "trainer.num_nodes=2 can't be had: one run uses one device of one machine"),
         ("devices=2", "trainer.devices asks for 2 devices"),
         ("devices=[0,1]", "trainer.devices asks for [0, 1] devices"),
-        ("devices=0", "trainer: `Trainer(devices=0)` value is not a valid input"),
+        ("devices=0", "trainer: `Trainer(devices='0')` value is not a valid input"),
         ("barebones=true", "trainer.barebones logs nothing"),
         ("plugins=lightning.pytorch.plugins.io.AsyncCheckpointIO", "trainer.plugins can't be given"),
         ("gradient_clip_val=1", "gradient clipping is not supported"),
