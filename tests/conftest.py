@@ -1,11 +1,14 @@
 """Settings of all tests: one thread (the tests' tensors are tiny), and quiet libraries."""
 
 import logging
+import os
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# Commands keep freed memory with their process, which would grow by every test that calls one here.
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**27))
 for name in ("lightning.pytorch", "lightning.fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
