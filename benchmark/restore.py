@@ -111,14 +111,15 @@ def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModul
     Raises:
         ConfigurationError: no such file, not a data configuration, or data that are missing.
     """
-    from jsonargparse import ActionConfigFile, ArgumentParser
+    from jsonargparse import ActionConfigFile
 
     import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
+    from benchmark.parser import FederatedParser
     from datamodules.base import FederatedDataModule
 
     if not path.is_file():
         raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
-    top = ArgumentParser(exit_on_error=False)
+    top = FederatedParser(exit_on_error=False)
     top.add_argument("--config", action=ActionConfigFile)
     top.add_class_arguments(FederatedDataModule)
     try:

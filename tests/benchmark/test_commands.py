@@ -164,7 +164,7 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     assert main(["partition", str(tmp_path / "gone.yaml"), str(picture)]) == 2
     assert "no manifest or data configuration at" in capsys.readouterr().err
     assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0"]) == 2
-    assert "alpha must be a positive number" in capsys.readouterr().err
+    assert "expected a number above 0 and at most 1,000,000, got 0" in capsys.readouterr().err
 
 
 def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
