@@ -116,7 +116,7 @@ OPTIONS = {
     ),
     "a base": (
         ["--model=benchmark.method.FederatedMethod", "--model.backbone.name=vit"],
-        "model: benchmark.method.FederatedMethod is a base of others; expected one of ATPFL, CoOp, ",
+        "model: benchmark.method.FederatedMethod is a base of others; expected one of ATPFL, ",
     ),
     "a base that takes its options": (
         [f"--{PARTITION}=datamodules.Partition"],

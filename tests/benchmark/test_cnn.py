@@ -79,7 +79,7 @@ def test_stacked_clients_equal_a_loop_over_clients(variant: Literal["paper", "pf
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="image_size=15 is too small for 'paper'; at least 16"):
         PaperCNN(image_size=15)
-    with pytest.raises(ConfigurationError, match="paper or pflib, got 'big'"):
+    with pytest.raises(ConfigurationError, match="variant: expected paper or pflib, got big"):
         PaperCNN("big")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"takes images \[B, 3, 32, 32\], got \[2, 3, 28, 28\]"):
         PaperCNN()(torch.zeros(2, 3, 28, 28))
