@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from benchmark.engine.saved_state import FORMAT
 from benchmark.errors import ConfigurationError
 from benchmark.results import replacing
 
@@ -139,6 +140,11 @@ def _check_content(path: str | Path, content: Any) -> None:
     wrong += [f"callbacks.{name}" for name in ("server", "Recorder") if not isinstance(callbacks.get(name), dict)]
     if wrong:
         raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no {', '.join(wrong[:4])}")
+    if (given := content.get("format", 1)) != FORMAT:
+        raise ConfigurationError(
+            f"{path} is a checkpoint of format {given}, as another version of this project writes it; this one reads "
+            f"format {FORMAT}: go on with the version that wrote it, or start without --ckpt_path"
+        )
     for name, value in content["state_dict"].items():
         if not isinstance(value, torch.Tensor) or not value.isfinite().all():
             raise ConfigurationError(f"{path} can't be continued: {name} in it holds numbers that are not finite")

@@ -19,19 +19,19 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
+from benchmark.engine.allocator import keep_freed_memory
+from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.engine.settings import check_one_device, check_settings
 from benchmark.errors import ConfigurationError
-from benchmark.memory import keep_freed_memory
 from benchmark.method import FederatedMethod
 from benchmark.parser import LINKED, RETIRED, FederatedParser, check_classes
 from benchmark.progress import RoundProgress
 from benchmark.ranges import Seed
 from benchmark.recorder import Recorder
-from benchmark.repeatable import repeatable_kernels
 from benchmark.results import is_finished, write_text
 from benchmark.run_directory import claimed, last_checkpoint
-from benchmark.settings import check_one_device, check_settings
 from benchmark.signals import interrupting_signal, termination_as_interrupt
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 10,
@@ -87,6 +87,9 @@ class FederatedCLI(LightningCLI):
         args: in place of those of the process, as a list or as a configuration.
         run: run the subcommand; without, ``args`` has none and the method and its data are only made.
     """
+
+    model: FederatedMethod
+    datamodule: FederatedDataModule
 
     def __init__(self, args: list[str] | dict[str, Any] | None = None, run: bool = True) -> None:
         with ExitStack() as self._held:
@@ -197,7 +200,7 @@ class FederatedCLI(LightningCLI):
         Raises:
             ConfigurationError: there is no checkpoint, and the method has something to train.
         """
-        trained = self.model.shared or self.model.personal or self.model.disclosed
+        trained = self.model.shared or self.model.personal
         if self.config[self.subcommand].ckpt_path is None and trained:
             raise ConfigurationError(
                 f"lightning-cli {self.subcommand} scores what a run has learned: give --run_dir=RUN_DIR, or "
@@ -218,7 +221,7 @@ class FederatedCLI(LightningCLI):
         """
         if not is_finished(self.run_dir):
             raise StoppedError(f"trainer.max_time is up: {self._what_is_kept()}", OUT_OF_TIME)
-        rounds, asked = self.model.server.finished_rounds, self.trainer.max_epochs
+        rounds, asked = self.model.server.finished_rounds, self.trainer.max_epochs or 0
         early = f" (stopped early, after round {rounds} of {asked})" if rounds < asked else ""
         print(f"record: {self.run_dir / 'record.json'}{early}")
 

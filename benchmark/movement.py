@@ -1,14 +1,18 @@
 """How far each client's own parameters move from round to round."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from benchmark.method import FederatedMethod
 
 
 class PersonalMovement(Callback):
@@ -33,28 +37,29 @@ class PersonalMovement(Callback):
         Raises:
             ConfigurationError: a prefix names no personal parameter of the method.
         """
-        method: Any = pl_module
+        method = cast("FederatedMethod", pl_module)
         for prefix in self.parameters:
-            self._names[prefix] = [name for name in method.parameters_under([prefix]) if name in method.own_names]
+            self._names[prefix] = [name for name in names_under(method, [prefix]) if name in method.roles.personal]
             if not self._names[prefix]:
                 raise ConfigurationError(
                     f"PersonalMovement: {prefix!r} names no personal parameter of {type(method).__name__}; it has "
-                    f"{', '.join(method.own_names) or 'none'}"
+                    f"{', '.join(method.roles.personal) or 'none'}"
                 )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember where the clients stand before the round."""
-        method: Any = pl_module
-        self._before = {name: method.bank.all_rows(name).clone() for names in self._names.values() for name in names}
+        method = cast("FederatedMethod", pl_module)
+        self._before = {name: method.store.all_rows(name).clone() for names in self._names.values() for name in names}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the round's movement; before any training there is none."""
-        method: Any = pl_module
+        method = cast("FederatedMethod", pl_module)
+        reports = method.simulation.reports
         for prefix, names in self._names.items() if self._before else ():
-            now = [method.bank.all_rows(name) for name in names]
-            start = [method.template(name).cpu() for name in names]
-            method.reports[f"{prefix}_change"] = _distances(now, [self._before[name] for name in names])
-            method.reports[f"{prefix}_distance"] = _distances(now, start)
+            now = [method.store.all_rows(name) for name in names]
+            start = [method.get_parameter(name).cpu() for name in names]
+            reports.put(f"{prefix}_change", _distances(now, [self._before[name] for name in names]))
+            reports.put(f"{prefix}_distance", _distances(now, start))
 
 
 def _distances(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:

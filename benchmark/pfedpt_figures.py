@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmark.attention import INSTALL, grad_cam
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining, Stage
+from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.experiments import read_run
 from benchmark.figures import draw_counts, new_figure, save_figure
@@ -28,7 +29,7 @@ from benchmark.runner import CELL_PROGRAM, Cell, Work, content_hash, run_cells
 from benchmark.seeds import derived_seed, numpy_generator, torch_generator
 from benchmark.tables import run_table
 from benchmark.yaml_files import read_yaml
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from methods import FedAvg
 
 if TYPE_CHECKING:  # slow to import
@@ -150,7 +151,7 @@ def _prompted_run(run_dir: Path, data_dir: Path | None, prompt: bool = True) -> 
 
 def _prompted(method: FedAvg, x: Tensor, seed: int) -> Tensor:
     """Images with the present client's prompt on them; a prompt that wanders stands where the key puts it."""
-    noise = method.draw_noise(torch_generator(seed, "figure", "prompt"), len(x), "evaluate")
+    noise = method.draw_noise(torch_generator(seed, "figure", "prompt"), len(x), Stage.EVALUATE)
     return method.prompted(x, noise)
 
 
@@ -220,7 +221,7 @@ def attention_maps(
 def share_on_prompt(method: FedAvg, maps: Tensor, seed: int) -> Tensor:
     """Per map [B, H, W] the part of its sum that lies where the prompt is, [B]; NaN for a map of zeros."""
     assert method.visual_prompt is not None
-    noise = method.draw_noise(torch_generator(seed, "figure", "prompt"), len(maps), "evaluate")
+    noise = method.draw_noise(torch_generator(seed, "figure", "prompt"), len(maps), Stage.EVALUATE)
     where = (method.visual_prompt.padded(noise)[0] != 0).any(0)
     return (maps * where).sum((1, 2)) / maps.sum((1, 2))
 
@@ -586,13 +587,13 @@ def adaptation_curve(
         [epochs + 1], fractions.
     """
     copied = copy.deepcopy(method).requires_grad_(False)
-    trained = [copied.template(name) for name in copied.parameters_under(parameters)]
+    trained = [copied.get_parameter(name) for name in names_under(copied, parameters)]
     for parameter in trained:
         parameter.requires_grad_(True)
     optimizer = torch.optim.SGD(trained, training.lr, training.momentum, weight_decay=training.weight_decay)
 
     def logits(images: Tensor, *part: int | str) -> Tensor:
-        noise = copied.draw_noise(torch_generator(*key, "noise", *part), len(images), "adapt")
+        noise = copied.draw_noise(torch_generator(*key, "noise", *part), len(images), Stage.ADAPT)
         return copied(copied.prompted(images, noise))
 
     @torch.no_grad()
@@ -624,7 +625,7 @@ def _newcomers(run: Path, sources: Sources) -> tuple[list[dict[str, Any]], int, 
     parameters = ["head"] if prompt is None else ["visual_prompt"]
     training = method.training_settings if prompt is None else prompt.training_settings
     what = "FedAvg, last layer" if prompt is None else "pFedPT, prompt"
-    numbers = sum(method.template(name).numel() for name in method.parameters_under(parameters))
+    numbers = sum(method.get_parameter(name).numel() for name in names_under(method, parameters))
     rows: list[dict[str, Any]] = []
     sizes = []
     for client in data.new_clients:

@@ -1,10 +1,15 @@
 """The progress of a run: round, local step, clients, loss and accuracy; one line a round where there is no terminal."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
+
+from benchmark.engine.plan import Block
+
+if TYPE_CHECKING:
+    from benchmark.method import FederatedMethod
 
 
 class RoundProgress(RichProgressBar):
@@ -29,7 +34,7 @@ class RoundProgress(RichProgressBar):
         """Round 0 is evaluated before any training."""
         return "Round 0 · evaluation"
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
         """Remember which clients are stepped, and count their steps."""
         self._steps = len(batch.steps) + (self._steps if batch_idx else 0)
         ids = ", ".join(str(client) for client in batch.cohort[:6])
@@ -38,8 +43,9 @@ class RoundProgress(RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Clients of the cohort, mean local loss of the cohorts so far, average accuracy after the last evaluation."""
         metrics: dict[str, Any] = {"clients": self._clients, "local step": self._steps}
-        if "loss" in pl_module.reports:  # type: ignore[operator]
-            metrics["loss"] = f"{pl_module.reports['loss'].nanmean():.3f}"  # type: ignore[index]
+        loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
+        if loss is not None:
+            metrics["loss"] = f"{loss:.3f}"
         return metrics | {f"acc ({p})": f"{100 * v:.1f} %" for p, v in _accuracies(trainer)}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
+from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
 from benchmark.evaluations import (
     has_evaluations,
@@ -39,6 +40,9 @@ from datamodules.manifest import write_manifest
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
+
+    from benchmark.method import FederatedMethod
+    from datamodules.federated import FederatedDataModule
 
 #: per round, point, split and metric: one value per client
 Values = dict[tuple[int, str, str, str], torch.Tensor]
@@ -92,7 +96,7 @@ class Recorder(Callback):
         self.seconds = {"total": 0.0, "training": 0.0, "evaluation": 0.0}
         #: by module the hash of its source, of the rounds so far
         self.code: dict[str, str] = {}
-        self._reports: dict[str, torch.Tensor] = {}
+        self._reports: Reports | None = None
         self._loaded: dict[str, Any] | None = None
         self._beside = Path()
         self._began = 0.0
@@ -115,14 +119,14 @@ class Recorder(Callback):
         Raises:
             ConfigurationError: the evaluations that the checkpoint counts are not there, or are others.
         """
-        self._take_up(pl_module)
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        method: Any = pl_module
-        parts = (method, method.server, data, data.source, data.partition)
+        self._take_up(cast("FederatedMethod", pl_module))
+        data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+        method = cast("FederatedMethod", pl_module)
+        parts = (method, method.server.rule, data, data.source, data.partition)
         self.code = combined(self.code, code_of(parts, self.config))
         names = {
             "method": type(method).__name__,
-            "server": _path(method.server),
+            "server": _path(method.server.rule),
             "dataset": type(data.source).__name__,
             "setting": data.partition.description,
             "seed": data.seed,
@@ -136,12 +140,12 @@ class Recorder(Callback):
     def _log_rounds_before(self, logger: CSVLogger) -> None:
         """Tell a logger the averages of the rounds before a resume."""
         for round, table in self.metrics().groupby("round"):
-            averages = {}
+            averages: dict[str, torch.Tensor | float] = {}
             for (point, split, metric), rows in table.groupby(["point", "split", "metric"]):
                 averages[f"train/{metric}" if split == "train" else f"{split}/{point}/{metric}"] = rows["value"].mean()
                 if metric == "accuracy":
                     averages[f"{split}/{point}/worst_accuracy"] = rows["value"].min()
-            logger.log_metrics(averages, step=int(round))
+            logger.log_metrics(averages, step=cast(int, round))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock of the evaluation."""
@@ -150,28 +154,26 @@ class Recorder(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the scores of all clients after this round; the sanity check before training is round 0."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._collect(trainer, pl_module)
+            self._collect(trainer, cast("FederatedMethod", pl_module))
         self.seconds["evaluation"] += time.perf_counter() - self._evaluation_began
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
 
-    def _collect(self, trainer: Trainer, method: Any) -> None:
+    def _collect(self, trainer: Trainer, method: "FederatedMethod") -> None:
         round = method.server.finished_rounds
         averages = {}
         found: Values = {}
-        for (point, split), scores in method.scores.items():
+        for (point, split), scores in method.simulation.evaluation.scores.items():
             for metric, values in scores.compute().items():
                 values = values.cpu()
                 found[round, point, split, metric] = values
                 averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
                 if metric == "accuracy":
                     averages[f"{split}/{point}/worst_accuracy"] = values[~values.isnan()].min().item()
-        for name, values in method.reports.items():
-            if not values.isnan().all():
-                found[round, "local", "train", name] = values.clone()
-                averages[f"train/{name}"] = values.nanmean().item()
-        method.reports.clear()
+        for name, values in method.simulation.reports.take().items():
+            found[round, "local", "train", name] = values
+            averages[f"train/{name}"] = values.nanmean().item()
         if self.run_dir is None or trainer.state.fn != TrainerFn.FITTING:
             self.values |= found
         elif found:
@@ -182,8 +184,8 @@ class Recorder(Callback):
             logger.log_metrics(averages, step=round)
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
 
-    def metrics(self) -> Any:
-        """The long table: round, client, point, split, metric, value (a pandas DataFrame)."""
+    def metrics(self) -> "pd.DataFrame":
+        """The long table: round, client, point, split, metric, value."""
         return _table(self.values) if self.run_dir is None else read_table(self.run_dir / PARTS)
 
     def print_scores(self, client_names: list[str]) -> None:
@@ -216,14 +218,14 @@ class Recorder(Callback):
 
         It is after ``max_epochs`` rounds, or when something like ``EarlyStopping`` ends it; time that is up does not.
         """
-        method: Any = pl_module
+        method = cast("FederatedMethod", pl_module)
         rounds = method.server.finished_rounds
         timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
         out_of_time = any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
         complete = rounds >= (trainer.max_epochs or 0) or (trainer.should_stop and not out_of_time)
         if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
             return
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         self._book()  # also the evaluation of a run without rounds
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
         device = torch.cuda.get_device_name() if method.device.type == "cuda" else "cpu"
@@ -248,8 +250,8 @@ class Recorder(Callback):
                 communication=method.server.traffic.per_client(),
                 seconds=dict(self.seconds),
                 peak_memory_bytes=peak,
-                server=_path(method.server),
-                default_server=_path(method.default_server()),
+                server=_path(method.server.rule),
+                default_server=_path(method.make_server()),
                 code=dict(self.code),
                 images_sha256=data.manifest["images_sha256"],
             ),
@@ -270,9 +272,9 @@ class Recorder(Callback):
         trainer.num_sanity_val_steps = 0
         self._beside = Path(str(trainer.ckpt_path)).absolute().parents[1]
         if trainer.state.fn == TrainerFn.FITTING:
-            self.refuse_other_run(trainer.max_epochs or 0, pl_module, checkpoint)
+            self.refuse_other_run(trainer.max_epochs or 0, cast("FederatedMethod", pl_module), checkpoint)
 
-    def refuse_other_run(self, rounds: int, method: Any, checkpoint: dict[str, Any]) -> None:
+    def refuse_other_run(self, rounds: int, method: "FederatedMethod", checkpoint: dict[str, Any]) -> None:
         """Compare a checkpoint with the run that is to go on from it.
 
         Args:
@@ -303,7 +305,7 @@ class Recorder(Callback):
     def state_dict(self) -> dict[str, Any]:
         """What the evaluations so far are, the reports since the last one, the clock, configuration and code."""
         state: dict[str, Any] = {
-            "reports": dict(self._reports),
+            "reports": self._reports.state_dict() if self._reports else {},
             "seconds": dict(self.seconds),
             "config": json.dumps(self.config, default=str),
             "code": dict(self.code),
@@ -341,9 +343,9 @@ class Recorder(Callback):
         self.refuse_other_configuration(state_dict)
         self._loaded = state_dict
         self.seconds = dict(state_dict["seconds"])
-        self.code = dict(state_dict.get("code", {}))  # checkpoints of before do not name it
+        self.code = dict(state_dict["code"])
 
-    def _take_up(self, method: Any) -> None:
+    def _take_up(self, method: "FederatedMethod") -> None:
         """Go on where the checkpoint was made, or where this process last trained, or begin."""
         before, self._loaded = self._loaded, None
         count, sha256, source = len(self.evaluations), sha256_of(self.evaluations), self.run_dir
@@ -354,14 +356,14 @@ class Recorder(Callback):
                     + ("in the checkpoint itself" if "values" in before else "files of its run directory")
                     + f", and this run keeps its own in {self.run_dir or 'memory'}; continue it as it was begun"
                 )
-            method.reports.update(before["reports"])
+            method.simulation.reports.load_state_dict(before["reports"])
             if self.run_dir is None:
                 keys = map(tuple, json.loads(before["keys"]))
                 self.values = dict(zip(keys, before["values"], strict=True))
             else:
                 count, sha256 = before["evaluations"], before["sha256"]
                 source = self._beside if has_evaluations(self._beside) else self.run_dir
-        self._reports = method.reports
+        self._reports = method.simulation.reports
         if self.run_dir is not None and source is not None:
             self._take_up_files(self.run_dir, source, count, sha256)
 

@@ -14,13 +14,13 @@ from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.method import FederatedMethod
-    from datamodules.base import FederatedDataModule
+    from datamodules.federated import FederatedDataModule
 
 
 def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[FederatedMethod, FederatedDataModule]":
     """The method of a run as it was after its last round, in evaluation mode on the CPU, and the run's data, set up.
 
-    Shared parameters hold the server's values; what is each client's own lies in the method's bank, from where
+    Shared parameters hold the server's values; what is each client's own lies in the method's store, from where
     :func:`become_client` takes it.
 
     Args:
@@ -33,7 +33,8 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             holds).
     """
     from benchmark.checkpoint import read_checkpoint
-    from benchmark.server import Server
+    from benchmark.engine.loaders import Loaders
+    from benchmark.federation import Round
 
     folder = Path(run_dir)
     config = read_mapping(folder / "config.yaml")
@@ -45,16 +46,19 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
         )
     content = read_checkpoint(checkpoint)
     method, data = _built({name: config.get(name) for name in ("seed_everything", "model", "data")}, data_dir)
-    if type(method.default_server()).broadcast is not Server.broadcast:
+    data.setup()
+    data.match(method)
+    simulation = method.join(data)
+    rule, shared = method.make_server(), simulation.shared()
+    rule.start(method.initial_values(), simulation.federation)
+    if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
         raise ConfigurationError(
             f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
             "had from the checkpoint alone; use `lightning-cli validate --ckpt_path`"
         )
-    data.setup()
-    data.match(method)
+    data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, rule.select)
     if type(data).__qualname__ in content:
         data.load_state_dict(content[type(data).__qualname__])
-    method.configure_model()
     method.on_load_checkpoint(content)
     method.load_state_dict(content["state_dict"], strict=False)  # frozen weights are not in it
     return method.eval(), data
@@ -67,9 +71,8 @@ def become_client(method: "FederatedMethod", client: int) -> None:
         method: from :func:`restore`; changed in place.
         client: its index.
     """
-    assert method.bank is not None
-    for name in method.own_names:
-        method.template(name).data.copy_(method.bank.all_rows(name)[client])
+    for name in method.roles.personal:
+        method.get_parameter(name).data.copy_(method.store.all_rows(name)[client])
 
 
 def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[FederatedMethod, FederatedDataModule]":
@@ -115,7 +118,7 @@ def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModul
 
     import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
     from benchmark.parser import FederatedParser
-    from datamodules.base import FederatedDataModule
+    from datamodules.federated import FederatedDataModule
 
     if not path.is_file():
         raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")

@@ -1,6 +1,6 @@
 """Data sets, partitions over clients, and the datamodule that serves them.
 
-``datamodules.base.FederatedDataModule`` is not imported here, as Lightning is slow to import.
+``datamodules.federated.FederatedDataModule`` is not imported here, as Lightning is slow to import.
 """
 
 from benchmark.results import manifest_hash

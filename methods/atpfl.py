@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch.func import functional_call
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from methods.losses import cross_entropy, masked_mean, model_contrast
 from methods.tpfl import TPFL, TWIN_TRAINING
@@ -63,33 +64,20 @@ class ATPFL(TPFL):
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients, class_names, clip, num_context, visual_prompt, training, init_words)
+        self.remembers = self.shared if mu else ()
         self.mu = mu
         self.temperature = temperature
         self.by_step = prev == "step" and mu != 0
-        if self.by_step:  # follow the prompts one step behind: moved by transform_update alone
+        if self.by_step:  # follow the prompts one step behind: moved by ``follow`` alone
             self.previous_context = nn.Parameter(self.context.detach().clone())
             self.previous_visual_prompt = copy.deepcopy(self.visual_prompt)
             self.personal = ("previous_context", "previous_visual_prompt")
 
     # ------------------------------------------------------------------ the previous prompts
 
-    def kept_state(self) -> Prompts:
-        """The local prompts at the end of the client's last participation, and whether there was one."""
-        if not self.mu:
-            return {}
-        prompts = {name: self.template(name).detach().clone() for name in self.parameters_under(self.shared)}
-        return {**prompts, "participated": torch.zeros(())}
-
-    def after_local_training(self, client: Client) -> Prompts:
-        """The local prompts become the previous ones."""
-        if not self.mu:
-            return {}
-        prompts = {name: client.parameters[name] for name in self.shared_names}
-        return {**prompts, "participated": client.kept["participated"].maximum(self.has_moved(client).float())}
-
     def received_prompts(self, client: Client) -> Prompts:
         """ONE client: the global prompts of this round."""
-        return {name: client.received[name] for name in self.shared_names}
+        return {name: client.received[name] for name in client.previous}
 
     def has_moved(self, client: Client) -> Tensor:
         """ONE client: whether it has taken a step in this round, a boolean scalar."""
@@ -98,8 +86,8 @@ class ATPFL(TPFL):
 
     def previous_prompts(self, client: Client) -> tuple[Prompts, Tensor]:
         """ONE client: its previous prompts, and whether there are any: else they are the received ones."""
-        previous = {name: client.kept[name] for name in self.shared_names}
-        known = client.kept["participated"] > 0
+        previous = {name: client.previous[name] for name in client.previous}
+        known = client.participated
         if self.by_step:
             moved = self.has_moved(client)
             behind = {name: client.parameters[f"previous_{name}"].detach() for name in previous}
@@ -107,7 +95,7 @@ class ATPFL(TPFL):
             known = known | moved
         return previous, known
 
-    def transform_update(self, client: Client, update: Prompts) -> Prompts:
+    def follow(self, client: Client, update: Prompts) -> Prompts:
         """The prompts one step behind move to where the prompts are before this step."""
         own = client.parameters
         return {n: own[n.removeprefix("previous_")] - own[n] for n in update if n.startswith("previous_")}
@@ -117,15 +105,15 @@ class ATPFL(TPFL):
         phase = self.training_settings.phase(*self.shared)
         if self.by_step:
             rest = LocalTraining(lr=0.0).group(*self.personal)
-            phase = self.training_settings.phase_of(*phase.groups, rest)
+            phase = replace(self.training_settings.phase_of(*phase.groups, rest), transform=self.follow)
         return [phase]
 
     # ------------------------------------------------------------------ the objective
 
-    def prepare(self, client: Client, kind: str, split: str) -> Prompts:
+    def prepare(self, client: Client, stage: Stage, split: str) -> Prompts:
         """In training the text features [C, e] under the received and, if it rests, the previous context."""
-        if kind == "evaluate" or not self.mu:
-            return super().prepare(client, kind, split)
+        if stage is Stage.EVALUATE or not self.mu:
+            return super().prepare(client, stage, split)
         prepared = {"text_received": self.text_features_under(self.received_prompts(client), split)}
         if not self.by_step:
             prepared["text_previous"] = self.text_features_under(self.previous_prompts(client)[0], split)

@@ -1,11 +1,10 @@
 """CoOp: every client learns a text prompt of its own and nothing is sent."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import LocalTraining
+from benchmark.contract import LocalTraining, Phase
 from benchmark.ranges import FewOrNone
-from benchmark.server import Message
 from methods.text_prompt import TRAINING, TextPromptMethod
 
 
@@ -46,8 +45,6 @@ class CoOp(TextPromptMethod):
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
         self.local_restart = local_restart
 
-    def begin_cohort(self, clients: Sequence[int], received: Message, kind: str = "train") -> None:
-        """As usual, or from the initial context."""
-        super().begin_cohort(clients, received, kind)
-        if self.local_restart:
-            self.slot_values()["context"].data.copy_(self.template("context"))
+    def local_phases(self) -> list[Phase]:
+        """The context, from where it was or from the start."""
+        return [replace(phase, restart=self.local_restart) for phase in super().local_phases()]

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from benchmark.backbones.head import LinearHead
 from benchmark.backbones.pixel_prompts import PixelPrompt
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.method import FederatedMethod
 from methods.losses import cross_entropy
 
 
@@ -70,7 +71,7 @@ class FedAvg(FederatedMethod):
         """Logits [B, C] of the images under the client's prompt."""
         return self(self.prompted(batch.x, batch.noise))
 
-    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, Tensor]:
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
         """What the prompt needs of chance."""
         return {} if self.visual_prompt is None else self.visual_prompt.draw(generator)
 

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
-from benchmark.method import LocalTraining, Phase
+from benchmark.contract import LocalTraining, Phase
 from methods.fedavg import FedAvg
 
 
@@ -49,6 +49,6 @@ class FedBABU(FedAvg):
         """The body alone."""
         return [self.training_settings.phase("backbone")]
 
-    def finetune_phases(self) -> list[Phase]:
+    def finetune_phases(self, new: bool) -> list[Phase]:
         """Body and head, or the head alone."""
         return [self.finetuning.phase(*(("backbone", "head") if self.finetuned == "all" else ("head",)))]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.ranges import FewOrNone
 from benchmark.seeds import keyed_initialization
 from methods.losses import cross_entropy
@@ -64,7 +64,7 @@ class FedCoCoOp(TextPromptMethod):
         """Cross-entropy."""
         return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """No text features are common to all images."""
         return {}
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.contract import LocalTraining, MiniBatch
 from benchmark.errors import ConfigurationError
-from benchmark.method import FederatedMethod, LocalTraining, MiniBatch
 from benchmark.ranges import Few, FewOrNone
 from benchmark.seeds import keyed_initialization
 from methods.text_prompt import TRAINING, TextPromptMethod
@@ -42,9 +42,7 @@ class FedMaPLe(TextPromptMethod):
     """
 
     shared: tuple[str, ...] = ("context", "deep_context", "projection", "deep_projections")
-    needs_images = True
-    # No feature of an image is frozen: the prompts between its patches move.
-    frozen_features = FederatedMethod.frozen_features
+    inputs = ("images",)
 
     def __init__(
         self,

@@ -1,55 +1,44 @@
 """FedMTL: every client keeps a model of its own, pulled towards the models of the round's other clients."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
-from benchmark.bank import ClientBank
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch
-from benchmark.server import Message, Server
+from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
+from benchmark.engine.client_store import ClientStore
+from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.server import ServerRule
 from methods.fedavg import FedAvg
 from methods.losses import column_relation, squared_norm
 
 
-class ColumnServer(Server):
+class ColumnRule(ServerRule):
     """Keeps every client's last model and sends each client of a round those of all the round's clients.
 
     A message holds per parameter ``columns.<name>`` [m, ...], the models of the m clients of the round in the order of
-    their ids, and ``column``, which of them is the receiver's own (-1 for a client that is not among them).
+    their ids, and ``column``, which of them is the receiver's own. In evaluations nothing is sent.
     """
 
-    def prepare(self, method: FederatedMethod) -> None:
-        """All clients start with the initial model."""
-        self.models = ClientBank({name: method.template(name) for name in method.disclosed_names}, method.num_clients)
+    def start(self, initial: Values, federation: Federation) -> None:
+        """Give all clients the initial model."""
+        super().start(initial, federation)
+        self.models = ClientStore(initial, federation.num_clients)
 
-    def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
-        """The columns, the same for all, and each client's own index, [K]."""
-        selected = sorted(self.select(self.finished_rounds + 1))
-        own = [selected.index(client) if client in selected else -1 for client in clients]
-        message = {"column": torch.tensor(own, device=method.device)}
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send the columns, the same to all, and each client's own index, [K]."""
+        if not round.clients:
+            return Broadcast()
+        rows = list(round.clients)
+        columns = {f"columns.{name}": self.models.all_rows(name)[rows] for name in self.models.names}
+        return Broadcast(columns, {"column": torch.tensor([rows.index(client) for client in clients])})
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Put the uploaded models in the place of the old ones."""
         for name in self.models.names:
-            columns = self.models.rows(name, selected, method.device)
-            message[f"columns.{name}"] = columns.expand(len(clients), *columns.shape)
-        return message
-
-    def finish_round(
-        self, method: FederatedMethod, clients: Sequence[int], updates: Sequence[Message], weights: Tensor
-    ) -> None:
-        """The uploaded models take the place of the old ones."""
-        for name in self.models.names:
-            self.models.write(name, clients, torch.stack([update[name] for update in updates]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The models, with the counters."""
-        return super().state_dict() | {"models": dict(self.models.state_dict())}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the models."""
-        super().load_state_dict(state_dict)
-        self.models.load_state_dict(state_dict["models"])
+            self.models.write(name, uploads.clients, uploads.values[name])
+        return {}
 
 
 class FedMTL(FedAvg):
@@ -82,7 +71,8 @@ class FedMTL(FedAvg):
     """
 
     shared = ()
-    disclosed = ("backbone", "head")
+    personal = ("backbone", "head")
+    uploads = ("backbone", "head")
 
     def __init__(
         self,
@@ -98,9 +88,9 @@ class FedMTL(FedAvg):
         size = sum(p.numel() for p in (*self.backbone.parameters(), *self.head.parameters()))
         self.scale = 10.0 ** -(len(str(size)) + 1)  # floor(log10(P) + 1) is the number of digits of P
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """Per parameter, the mean of the other clients' models."""
-        if kind != "train" or self.mtl_grad == "detached":
+        if stage is not Stage.TRAIN or self.mtl_grad == "detached":
             return {}
         columns = {n.removeprefix("columns."): v for n, v in client.received.items() if n.startswith("columns.")}
         m = len(columns["head.bias"])
@@ -116,6 +106,6 @@ class FedMTL(FedAvg):
         own = {name: client.parameters[name] for name in client.prepared}
         return loss + self.scale * (squared_norm(own) + column_relation(own, client.prepared, m))
 
-    def default_server(self) -> Server:
+    def make_server(self) -> ServerRule:
         """The server that keeps the columns."""
-        return ColumnServer()
+        return ColumnRule()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from methods.losses import cross_entropy
@@ -114,21 +114,20 @@ class FedPGP(TextPromptMethod):
                 self.v = nn.Parameter(0.02 * torch.randn(bottleneck, width))
             self.personal = ("u", "v")
 
-    def configure_model(self) -> None:
+    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
         """Make the hand-written prompts of the training label space too."""
-        if self.bank is None:
-            words = "a photo of a {}." if self.zc == "photo" else "X " * self.num_context + "{}."
-            self.anchor_prompts = self.clip.class_prompts(self.names_of("train"), 0, words)
-        super().configure_model()
+        super().set_label_spaces(label_spaces)
+        words = "a photo of a {}." if self.zc == "photo" else "X " * self.num_context + "{}."
+        self.anchor_prompts = self.clip.class_prompts(self.names_of("train"), 0, words)
 
     def prompt(self) -> Tensor:
         """The client's own prompt p_i, [L, w]."""
         return self.context + (self.change if self.adaptation == "full_rank" else self.u @ self.v)
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """In training the text features z_C of the hand-written prompts, as ``anchor`` [C, e]."""
-        if kind == "evaluate" or not self.contrast_weight:
-            return super().prepare(client, kind, split)
+        if stage is Stage.EVALUATE or not self.contrast_weight:
+            return super().prepare(client, stage, split)
         if self._anchor is None:  # the same in all rounds
             self._anchor = self.clip.text_features(self.anchor_prompts)
         return {"anchor": self._anchor}

@@ -1,6 +1,7 @@
 """FedPR: FedVPT whose local prompt updates stay in the null space of the prompts that the server sent."""
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
-from benchmark.method import Client, LocalTraining
+from benchmark.contract import Client, LocalTraining, Phase, Stage
 from benchmark.ranges import AboveZero, Few
 from benchmark.seeds import numpy_generator
 from methods.fedvpt import FedVPT
@@ -99,20 +100,23 @@ class FedPR(FedVPT):
         self.num_dropped = math.floor(round((1 - ratio) * width, 6))
         self.scale = 1.0 if null_scale == "none" else (width - self.num_dropped) ** -0.5
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """The directions that T_l drops, [c, d] or [L, c, d]; nothing before the first aggregation."""
-        finished = self.server.finished_rounds
-        if kind != "train" or finished == 0:
+        if stage is not Stage.TRAIN or client.round.number == 1:
             return {}
         # Once a cohort and round, in double precision on the CPU: the same on every device.
         prompts = client.received[PROMPT].cpu().double()
         *layers, tokens, width = prompts.shape
-        rng = numpy_generator(self.server.seed, "null space", finished + 1)
+        rng = numpy_generator(client.round.seed, "null space", client.round.number)
         filling = rng.standard_normal((*layers, max(self.num_dropped - tokens, 0), width))
         dropped = leading_directions(prompts, torch.from_numpy(filling))[..., : self.num_dropped, :]
         return {"dropped": dropped.to(client.received[PROMPT]).contiguous()}
 
-    def transform_update(self, client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
+    def local_phases(self) -> list[Phase]:
+        """As FedVPT's, with projected updates."""
+        return [replace(phase, transform=self.projected) for phase in super().local_phases()]
+
+    def projected(self, client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
         """``u T_l`` for the prompt, from the second round on."""
         if PROMPT not in update or "dropped" not in client.prepared:
             return {}

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.ranges import NonNegativeFloat
 from methods.fedavg import FedAvg
 from methods.losses import squared_distance

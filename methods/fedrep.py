@@ -5,8 +5,8 @@ from dataclasses import replace
 from torch import nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
+from benchmark.contract import LocalTraining, Phase
 from benchmark.errors import ConfigurationError
-from benchmark.method import LocalTraining, Phase
 from methods.fedavg import FedAvg
 
 

@@ -5,7 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchmark.backbones.head import LinearHead
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
+from benchmark.method import FederatedMethod
 from methods.fedvpt import new_client_training
 from methods.losses import cross_entropy
 
@@ -87,6 +88,6 @@ class FedRoD(FederatedMethod):
         """All together."""
         return [self.training_settings.phase("backbone", "head", "personal_head")]
 
-    def new_client_phases(self) -> list[Phase]:
-        """The personal head."""
-        return [new_client_training(self.training_settings).phase("personal_head")]
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """The personal head, of a client that never trains."""
+        return [new_client_training(self.training_settings).phase("personal_head")] if new else []

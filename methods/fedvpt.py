@@ -7,7 +7,8 @@ from torch import Tensor
 from benchmark.backbones.head import LinearHead
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
-from benchmark.method import FederatedMethod, LocalTraining, Phase
+from benchmark.contract import LocalTraining, Phase
+from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone
 
 
@@ -65,9 +66,9 @@ class FedVPT(FederatedMethod):
         """Prompt and head together."""
         return [self.training_settings.phase("prompt", "head")]
 
-    def new_client_phases(self) -> list[Phase]:
-        """The head."""
-        return [new_client_training(self.training_settings).phase("head")]
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """The head, of a client that never trains."""
+        return [new_client_training(self.training_settings).phase("head")] if new else []
 
 
 class FedVPTDeep(FedVPT):

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from benchmark.backbones.head import LinearHead
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
+from benchmark.method import FederatedMethod
 from methods.fedvpt import new_client_training
 from methods.losses import cross_entropy
 
@@ -23,7 +24,7 @@ class HeadTune(FederatedMethod):
     """
 
     shared = ("head",)
-    needs_images = False
+    inputs = ("features",)
 
     def __init__(
         self,
@@ -57,6 +58,6 @@ class HeadTune(FederatedMethod):
         """The head."""
         return [self.training_settings.phase("head")]
 
-    def new_client_phases(self) -> list[Phase]:
-        """The head, from the global one."""
-        return [new_client_training(self.training_settings).phase("head")]
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """The head of a client that never trains, from the global one."""
+        return [new_client_training(self.training_settings).phase("head")] if new else []

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.contract import LocalTraining, MiniBatch, Phase
 from methods.zeroshotclip import ZeroShotCLIP
 
 
@@ -31,8 +31,7 @@ class LocalCLIP(ZeroShotCLIP):
         "clip.model.text_projection",
         "clip.model.logit_scale",
     )
-    needs_images = True
-    frozen_features = FederatedMethod.frozen_features  # no image goes through a frozen tower
+    inputs = ("images",)  # no image goes through a frozen tower
 
     def __init__(
         self,

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.padding import cross_entropy as cross_entropy
-from benchmark.padding import masked_mean as masked_mean
+from benchmark.masked import cross_entropy as cross_entropy
+from benchmark.masked import masked_mean as masked_mean
 
 
 def squared_norm(parameters: Mapping[str, Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.ranges import NonNegativeFloat, PositiveFloat
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy, masked_mean, model_contrast
@@ -32,6 +32,8 @@ class MOON(FedAvg):
         visual_prompt: a prompt on the pixels, or None.
     """
 
+    remembers = ("backbone",)
+
     def __init__(
         self,
         num_classes: int,
@@ -46,21 +48,13 @@ class MOON(FedAvg):
         self.mu = mu
         self.temperature = temperature
 
-    def kept_state(self) -> dict[str, Tensor]:
-        """The previous local backbone."""
-        return {name: self.template(name).detach().clone() for name in self.parameters_under(["backbone"])}
-
-    def after_local_training(self, client: Client) -> dict[str, Tensor]:
-        """The local backbone becomes the previous one."""
-        return {name: client.parameters[name] for name in client.kept}
-
     def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus the contrast."""
         if not self.mu:
             return super().model_loss(client, batch)
         x = self.prompted(batch.x, batch.noise)
         z = self.backbone(x)
-        received, previous = (self._features(values, x) for values in (client.received, client.kept))
+        received, previous = (self._features(values, x) for values in (client.received, client.previous))
         contrast = model_contrast(z, received, previous, self.temperature)
         return cross_entropy(self.head(z), batch.y, batch.mask) + self.mu * masked_mean(contrast, batch.mask)
 

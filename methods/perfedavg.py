@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.ranges import NonNegativeFloat
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy
@@ -52,11 +52,10 @@ class PerFedAvg(FedAvg):
         super().__init__(num_classes, num_clients, backbone, training)
         self.inner_lr = training.lr if inner_lr is None else inner_lr
         self.personal_steps = personal_steps
-        self._measured = False
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """Alpha in training; a copy that is fitted takes plain steps."""
-        if kind != "train" or self._measured:
+        if stage is not Stage.TRAIN:
             return {}
         return {"inner_lr": torch.tensor(self.inner_lr, device=self.device)}
 
@@ -74,18 +73,7 @@ class PerFedAvg(FedAvg):
         """Cross-entropy of a mini-batch under other parameters."""
         return cross_entropy(functional_call(self, parameters, (batch.x,)), batch.y, batch.mask)
 
-    def bytes_per_client(self, x: Tensor, y: Tensor) -> int:
-        """What a plain step on the whole mini-batch takes, since what is saved inside ``grad`` cannot be counted.
-
-        It is more than the two steps on its halves take, which come one after the other.
-        """
-        self._measured = True
-        try:
-            return super().bytes_per_client(x, y)
-        finally:
-            self._measured = False
-
-    def finetune_phases(self) -> list[Phase]:
+    def finetune_phases(self, new: bool) -> list[Phase]:
         """A mini-batch or an epoch at rate alpha."""
         steps = 1 if self.personal_steps == "step" else None
         return [LocalTraining(lr=self.inner_lr, epochs=1, steps=steps).phase("backbone", "head")]

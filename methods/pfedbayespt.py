@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from benchmark.backbones.head import LinearHead
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
-from benchmark.padding import at_least_float32
+from benchmark.masked import at_least_float32
+from benchmark.method import FederatedMethod
 from benchmark.ranges import AboveZero, Few, FewOrNone, NonNegativeFloat, NonNegativeInt, Size
 from benchmark.seeds import keyed_initialization
 from methods.fedvpt import new_client_training
@@ -178,7 +179,7 @@ class PFedBayesPT(FederatedMethod):
     """
 
     evaluate_local = True
-    needs_images = False
+    inputs = ("features",)
 
     def __init__(
         self,
@@ -240,32 +241,34 @@ class PFedBayesPT(FederatedMethod):
         encoder = replace(self.training_settings, lr=self.encoder_lr).group("encoder")
         return [self.training_settings.phase_of(self.training_settings.group("prompt", "head"), encoder)]
 
-    def new_client_phases(self) -> list[Phase]:
-        """Five epochs of the head (Table 3)."""
-        return [new_client_training(self.training_settings).phase("head")]
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """Five epochs of the head, of a client that never trains (Table 3)."""
+        return [new_client_training(self.training_settings).phase("head")] if new else []
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """f: the input of the layers that have instance prompts in a pass without prompts, [B, L_i, T, d]."""
         return {"tokens": self.backbone.token_features(x, layers=self.prompt_shape[0])}
 
-    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, Tensor]:
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
         """``masks``: m, bool [J + S or V, B, L_i, T]; ``eps``: standard normal, [J, B, L_i, nu, d]."""
         device, noise = generator.device, {}
         if self.posterior == "semi_implicit":
-            draws = self.test_draws if kind == "evaluate" else self.importance_samples + self.mixing_draws
+            draws = self.test_draws if stage is Stage.EVALUATE else self.importance_samples + self.mixing_draws
             uniform = torch.rand(draws, batch_size, *self.mask_shape, generator=generator, device=device)
             noise["masks"] = uniform < self.keep
             noise["masks"][..., : self.backbone.num_prefix_tokens] = True  # CLS is never left out
-        if self.posterior != "deterministic" and kind != "evaluate":
+        if self.posterior != "deterministic" and stage is not Stage.EVALUATE:
             samples = self.importance_samples
             noise["eps"] = torch.randn(samples, batch_size, *self.prompt_shape, generator=generator, device=device)
         return noise
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """The weight of the KL part, as a tensor: a number of each round's would make a program of each round's."""
-        if kind == "evaluate":
+        if stage is Stage.EVALUATE:
             return {}
-        return {"kl_weight": torch.tensor(self._current_kl_weight(), dtype=self.head.weight.dtype, device=self.device)}
+        # Copies are fitted as in the round that comes next.
+        weight = self.current_kl_weight(client.round.number + (stage is not Stage.TRAIN))
+        return {"kl_weight": torch.tensor(weight, device=self.device)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The negative bound, and its two parts."""
@@ -302,11 +305,9 @@ class PFedBayesPT(FederatedMethod):
         """``E_q[log q(p|psi) - log p(p|x)]`` of mu and log Sigma [B, D], [B]."""
         return gaussian_kl(mean, log_std) if self.prior == "std_normal" else gaussian_negative_entropy(log_std)
 
-    def _current_kl_weight(self) -> float:
-        """The weight of the KL part in this round."""
-        if not self.kl_warmup_rounds:
-            return self.kl_weight
-        return self.kl_weight * min(1.0, (self.server.finished_rounds + 1) / self.kl_warmup_rounds)
+    def current_kl_weight(self, round: int) -> float:
+        """The weight of the KL part in a round, from 1."""
+        return self.kl_weight * (min(1.0, round / self.kl_warmup_rounds) if self.kl_warmup_rounds else 1.0)
 
     def _logits(self, tokens: Tensor, prompts: Tensor) -> Tensor:
         """All images under each of R draws of their prompts, in one pass.

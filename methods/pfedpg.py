@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from benchmark.backbones.vit import PromptedViT
-from benchmark.method import FederatedMethod, LocalTraining, Phase
+from benchmark.contract import LocalTraining, Phase
+from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
-from benchmark.server import Message, Server
+from benchmark.server import ServerRule
 from methods.fedvpt import FedVPT
 
 PROMPT = "prompt.tokens"
@@ -115,7 +117,7 @@ def generator_objective(generated: Sequence[Tensor], adapted: Sequence[Tensor], 
     return -sign * torch.stack(terms).sum()
 
 
-class GeneratorServer(Server):
+class GeneratorRule(ServerRule):
     """pFedPG's server: broadcasts generated prompts, and learns the generator from how the clients changed them.
 
     Arguments as ``PFedPG``.
@@ -142,13 +144,14 @@ class GeneratorServer(Server):
         self.wo_init: Literal["xavier", "zero"] = wo_init
         self.broadcast_base = broadcast_base
 
-    def prepare(self, method: FederatedMethod) -> None:
+    def start(self, initial: Values, federation: Federation) -> None:
         """Make the generator with keyed initial values."""
-        prompt = method.template(PROMPT).detach().clone()
+        super().start(initial, federation)
+        prompt = initial[PROMPT].cpu().clone()
         with keyed_initialization("generator"):
             bound = prompt.abs().max().item()
             rows = self.descriptor_tokens if self.kind == "cross_attention" else 1
-            descriptors = torch.empty(method.num_clients, rows, prompt.shape[1]).uniform_(-bound, bound)
+            descriptors = torch.empty(federation.num_clients, rows, prompt.shape[1]).uniform_(-bound, bound)
             self.generator: nn.Module
             if self.kind == "cross_attention":
                 self.generator = CrossAttentionGenerator(prompt, descriptors, self.wo_init)
@@ -169,28 +172,25 @@ class GeneratorServer(Server):
         return [self.generator(client) for client in clients]
 
     @torch.no_grad()
-    def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
-        """Each client's own prompts, [K, num_prompts, d]."""
-        return {PROMPT: torch.stack(self.generate(clients)).to(method.device)}
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send each client its own prompts, [K, num_prompts, d]."""
+        return Broadcast(own={PROMPT: torch.stack(self.generate(clients))})
 
     @torch.enable_grad()
-    def finish_round(
-        self, method: FederatedMethod, clients: Sequence[int], updates: Sequence[Message], weights: Tensor
-    ) -> None:
-        """One step of the server's optimizer on ``generator_objective`` (pFedPG, Eq. 4 and 5)."""
-        adapted = [update[PROMPT].cpu() for update in updates]
-        objective = generator_objective(self.generate(clients), adapted, self.sign)
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Take one step of the server's optimizer on ``generator_objective`` (pFedPG, Eq. 4 and 5)."""
+        adapted = list(uploads.values[PROMPT].cpu())
+        objective = generator_objective(self.generate(uploads.clients), adapted, self.sign)
         if self.reduction == "mean":
-            objective = objective / len(clients)
+            objective = objective / len(adapted)
         self.optimizer.zero_grad()
         objective.backward()
         self.optimizer.step()
+        return {}
 
     @torch.enable_grad()
-    def adapt_new_clients(
-        self, method: FederatedMethod, clients: Sequence[int], phase: int, values: Message
-    ) -> Message:
-        """A step of the server's optimizer on copies of these clients' descriptors, while the generator rests.
+    def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
+        """Take a step of the server's optimizer on copies of these clients' descriptors, while the generator rests.
 
         Every client is alone in its step, so that ``reduction`` does not matter. The copies last from the first of
         these phases to the last.
@@ -207,23 +207,19 @@ class GeneratorServer(Server):
         optimizer.step()
         if phase == NEW_CLIENT_STEPS - 1:
             del self._adapting
-        adapted = [self._generate_from(descriptors, row).detach() for row in range(len(clients))]
-        return {PROMPT: torch.stack(adapted).to(method.device)}
+        return {PROMPT: torch.stack([self._generate_from(descriptors, row).detach() for row in range(len(clients))])}
 
     def _generate_from(self, descriptors: Tensor, row: int) -> Tensor:
         """P_n of one row of other descriptors."""
         return functional_call(self.generator, {"descriptors": descriptors}, (row,))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The generator and its optimizer, with the counters."""
-        learned = {"generator": dict(self.generator.state_dict()), "optimizer": self.optimizer.state_dict()}
-        return super().state_dict() | learned
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the state of the generator's optimizer."""
+        return self.optimizer.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the generator and its optimizer."""
-        super().load_state_dict(state_dict)
-        self.generator.load_state_dict(state_dict["generator"])
-        self.optimizer.load_state_dict(state_dict["optimizer"])
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore the state of the generator's optimizer."""
+        self.optimizer.load_state_dict(state)
 
 
 class PFedPG(FedVPT):
@@ -280,7 +276,9 @@ class PFedPG(FedVPT):
         broadcast_base: bool = False,
     ) -> None:
         super().__init__(num_classes, num_clients, backbone, num_prompts, training)
-        self.generator_server = GeneratorServer(
+        self.broadcast_base = broadcast_base
+        self._new_rule = partial(
+            GeneratorRule,
             generator,
             server_lr,
             server_optimizer,
@@ -291,12 +289,14 @@ class PFedPG(FedVPT):
             broadcast_base,
         )
 
-    def new_client_phases(self) -> list[Phase]:
-        """As ``local_phases``, once for each step on the descriptor; then the head."""
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """Of a client that never trains: ``local_phases`` once for each step on the descriptor; then the head."""
+        if not new:
+            return []
         rounds = replace(self.training_settings, schedule="constant").phase("prompt", "head")
-        steps = 0 if self.generator_server.broadcast_base else NEW_CLIENT_STEPS
-        return [rounds] * steps + super().new_client_phases()
+        steps = 0 if self.broadcast_base else NEW_CLIENT_STEPS
+        return [rounds] * steps + super().finetune_phases(new)
 
-    def default_server(self) -> Server:
+    def make_server(self) -> ServerRule:
         """The server with the generator."""
-        return self.generator_server
+        return self._new_rule()

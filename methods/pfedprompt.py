@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.ranges import FewOrNone, NonNegativeFloat
 from methods.losses import cross_entropy
 from methods.promptfl import PromptFL
@@ -105,7 +105,8 @@ class PFedPrompt(PromptFL):
         self.b2 = b2
         self.b3 = b3
         self.lfa_in_train = lfa_in_train
-        self.needs_memory = lfa == "memory"
+        if lfa == "memory":
+            self.inputs = ("features", "own_images")
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """Features of images [B, 3, H, W], [B, e]; for the spatial form those of their positions too, [B, M, e]."""
@@ -114,10 +115,10 @@ class PFedPrompt(PromptFL):
         image, positions = self.clip.spatial_features(x)
         return {"image": image, "positions": positions}
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """As for PromptFL; where the memory takes part, the one-hot labels with which it votes, as ``votes`` [n, C]."""
-        prepared = super().prepare(client, kind, split)
-        if self.needs_memory and (kind == "evaluate" or self.lfa_in_train):
+        prepared = super().prepare(client, stage, split)
+        if "own_images" in self.inputs and (stage is Stage.EVALUATE or self.lfa_in_train):
             prepared["votes"] = self.memory_values(client, split)
         return prepared
 
@@ -125,14 +126,15 @@ class PFedPrompt(PromptFL):
         """ONE client: what is added to PromptFL's logits, [B, C]; ``classes`` are text features [C, e]."""
         images = self.image_features(batch)
         if self.lfa == "memory":
-            return self.alpha * memory_attention(images, client.memory["image"], client.prepared["votes"], self.beta)
+            keys, votes = client.own_images["image"], client.prepared["votes"]
+            return self.alpha * memory_attention(images, keys, votes, self.beta)
         to_classes, to_image = spatial_attention(images, batch.features["positions"], classes)
         return self.clip.logit_scale * (self.b2 * to_classes + self.b3 * to_image)
 
     def memory_values(self, client: Client, split: str) -> Tensor:
         """ONE client: one-hot labels [n, C] of its memory among the classes of a split; zeros for others."""
         classes = self.label_spaces.get(split, range(len(self.class_names)))
-        label, mask = client.memory["label"].unsqueeze(1), client.memory["mask"].unsqueeze(1)
+        label, mask = client.own_images["label"].unsqueeze(1), client.own_images["mask"].unsqueeze(1)
         return ((label == torch.tensor(list(classes), device=label.device)) & mask).to(self.dtype)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:

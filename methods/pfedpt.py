@@ -3,7 +3,7 @@
 from torch import nn
 
 from benchmark.backbones.pixel_prompts import PaddingPrompt, PixelPrompt
-from benchmark.method import LocalTraining
+from benchmark.contract import LocalTraining
 from methods.fedavg import FedAvg
 
 

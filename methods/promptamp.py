@@ -1,17 +1,17 @@
 """Prompt+AMP: every client has a prompt of its own, pulled towards a mean of the prompts most like it."""
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.bank import ClientBank
+from benchmark.contract import Client, LocalTraining, MiniBatch
+from benchmark.engine.client_store import ClientStore
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch
+from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
-from benchmark.server import Message, Server
+from benchmark.server import ServerRule
 from methods.text_prompt import TRAINING, TextPromptMethod
 
 CLOUD = "cloud_context"
@@ -38,7 +38,7 @@ def attentive_mean(own: Tensor, prompts: Tensor, alpha_k: float, sigma: float) -
     return own + torch.tensordot(xi, away, dims=1)
 
 
-class AttentiveServer(Server):
+class AttentiveRule(ServerRule):
     """Keeps the last prompt that each client has uploaded and sends every client its cloud prompt, ``attentive_mean``.
 
     Clients that were never selected are in the mean with the initial prompt.
@@ -53,29 +53,21 @@ class AttentiveServer(Server):
         self.alpha_k = alpha_k
         self.sigma = sigma
 
-    def prepare(self, method: FederatedMethod) -> None:
-        """All clients start with the initial prompt."""
-        self.prompts = ClientBank({"context": method.template("context")}, method.num_clients)
+    def start(self, initial: Values, federation: Federation) -> None:
+        """Give all clients the initial prompt."""
+        super().start(initial, federation)
+        self.prompts = ClientStore({"context": initial["context"]}, federation.num_clients)
 
-    def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
-        """The cloud prompts, [K, L, w]."""
-        prompts = self.prompts.all_rows("context").to(method.device)
-        return {CLOUD: torch.stack([attentive_mean(prompts[c], prompts, self.alpha_k, self.sigma) for c in clients])}
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send the cloud prompts, [K, L, w]."""
+        prompts = self.prompts.all_rows("context")
+        clouds = [attentive_mean(prompts[client], prompts, self.alpha_k, self.sigma) for client in clients]
+        return Broadcast(own={CLOUD: torch.stack(clouds)})
 
-    def finish_round(
-        self, method: FederatedMethod, clients: Sequence[int], updates: Sequence[Message], weights: Tensor
-    ) -> None:
-        """The uploaded prompts take the place of the old ones."""
-        self.prompts.write("context", clients, torch.stack([update["context"] for update in updates]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The prompts, with the counters."""
-        return super().state_dict() | {"prompts": dict(self.prompts.state_dict())}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the prompts."""
-        super().load_state_dict(state_dict)
-        self.prompts.load_state_dict(state_dict["prompts"])
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Put the uploaded prompts in the place of the old ones."""
+        self.prompts.write("context", uploads.clients, uploads.values["context"])
+        return {}
 
 
 class PromptAMP(TextPromptMethod):
@@ -105,7 +97,8 @@ class PromptAMP(TextPromptMethod):
     """
 
     shared = ()
-    disclosed = ("context",)
+    personal = ("context",)
+    uploads = ("context",)
 
     def __init__(
         self,
@@ -126,7 +119,7 @@ class PromptAMP(TextPromptMethod):
                 f"negative weight; alpha_k must be at most sigma / (N - 1) = {sigma / (num_clients - 1):.4g}"
             )
         self.pull = lam / alpha_k
-        self.attentive_server = AttentiveServer(alpha_k, sigma)
+        self._new_rule = partial(AttentiveRule, alpha_k, sigma)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy plus the pull towards the cloud prompt."""
@@ -135,6 +128,6 @@ class PromptAMP(TextPromptMethod):
             return loss
         return loss + self.pull / 2 * (self.context - client.received[CLOUD]).square().sum()
 
-    def default_server(self) -> Server:
+    def make_server(self) -> ServerRule:
         """The server with the attention."""
-        return self.attentive_server
+        return self._new_rule()

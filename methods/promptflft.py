@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import LocalTraining, Phase
+from benchmark.contract import LocalTraining, Phase
 from benchmark.ranges import FewOrNone, NonNegativeInt
 from methods.promptfl import PromptFL
 from methods.text_prompt import TRAINING
@@ -38,6 +38,6 @@ class PromptFLFT(PromptFL):
         super().__init__(num_clients, class_names, clip, num_context, training, init_words)
         self.finetuning = replace(training, epochs=finetune_epochs, steps=None, schedule="constant")
 
-    def finetune_phases(self) -> list[Phase]:
+    def finetune_phases(self, new: bool) -> list[Phase]:
         """The context."""
         return [self.finetuning.phase("context")]

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
-from benchmark.method import LocalTraining
 from benchmark.ranges import FewOrNone
 from methods.text_prompt import TRAINING, TextPromptMethod
 

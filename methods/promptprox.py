@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.ranges import FewOrNone, NonNegativeFloat
 from methods.losses import squared_distance
 from methods.promptfl import PromptFL

@@ -1,8 +1,8 @@
 """SGPT: shared prompts, and prompts of groups among which every image selects its own."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from benchmark.backbones.head import LinearHead
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.method import FederatedMethod
 from benchmark.ranges import Few, FewOrNone, UnitInterval
 from benchmark.seeds import keyed_initialization
-from benchmark.server import Message, Server
+from benchmark.server import ServerRule
 from methods.fedvpt import new_client_training
 from methods.losses import cross_entropy, masked_mean
 
@@ -86,7 +88,7 @@ def merge_keys(keys: Tensor, selections: Tensor, rare: float = 50) -> Tensor:
     return first + (share.unsqueeze(2).to(keys) * (keys - first)).sum(0)
 
 
-class GroupServer(Server):
+class GroupRule(ServerRule):
     """SGPT's server: group prompts and keys have momentum; it counts the selections of all clients and rounds.
 
     Shared prompts (and the head, where it is global) are averaged with n_k. Group prompts become
@@ -97,43 +99,35 @@ class GroupServer(Server):
         key_momentum: m.
     """
 
+    selections: Tensor
+
     def __init__(self, prompt_momentum: float, key_momentum: float) -> None:
         super().__init__()
         self.prompt_momentum = prompt_momentum
         self.key_momentum = key_momentum
 
-    def prepare(self, method: FederatedMethod) -> None:
-        """No selections yet."""
-        self.selections = torch.zeros(len(method.template(GROUP_KEYS)), dtype=torch.float64)
+    def start(self, initial: Values, federation: Federation) -> None:
+        """Count no selections yet."""
+        super().start(initial, federation)
+        self.register_buffer("selections", torch.zeros(len(initial[GROUP_KEYS]), dtype=torch.float64))
 
-    def broadcast(self, method: FederatedMethod, clients: Sequence[int]) -> Message:
-        """Prompts and keys, and each group's share of the selections so far (zeros before any)."""
-        frequency = (self.selections / self.selections.sum().clamp(min=1)).to(method.template(GROUP_KEYS))
-        return super().broadcast(method, clients) | {FREQUENCY: frequency.expand(len(clients), -1)}
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send prompts and keys, and each group's share of the selections so far (zeros before any)."""
+        frequency = (self.selections / self.selections.sum().clamp(min=1)).to(shared[GROUP_KEYS].dtype)
+        return Broadcast(shared | {FREQUENCY: frequency})
 
-    def finish_round(
-        self, method: FederatedMethod, clients: Sequence[int], updates: Sequence[Message], weights: Tensor
-    ) -> None:
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Average, merge the keys, apply momentum, count."""
-        shared = [{name: update[name] for name in method.shared_names} for update in updates]
-        new = self.aggregate(shared, weights)
-        selections = torch.stack([update[SELECTIONS] for update in updates]).double()
-        new[GROUP_KEYS] = merge_keys(torch.stack([update[GROUP_KEYS] for update in updates]), selections)
+        new = super().aggregate(round, shared, uploads)
+        # Without local epochs nothing is reported.
+        none = torch.zeros(len(uploads.clients), len(self.selections))
+        selections = uploads.values.get(SELECTIONS, none).double()
+        new[GROUP_KEYS] = merge_keys(uploads.values[GROUP_KEYS], selections)
         for name, momentum in ((GROUP_PROMPTS, self.prompt_momentum), (GROUP_KEYS, self.key_momentum)):
             # Exactly the old value at 1 and the new one at 0.
-            new[name] = torch.lerp(new[name], method.template(name), momentum)
-        for name, value in new.items():
-            method.template(name).data.copy_(value)
+            new[name] = torch.lerp(new[name], shared[name], momentum)
         self.selections += selections.sum(0).cpu()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts of selections, with the counters."""
-        return super().state_dict() | {"selections": self.selections}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the counts of selections."""
-        super().load_state_dict(state_dict)
-        self.selections.copy_(state_dict["selections"])
+        return new
 
 
 class SGPT(FederatedMethod):
@@ -147,7 +141,7 @@ class SGPT(FederatedMethod):
 
     Local training has two stages: (1) selection off, shared prompts and head by CE on the class token; (2) selection
     on, group prompts, keys and head by ``CE - mean_batch cos(q, k_selected)`` on the mean of the class token and the
-    group tokens. The server: see ``GroupServer``. Messages: S d + L G d + G d numbers (shared tokens, group tokens,
+    group tokens. The server: see ``GroupRule``. Messages: S d + L G d + G d numbers (shared tokens, group tokens,
     keys) and the head if it is global, and G more for the selections: counts up, frequencies down. Evaluated with the
     client's head (point ``server``), and right after local training (point ``local``). Clients that never train fit
     their head with the selection on.
@@ -180,6 +174,8 @@ class SGPT(FederatedMethod):
             momentum outside of [0, 1], or a backbone without a class token.
     """
 
+    inputs = ("images", "features")
+    uploads = (SELECTIONS,)
     evaluate_local = True
 
     def __init__(
@@ -218,7 +214,7 @@ class SGPT(FederatedMethod):
         self.num_groups = num_groups
         self.query_blocks = query_blocks
         self.batch_majority = batch_majority
-        self.group_server = GroupServer(prompt_momentum, key_momentum)
+        self._new_rule = partial(GroupRule, prompt_momentum, key_momentum)
         self.training_settings = training
         self.shared_prompts = nn.Parameter(torch.zeros(len(shared_blocks), width))
         self.group_prompts = VisualPromptTokens(num_groups, width, len(group_blocks), backbone.patch_size)
@@ -228,19 +224,19 @@ class SGPT(FederatedMethod):
         self.shared = (*prompts, "head") if head == "global" else prompts
         self.personal = () if head == "global" else ("head",)
 
-    def default_server(self) -> Server:
+    def make_server(self) -> ServerRule:
         """The server that counts selections."""
-        return self.group_server
+        return self._new_rule()
 
     def local_phases(self) -> list[Phase]:
         """Selection off: shared prompts and head. Selection on: group prompts, keys and head."""
         training = self.training_settings
         return [training.phase("shared_prompts", "head"), training.phase("group_prompts", "group_keys", "head")]
 
-    def new_client_phases(self) -> list[Phase]:
-        """The head, in the second of the two stages."""
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """The head of a client that never trains, in the second of the two stages."""
         fitting = new_client_training(self.training_settings).phase("head")
-        return [replace(fitting, epochs=0), fitting]
+        return [replace(fitting, epochs=0), fitting] if new else []
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """The query, [B, d]."""
@@ -268,10 +264,11 @@ class SGPT(FederatedMethod):
         """As ``forward``, with the query that the engine has."""
         return self.classify(batch.x, batch.features["query"])
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """CE in the first stage; in the second, CE less the mean cosine of query and selected key, and selections."""
         if batch.phase == 0:
-            return cross_entropy(self.logits(batch.x), batch.y, batch.mask)
+            none = torch.zeros(self.num_groups, device=batch.x.device)
+            return cross_entropy(self.logits(batch.x), batch.y, batch.mask), {SELECTIONS: none}
         similarity = key_similarity(batch.features["query"], self.group_keys)
         chosen = one_hot(training_group(similarity, client.received[FREQUENCY]), self.num_groups)
         if self.batch_majority:
@@ -279,8 +276,3 @@ class SGPT(FederatedMethod):
         agreement = masked_mean((similarity * chosen).sum(1), batch.mask)
         loss = cross_entropy(self.logits(batch.x, chosen), batch.y, batch.mask) - agreement
         return loss, {SELECTIONS: (chosen * batch.mask.unsqueeze(1)).sum(0)}
-
-    def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
-        """How often the client selected each group in this round, [G]."""
-        none = torch.zeros(self.num_groups, device=self.group_keys.device)
-        return {SELECTIONS: totals.get(SELECTIONS, none)}

@@ -6,7 +6,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
-from benchmark.method import Client, FederatedMethod, LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone
 from methods.losses import cross_entropy
 
@@ -39,7 +40,7 @@ class TextPromptMethod(FederatedMethod):
 
     shared: tuple[str, ...] = ("context",)
     open_vocabulary = True
-    needs_images = False
+    inputs: tuple[Input, ...] = ("features",)
 
     def __init__(
         self,
@@ -85,14 +86,13 @@ class TextPromptMethod(FederatedMethod):
         """The prompts of the classes of a split, without their context."""
         return cast(ClassPrompts, self.vocabularies[_key(split if split in self.label_spaces else "")])
 
-    def configure_model(self) -> None:
-        """Make the prompts of every label space, now that the data have said which there are."""
-        if self.bank is None:
-            # Splits with the same classes have the same prompts; those that are not named have all classes.
-            names = {split: tuple(self.names_of(split)) for split in ("", *self.label_spaces)}
-            made = {own: self.make_class_prompts(own) for own in dict.fromkeys(names.values())}
-            self.vocabularies = nn.ModuleDict({_key(split): made[own] for split, own in names.items()})
-        super().configure_model()
+    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
+        """Make the prompts of every label space."""
+        super().set_label_spaces(label_spaces)
+        # Splits with the same classes have the same prompts; those that are not named have all classes.
+        names = {split: tuple(self.names_of(split)) for split in ("", *label_spaces)}
+        made = {own: self.make_class_prompts(own) for own in dict.fromkeys(names.values())}
+        self.vocabularies = nn.ModuleDict({_key(split): made[own] for split, own in names.items()})
 
     # ------------------------------------------------------------------ the contract
 
@@ -113,9 +113,9 @@ class TextPromptMethod(FederatedMethod):
         logits = self.logits(self.image_features(batch), self.text_features(batch.split))
         return cross_entropy(logits, batch.y, batch.mask)
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """In an evaluation the text features of the split's classes, as ``text`` [C, e]."""
-        return {"text": self.text_features(split)} if kind == "evaluate" else {}
+        return {"text": self.text_features(split)} if stage is Stage.EVALUATE else {}
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Logits with the text features that were prepared."""
@@ -123,7 +123,7 @@ class TextPromptMethod(FederatedMethod):
 
     def local_phases(self) -> list[Phase]:
         """Everything that has a role."""
-        return [self.training_settings.phase(*self.shared, *self.personal, *self.disclosed)]
+        return [self.training_settings.phase(*self.shared, *self.personal)]
 
 
 def _key(split: str) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmark.backbones.pixel_prompts import PaddingPrompt, PixelPrompt
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import FederatedMethod, LocalTraining, MiniBatch
+from benchmark.contract import LocalTraining, MiniBatch, Stage
 from benchmark.ranges import FewOrNone
 from methods.text_prompt import TextPromptMethod
 
@@ -37,9 +37,7 @@ class TPFL(TextPromptMethod):
     """
 
     shared: tuple[str, ...] = ("context", "visual_prompt")
-    needs_images = True
-    # No feature of an image is frozen: the prompt on it moves.
-    frozen_features = FederatedMethod.frozen_features
+    inputs = ("images",)  # no feature of an image is frozen: the prompt on it moves
 
     def __init__(
         self,
@@ -65,6 +63,6 @@ class TPFL(TextPromptMethod):
         """Features of the prompted images, [B, e]."""
         return self.clip.image_features(self.visual_prompt(batch.x, batch.noise))
 
-    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, Tensor]:
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
         """What the prompt on the pixels needs of chance."""
         return self.visual_prompt.draw(generator)

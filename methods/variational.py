@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.padding import at_least_float32
+from benchmark.masked import at_least_float32
 
 LOG_2PI = math.log(2 * math.pi)
 

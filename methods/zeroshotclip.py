@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
-from benchmark.method import Phase
+from benchmark.contract import Phase
 from methods.text_prompt import TextPromptMethod
 
 

@@ -11,9 +11,11 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
 from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI
+from benchmark.federation import Federation, Round, Uploads, Values
 from benchmark.method import FederatedMethod
 from benchmark.recorder import Recorder
-from datamodules.base import FederatedDataModule
+from benchmark.server import ServerRule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
 
@@ -59,6 +61,48 @@ class Ragged(Partition):
         return ClientSplits([t.astype(np.int64) for t in train], [t.astype(np.int64) for t in test])
 
 
+def federation(clients: int, participants: int | None = None, seed: int = 0, classes: int = 8) -> Federation:
+    """The facts of a federation without any images, for a rule that is tested alone: client k holds k + 1 rows."""
+    rows = {client: np.arange(client + 1) for client in range(clients)}
+    return Federation(
+        seed=seed,
+        num_clients=clients,
+        training_clients=tuple(range(clients)),
+        new_clients=(),
+        participants=clients if participants is None else participants,
+        train_rows=rows,
+        train_sizes={client: len(own) for client, own in rows.items()},
+        held_out={},
+        class_counts=torch.ones(clients, classes, dtype=torch.int64),
+        label_spaces={},
+        batch_size=4,
+        drop_last=False,
+        eval_batch_size=4,
+    )
+
+
+class Witness(ServerRule):
+    """FedAvg's server that remembers what it has received, a round after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Uploads] = []
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Remember the uploads."""
+        self.seen.append(uploads)
+        return super().aggregate(round, shared, uploads)
+
+    @property
+    def last(self) -> dict[int, Values]:
+        """Per client, what it has uploaded last."""
+        return {
+            client: {name: value[row] for name, value in uploads.values.items()}
+            for uploads in self.seen
+            for row, client in enumerate(uploads.clients)
+        }
+
+
 def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
     """Method and data of ``tests/conf/<conf>.yaml`` on the tiny federation."""
     args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
@@ -91,8 +135,8 @@ def fit(
 
 def learned(method: FederatedMethod) -> dict[str, torch.Tensor]:
     """Everything a run leaves behind: shared values, all clients' state, the server's state, all metrics."""
-    state = {n: method.template(n).detach().clone() for n in method.shared_names}
-    state |= {f"bank.{n}": method.bank.all_rows(n).clone() for n in method.bank.names}  # type: ignore[union-attr]
+    state = {name: value.clone() for name, value in method.simulation.shared().items()}
+    state |= {f"store.{name}": method.store.all_rows(name).clone() for name in method.store.names}
     state |= {f"server.{n}": v for n, v in _tensors(method.server.state_dict()).items()}
     recorder = next(cb for cb in method.trainer.callbacks if isinstance(cb, Recorder))
     state |= {"metric." + "/".join(map(str, key)): v for key, v in recorder.values.items()}

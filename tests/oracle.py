@@ -7,7 +7,9 @@ import torch
 from federation import build
 from torch import Tensor, nn
 
-from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.contract import LocalTraining, Stage
+from benchmark.engine.round_plan import RoundPlan
+from benchmark.server import ServerRule
 
 Values = dict[str, Tensor]
 
@@ -34,11 +36,10 @@ def mini_batches(data: Any, client: int, round: int, *epochs: int, stage: str = 
         epochs: of each local phase.
         stage: what they are for.
     """
-    plan = RoundPlan(
-        [client], data.train_indices, [PlannedPhase(e, stage) for e in epochs], 4, False, 1, data.seed, round
-    )
-    for step in (plan[i] for i in range(len(plan))):
-        if step.mask.any():
+    phases = [LocalTraining(lr=0.0, epochs=number).phase() for number in epochs]
+    plan = RoundPlan([client], data.train_indices, phases, Stage(stage), 4, False, 1, data.seed, round)
+    for step in (plan[i] for i in range(len(plan.steps))):
+        if step.clients:
             yield images_at(data, step.index[0][step.mask[0]], step.phase)
 
 
@@ -51,9 +52,9 @@ def images_at(data: Any, rows: Any, phase: int = 0) -> Images:
 def selected(method: Any, data: Any, round: int) -> list[int]:
     """The clients of a round."""
     data.setup()
-    server = method.default_server()
-    server.seed, server.training_clients, server.participants = data.seed, data.training_clients, data.participants
-    return sorted(server.select(round))
+    rule = ServerRule()
+    rule.start({}, data.federation)
+    return sorted(rule.select(round))
 
 
 def weighted(data: Any, uploads: Mapping[int, Values]) -> Values:
@@ -116,10 +117,10 @@ def simulate(
     """
     method, data = build(conf, *FEW, *overrides)
     data.setup()
-    method.configure_model()
+    method.join(data)
     (phase,) = method.local_phases()
     settings = phase.groups[0]
-    shared = {name: method.template(name).detach().clone() for name in method.shared_names}
+    shared = {name: method.get_parameter(name).detach().clone() for name in method.roles.shared}
     kept: dict[int, Values] = {}
 
     def train(client: int, round: int, shared: Values) -> Values:

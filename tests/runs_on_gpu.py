@@ -9,7 +9,8 @@ import torch
 from federation import build, fit, learned
 from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
 
-from benchmark.batch import Block
+from benchmark.engine.local_training import LocalSteps
+from benchmark.engine.plan import Block
 from benchmark.method import FederatedMethod
 
 #: Two clients of 9 and 4 images, which do not end together.
@@ -72,12 +73,12 @@ def compare(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, float], li
 
 def waits_with(fault: str) -> list[str]:
     """The waits of local steps that each do what none may."""
-    losses = FederatedMethod._losses
+    losses = LocalSteps.losses
 
-    def wrong(self: FederatedMethod, *arguments: Any) -> Any:
-        made, named = losses(self, *arguments)
-        FAULTS[fault](made)
-        return made, named
+    def wrong(self: LocalSteps, *arguments: Any) -> Any:
+        made = losses(self, *arguments)
+        FAULTS[fault](made[0] if isinstance(made, tuple) else made)
+        return made
 
-    with patch.object(FederatedMethod, "_losses", wrong):
+    with patch.object(LocalSteps, "losses", wrong):
         return on_gpu("FedBABU", ())[1]

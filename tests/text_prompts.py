@@ -9,7 +9,8 @@ from federation import build, fit, learned
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.method import Client, MiniBatch
+from benchmark.contract import Client, MiniBatch
+from benchmark.federation import Round
 
 ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
 #: One step an epoch, on all images of a client; plain SGD.
@@ -49,8 +50,7 @@ def alone(conf: str, *overrides: str) -> tuple[Any, MiniBatch]:
     """A method with its label spaces, and twelve training images."""
     method, data = build(conf, *overrides)
     data.setup()
-    method.label_spaces = data.label_spaces
-    method.configure_model()
+    method.join(data)
     x = data.transform(data.pool.images[:12], None)
     labels, mask = data.pool.labels[:12], torch.arange(12) < 11
     return method, MiniBatch(x, labels, mask, features=method.frozen_features(x))
@@ -58,8 +58,9 @@ def alone(conf: str, *overrides: str) -> tuple[Any, MiniBatch]:
 
 def client_of(method: Any, received: dict[str, Tensor], prepared: dict[str, Tensor]) -> Client:
     """The client whose parameters are the method's own."""
-    parameters = {name: method.get_parameter(name) for name in method.trainable_names}
-    return Client(parameters, received, {}, prepared, torch.zeros(8, dtype=torch.int64))
+    parameters = {name: method.get_parameter(name) for name in method.roles.trained}
+    counts = torch.zeros(8, dtype=torch.int64)
+    return Client(parameters, received, {}, torch.tensor(False), prepared, counts, {}, Round(1, (), 0))
 
 
 def open_clip_text(clip: PromptedCLIP, names: list[str], context: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
+from benchmark.engine.compiled_step import CompileMode
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.works import Work, cnn, fedvpt, headtune, large_clip, large_vit, promptfl, tiny_vit
-from datamodules.base import CompileMode
 
 CLIENTS, STEPS, ROUNDS = 8, 4, 5
 

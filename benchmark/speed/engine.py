@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmark.backbones.cnn import PaperCNN
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.speed.measure import RandomImages, Row, device, fit
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 from methods.fedavg import FedAvg

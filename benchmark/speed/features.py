@@ -30,10 +30,10 @@ class Subject:
 
 def outcome(method: FederatedMethod) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What a fit leaves behind: shared values with all clients' own state, and accuracies [N] by point and split."""
-    assert method.bank is not None
-    values = {name: method.template(name).detach().clone() for name in method.shared_names}
-    values |= {f"bank.{name}": method.bank.all_rows(name).clone() for name in method.bank.names}
-    scores = {"/".join(key): score.compute()["accuracy"] for key, score in method.scores.items()}
+    values = {name: value.clone() for name, value in method.simulation.shared().items()}
+    values |= {f"store.{name}": method.store.all_rows(name).clone() for name in method.store.names}
+    found = method.simulation.evaluation.scores
+    scores = {"/".join(key): score.compute()["accuracy"] for key, score in found.items()}
     return values, scores
 
 

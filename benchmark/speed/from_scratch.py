@@ -7,10 +7,10 @@ import torch
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.pixel_prompts import PaddingPrompt
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import RandomImages, Row, fit
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 from methods import MOON, FedAvg, FedBABU, FedMTL, FedPer, FedProx, FedRep, Local, PFedPT

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.checkpoint import AtomicCheckpointIO
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import RandomImages, Row, fit
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 from methods.fedper import FedPer
@@ -86,7 +86,7 @@ class _SaveAtEnd(Callback):
             trainer.save_checkpoint(Path(folder) / "last.ckpt")
             self.seconds = time.perf_counter() - began
             self.bytes = (Path(folder) / "last.ckpt").stat().st_size
-        self.state_bytes = sum(rows.numel() * rows.element_size() for rows in pl_module.bank.buffers())
+        self.state_bytes = sum(rows.numel() * rows.element_size() for rows in pl_module.store.buffers())
 
 
 def grow(clients: int, rounds: int = 20) -> Grown:

@@ -23,10 +23,10 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmark.cli import TRAINER_DEFAULTS
-from benchmark.memory import keep_freed_memory
+from benchmark.engine.allocator import keep_freed_memory
 from benchmark.method import FederatedMethod
 from benchmark.results import environment, write_json, write_text
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.source import ImagePool, ImageSource
 
 #: of a table of measurements
@@ -133,7 +133,7 @@ class Laps(Callback):
         """A round ends, and the next begins."""
         self.rounds.append(now() - self._began - self._evaluated)
         self.steps.append(self._steps)
-        self.losses.append(pl_module.reports["loss"][sorted(self._clients)].mean().item())
+        self.losses.append(pl_module.simulation.reports.mean("loss"))
         self._clients, self._steps, self._evaluated, self._began = set(), 0, 0.0, now()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:

@@ -15,7 +15,10 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmark.batch import Blocks, RoundPlan
+from benchmark.engine.images import ImageFeed
+from benchmark.engine.plan import Blocks
+from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.rounds import Server
 from benchmark.figures import new_figure, save_figure
 from benchmark.speed.measure import Row, device, fit, now
 from benchmark.speed.works import Work, cnn, fedvpt, large_clip, large_vit, promptfl
@@ -96,7 +99,7 @@ class Stopwatch(Callback):
             ("engine: plan", data, "train_dataloader"),
             ("engine: plan", RoundPlan, "__init__"),
             ("engine: plan", Blocks, "__getitem__"),
-            ("engine: images", data, "fill"),
+            ("engine: images", ImageFeed, "fill"),
             ("engine: slots", server, "on_train_epoch_start"),
             ("engine: slots", server, "on_train_batch_start"),
             ("engine: slots", server, "on_train_batch_end"),
@@ -121,7 +124,7 @@ def parts_of_round(work: Work, clients: int, width: int, rounds: int) -> dict[st
         rounds: at least two.
     """
     method, data = work.method(clients), work.data(clients, STEPS * work.batch, width)
-    server, watch = method.default_server(), Stopwatch()
+    server, watch = Server(method.make_server()), Stopwatch()
     with watch.attached(method, data, server):
         fit(method, data, rounds, precision=work.precision, callbacks=[server, watch])
     return min(watch.rounds[1:], key=lambda seconds: sum(seconds.values()))

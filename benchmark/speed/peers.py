@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.peer_scripts.cifar10_setting import (
@@ -40,7 +40,7 @@ from benchmark.speed.peer_scripts.cifar10_setting import (
     Setting,
     make_images,
 )
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.source import ImagePool, ImageSource
 from datamodules.transform import ImageTransform
@@ -119,8 +119,8 @@ def measure_engine(setting: Setting, width: int) -> Measured:
         evaluations=laps.evaluations,
         losses=laps.losses,
         steps=laps.steps[-1],
-        parameters=sum(method.template(name).numel() for name in method.trainable_names),
-        accuracy=method.scores["server", "test"].compute()["accuracy"].mean().item(),
+        parameters=sum(method.get_parameter(name).numel() for name in method.roles.trained),
+        accuracy=method.simulation.evaluation.scores["server", "test"].compute()["accuracy"].mean().item(),
         processes=1,
         threads=torch.get_num_threads(),
         versions={"torch": torch.__version__},

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from benchmark.errors import ConfigurationError
 from benchmark.speed.growth import SIZE, TRAINING, SmallBackbone
 from benchmark.speed.measure import RandomImages, Row, fit, seconds
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 from methods.fedper import FedPer

@@ -6,10 +6,11 @@ from typing import Literal
 
 import torch
 
-from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.contract import LocalTraining, Stage
+from benchmark.engine.round_plan import RoundPlan
 from benchmark.speed.measure import Laps, Row, device, fit
 from benchmark.speed.works import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import DirichletShared, Partition
 
 STEPS = 2
@@ -17,14 +18,15 @@ STEPS = 2
 
 def padding_share(plan: RoundPlan) -> float:
     """Share of the rows in a round's stacked steps that hold no image, in [0, 1)."""
-    masks = [plan[step].mask for step in range(len(plan))]
+    masks = [mask for step in range(len(plan.steps)) if (mask := plan[step].mask) is not None]
     return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
 
 
 def round_plan(data: FederatedDataModule, width: int) -> RoundPlan:
     """A round of one epoch with all clients, as the engine plans it."""
     clients = range(data.num_clients)
-    return RoundPlan(clients, data.train_indices, [PlannedPhase(1)], data.batch_size, False, width, data.seed, 1)
+    phases = [LocalTraining(lr=0.0, epochs=1).phase()]
+    return RoundPlan(clients, data.train_indices, phases, Stage.TRAIN, data.batch_size, False, width, data.seed, 1)
 
 
 def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]], rounds: int, turns: int) -> list[Row]:
@@ -45,8 +47,9 @@ def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]]
                 times = fit(work.method(clients), data, rounds, precision=work.precision)
             except torch.cuda.OutOfMemoryError:
                 continue
+            assert data.loaders is not None
             if width not in best or times.best < best[width][0]:
-                best[width] = (times.best, times.memory if device() == "cuda" else None, data.width())
+                best[width] = (times.best, times.memory if device() == "cuda" else None, data.loaders.width)
     what = f"one client's step of {work.batch} images, of {clients} clients x {STEPS} steps"
     reference = best[widths[0]][0]
     return [

@@ -11,10 +11,10 @@ from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.backbones.vit import TimmViT
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import RandomImages, device
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID, Partition
 from datamodules.transform import ImageTransform
 from methods.fedavg import FedAvg

@@ -88,6 +88,8 @@ EDITS: dict[str, tuple[Change, str]] = {
     "no version of Lightning": (put("pytorch-lightning_version", "del"), "it holds no pytorch-lightning_version"),
     "no frozen weights": (put("frozen_hash", "del"), "it holds no frozen_hash"),
     "other frozen weights": (put("frozen_hash", "0"), "other frozen weights"),
+    "of a version before": (put("format", "del"), "is a checkpoint of format 1, as another version of this project"),
+    "of a version to come": (put("format", 3), "this one reads format 2: go on with the version that wrote it, or st"),
     "state_dict is a list": (put("state_dict", []), "it holds no state_dict"),
     "a hundred rounds": (put("callbacks", "server", "finished_rounds", 100), "how many rounds are done (server.fin"),
     "a hundred epochs": (put(*PROGRESS, 100), "how many rounds are done (server.finished_rounds 2"),

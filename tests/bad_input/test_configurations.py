@@ -10,7 +10,7 @@ from federation import CONF
 from refusal import refused
 
 from benchmark.cli import FederatedCLI, main
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]

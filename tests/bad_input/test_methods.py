@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +12,12 @@ from refusal import refused
 from torch import Tensor, nn
 
 from benchmark.cli import main
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, LocalTraining, MiniBatch
-from benchmark.server import Message, Server
+from benchmark.federation import Broadcast, Round, Uploads, Values
+from benchmark.method import FederatedMethod
+from benchmark.server import ServerRule
 from methods.fedvpt import FedVPT
 
 
@@ -23,22 +26,53 @@ class NoPhases(FedVPT):
         self.training_settings.phase("prompt", "head")
 
 
-class KeepsANumber(FedVPT):
-    def kept_state(self) -> Any:
-        return {"best": 0.0}
+class Unwritten(FedVPT):
+    local_phases = FederatedMethod.local_phases
+
+
+class UnwrittenForward(FedVPT):
+    forward = FederatedMethod.forward
+
+
+class RemembersANumber(FedVPT):
+    remembers = ("best",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.best = 0.0
 
 
 class PreparesNothing(FedVPT):
-    def prepare(self, client: Client, kind: str, split: str) -> Any:
+    def prepare(self, client: Client, stage: Stage, split: str) -> Any:
         self.prompt()
 
 
-class ForgetsAPart(FedVPT):
-    def kept_state(self) -> dict[str, Tensor]:
-        return {"rounds": torch.zeros(()), "best": torch.zeros(2)}
+class Transforms(FedVPT):
+    def local_phases(self) -> list[Phase]:
+        return [replace(phase, transform=self.changed) for phase in super().local_phases()]
 
-    def after_local_training(self, client: Client) -> dict[str, Tensor]:
-        return {"rounds": client.kept["rounds"] + 1}
+    def changed(self, client: Client, update: Values) -> Any:
+        raise NotImplementedError
+
+
+class ChangesToANumber(Transforms):
+    def changed(self, client: Client, update: Values) -> Any:
+        return {"prompt.tokens": 0.0}
+
+
+class ChangesByItself(Transforms):
+    def changed(self, client: Client, update: Values) -> Any:
+        return update["prompt.tokens"] / 2
+
+
+class ChangesAPrefix(Transforms):
+    def changed(self, client: Client, update: Values) -> Any:
+        return {"prompt": update["prompt.tokens"] / 2}
+
+
+class ChangesItsShape(Transforms):
+    def changed(self, client: Client, update: Values) -> Any:
+        return {"prompt.tokens": update["prompt.tokens"].sum(0)}
 
 
 class AsksWhoItIs(FedVPT):
@@ -90,35 +124,63 @@ class LogitsOfOneImage(FedVPT):
 
 
 class UploadsANumber(FedVPT):
-    def client_upload(self, client: Client, totals: dict[str, Tensor]) -> Any:
-        return {"count": 3}
+    uploads = ("count",)
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        return super().client_loss(client, batch), {"count": 3}
 
 
-class SendsAPrefix(Server):
-    def broadcast(self, method: Any, clients: Sequence[int]) -> Message:
-        return {"prompt": torch.zeros(2, 64)}
+class UploadsNothing(FedVPT):
+    uploads = ("count",)
 
 
-class SendsTooMany(Server):
-    def broadcast(self, method: Any, clients: Sequence[int]) -> Message:
-        return {"prompt.tokens": method.template("prompt.tokens").expand(100, -1, -1)}
+class SendsAPrefix(ServerRule):
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        return Broadcast({"prompt": torch.zeros(2, 64)})
 
 
-class AsksForAPrefix(Server):
-    def broadcast(self, method: Any, clients: Sequence[int]) -> Message:
-        return {"prompt.tokens": method.template("prompt")}
+class SendsTooMany(ServerRule):
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        return Broadcast(own={"prompt.tokens": shared["prompt.tokens"].expand(100, -1, -1)})
+
+
+class SendsEachTheSame(ServerRule):
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        return Broadcast(own={"advice": torch.zeros(2)})
+
+
+class MakesAPrefix(ServerRule):
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        return {"prompt": shared["prompt.tokens"]}
+
+
+class MakesPersonalValues(ServerRule):
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        return {"head.bias": torch.zeros(8)}
+
+
+class MakesOneRow(ServerRule):
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        return {"prompt.tokens": shared["prompt.tokens"][:1]}
 
 
 MISTAKES = [
     (NoPhases, r"NoPhases.local_phases must return a list of phases, .*; it returns None"),
-    (KeepsANumber, r"KeepsANumber.kept_state must return a dict of tensors; it returns {'best': 'float'}"),
+    (Unwritten, r"Unwritten must define local_phases: what a client trains in a round"),
+    (UnwrittenForward, r"UnwrittenForward must define forward: images \[B, 3, H, W\] to logits \[B, C\]"),
+    (RemembersANumber, r"RemembersANumber: remembers names 'best', which has no parameter"),
     (PreparesNothing, r"PreparesNothing.prepare .*must return tensors alone"),
+    (ChangesToANumber, r"ChangesToANumber.changed .*must return tensors alone"),
+    (ChangesByItself, r"ChangesByItself.changed must return a dict of tensors; it returns Tensor"),
     (
-        ForgetsAPart,
-        r"ForgetsAPart.after_local_training must return all of kept_state, {'rounds': \(\), 'best': \(2,\)} .*; it "
-        r"returns {'rounds': \(\)}",
+        ChangesAPrefix,
+        r"ChangesAPrefix.changed gives 'prompt' of shape \(2, 64\); expected .*: head.bias, head.weight, prompt.tokens",
     ),
-    (AsksWhoItIs, r"AsksWhoItIs.client_loss, LINE asks for client.id; a client has parameters, received, kept, "),
+    (
+        ChangesItsShape,
+        r"ChangesItsShape.changed gives 'prompt.tokens' of shape \(64,\); expected \(2, 64\)",
+    ),
+    (AsksWhoItIs, r"AsksWhoItIs.client_loss, LINE asks for client.id; a client has parameters, received, previous, "),
     (AsksForLabels, r"AsksForLabels.client_logits, LINE asks for batch.labels; a batch has x, y, mask"),
     (TakesANumber, r"TakesANumber.client_l\w+, LINE makes a Python number of a tensor"),
     (Decides, r"Decides.client_loss, LINE decides by a tensor's value"),
@@ -127,23 +189,27 @@ MISTAKES = [
     (LossOfEachImage, r"LossOfEachImage.client_loss .*must return a scalar, .*; it returns shape \(4,\)"),
     (NoLoss, r"NoLoss.client_loss .*must return tensors alone"),
     (LogitsOfOneImage, r"LogitsOfOneImage.client_logits .*must return logits \[B, C\] .*; it returns \(8,\)"),
-    (UploadsANumber, r"UploadsANumber.client_upload .*must return tensors alone"),
-    (
-        SendsAPrefix,
-        r"SendsAPrefix.broadcast gives 'prompt' of shape .* the whole name of a parameter, such as 'prompt.t",
-    ),
+    (UploadsANumber, r"UploadsANumber.client_loss .*must return tensors alone"),
+    (UploadsNothing, r"UploadsNothing: uploads names 'count', which is no parameter and which client_loss does not re"),
+    (SendsAPrefix, r"SendsAPrefix.broadcast gives 'prompt'; expected the whole name, such as 'prompt.tokens'"),
     (
         SendsTooMany,
         r"SendsTooMany.broadcast gives 'prompt.tokens' of shape \(100, 3, 64\) to \d+ clients; expected \(3, ",
     ),
-    (AsksForAPrefix, r"FedVPT has no parameter 'prompt'; below it are prompt.tokens"),
+    (
+        SendsEachTheSame,
+        r"SendsEachTheSame.broadcast gives 'advice' of shape \(2,\) as \d+ clients' own; expected a row",
+    ),
+    (MakesAPrefix, r"MakesAPrefix.aggregate gives 'prompt', which is not shared; expected .*: prompt.tokens"),
+    (MakesPersonalValues, r"MakesPersonalValues.aggregate gives 'head.bias', which is not shared; expected .*: prompt"),
+    (MakesOneRow, r"MakesOneRow.aggregate gives 'prompt.tokens' of shape \(1, 64\); expected \(3, 64\)"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "said"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_mistake_in_a_method_is_named_in_one_line(kind: type, said: str) -> None:
     template, data = build("FedVPT")
-    method, callbacks = template, [kind()] if issubclass(kind, Server) else []
+    method, callbacks = template, [Server(kind())] if issubclass(kind, ServerRule) else []
     if not callbacks:
         method = kind(8, 11, template.backbone, 2, LocalTraining(lr=0.1, epochs=1))
     with pytest.raises(ConfigurationError) as error:

@@ -16,9 +16,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmark.backbones.cnn import PaperCNN
-from benchmark.bank import ClientBank
-from benchmark.batch import Block, EvaluationPlan
-from benchmark.method import FederatedMethod
+from benchmark.contract import Stage
+from benchmark.engine.client_store import ClientStore
+from benchmark.engine.evaluation_plan import EvaluationPlan
+from benchmark.engine.plan import Block
+from benchmark.engine.rounds import Server
+from benchmark.federation import Round
 
 CUDA = torch.device("cuda", 0)
 CONVOLUTIONAL = sorted(path.stem for path in CONF.glob("*.yaml") if "PaperCNN" in path.read_text())
@@ -51,7 +54,7 @@ def cuda_autocast() -> Iterator[None]:
 def to_fake_cuda(method: nn.Module, mode: FakeTensorMode) -> None:
     """Every parameter and buffer becomes one of the same shape on the GPU; clients' rows stay on the host."""
     for module in method.modules():
-        if isinstance(module, ClientBank):
+        if isinstance(module, ClientStore):
             continue
         for name, value in module.named_parameters(recurse=False):
             fake = mode.from_tensor(value.detach()).to(CUDA)
@@ -63,7 +66,7 @@ def to_fake_cuda(method: nn.Module, mode: FakeTensorMode) -> None:
 def set_up(conf: str) -> tuple[Any, Any]:
     """Method and data as a Trainer sets them up."""
     method, data = build(conf)
-    server = method.default_server()
+    server = Server(method.make_server())
     trainer = SimpleNamespace(
         datamodule=data,
         callbacks=[server],
@@ -97,21 +100,28 @@ def test_a_convolution_under_autocast_comes_out_in_bfloat16() -> None:
 @pytest.mark.parametrize("conf", CONVOLUTIONAL)
 def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation of the server's state and, where torch can run it without a driver, a training step's loss."""
-    monkeypatch.setattr("benchmark.method.torch_generator", fake_generator)
-    monkeypatch.setattr("benchmark.method.global_states", lambda device: ())  # of a CUDA generator, which needs one too
+    monkeypatch.setattr("benchmark.engine.simulation.torch_generator", fake_generator)
+    # A CUDA generator's state and the free memory need the driver, too.
+    monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
+    monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
     method, data = set_up(conf)
     plan = EvaluationPlan(range(4), {"test": data.held_out["test"]}, None, ("server",), 12, 4)
-    first = data._plan(list(range(4)), "train", 1)[0]
+    first = next(iter(data.loaders.training(1))).steps[0]
+    simulation = method.simulation
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         to_fake_cuda(method, mode)
         method._device = CUDA
         pool = data.pool
-        data._on_device[CUDA] = mode.from_tensor(pool.images).to(CUDA), mode.from_tensor(pool.labels).to(CUDA)
+        simulation.images.pool.images = mode.from_tensor(pool.images).to(CUDA)
+        simulation.images.pool.labels = mode.from_tensor(pool.labels).to(CUDA)
         with cuda_autocast():
-            for item in range(len(plan)):
+            for item in range(len(plan.steps)):
                 method.validation_step(Block((plan[item].to(CUDA),)), item)
             if conf != "PerFedAvg":  # whose loss takes a gradient
-                method.begin_cohort(first.cohort, method.server.broadcast(method, first.cohort))
-                losses, _ = FederatedMethod._losses(method, data.fill(first.to(CUDA)), None)
+                round = Round(1, first.cohort, 0)
+                received = simulation.received(method.server.rule, round, first.cohort)
+                cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
+                made = simulation.local_steps.losses(cohort, first, simulation.rows(first.to(CUDA)))
+                losses = made[0] if isinstance(made, tuple) else made
                 assert losses.shape == (len(first.clients),)
                 assert losses.device == CUDA

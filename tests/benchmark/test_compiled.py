@@ -10,12 +10,23 @@ import torch
 from federation import build, fit, learned
 
 import methods
+from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.engine.cohort import Cohort
+from benchmark.engine.compiled_step import CompiledLoss, graphs_made
+from benchmark.engine.plan import Rows, Step
 from benchmark.errors import ConfigurationError
-from benchmark.method import FederatedMethod, _graphs_made
+from benchmark.masked import cross_entropy
+from benchmark.method import FederatedMethod
 from benchmark.speed.compiled import mode_rows
 from benchmark.speed.works import headtune
 
 TRAINED = sorted(set(methods.__all__) - {"ZeroShotCLIP"})
+
+
+def programs(method: FederatedMethod) -> dict[tuple[Stage, int, int], Callable[..., Any]]:
+    """The compiled programs, by stage, phase and cohort width."""
+    compiled = method.simulation.local_steps.compiled
+    return {} if compiled is None else compiled.programs
 
 
 def assert_compiling_changes_nothing(conf: str) -> None:
@@ -26,7 +37,7 @@ def assert_compiling_changes_nothing(conf: str) -> None:
         method, data = build(conf, f"--data.compile_steps={mode}")
         fit(method, data, 2)
         ends.append({n: v for n, v in learned(method).items() if not n.startswith("metric.")})
-        assert bool(method._programs) == (mode == "default")
+        assert bool(programs(method)) == (mode == "default")
     for name, expected in ends[0].items():
         torch.testing.assert_close(ends[1][name], expected, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -81,8 +92,8 @@ def test_fine_tuning_has_a_program_of_its_own_and_it_is_checked(monkeypatch: pyt
     monkeypatch.setattr(torch, "compile", compiled)
     method, data = build("FedBABU", "--data.compile_steps=default", "--data.clients_per_round=6")
     fit(method, data, 1)
-    assert {(kind, width) for kind, _, width in method._programs} >= {("train", 3), ("finetune", 3), ("finetune", 2)}
-    assert len(made) == len(method._programs)
+    assert {(kind, width) for kind, _, width in programs(method)} >= {("train", 3), ("finetune", 3), ("finetune", 2)}
+    assert len(made) == len(programs(method))
 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +146,13 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
     def compile_(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
         return compiled(function, dynamic=dynamic, backend="eager")
 
-    check = FederatedMethod._check_gradient
+    def compare(self: CompiledLoss, cohort: Cohort, step: Step, rows: Rows, program: Callable[..., Any]) -> None:
+        checked.append(rows["x"].shape)
+        check(self, cohort, step, rows, program)
+
+    check = CompiledLoss.compare
     monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(FederatedMethod, "_check_gradient", lambda *a: checked.append(a[1].x.shape) or check(*a))
+    monkeypatch.setattr(CompiledLoss, "compare", compare)
     yield checked
     torch.compiler.reset()
 
@@ -148,11 +163,11 @@ RAGGED = ("--data.batch_size=64", "--data.clients_per_round=2", "--data.cohort_w
 
 def test_every_graph_that_is_made_is_checked(eager: list[torch.Size]) -> None:
     method, data = build("FedAvg", *RAGGED)
-    made = _graphs_made()
+    made = graphs_made()
     fit(method, data, 4)
     assert len(set(eager)) > 1
-    assert len(eager) == _graphs_made() - made == len(set(eager))
-    assert len(method._programs) == 1
+    assert len(eager) == graphs_made() - made == len(set(eager))
+    assert len(programs(method)) == 1
 
 
 def test_a_later_graph_that_errs_is_refused(eager: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +184,31 @@ def test_a_later_graph_that_errs_is_refused(eager: list[torch.Size], monkeypatch
 def test_a_weight_that_grows_with_the_rounds_makes_no_graph_of_each(eager: list[torch.Size]) -> None:
     overrides = ("--model.init_args.kl_warmup_rounds=4", "--data.clients_per_round=3", "--data.compile_steps=default")
     method, data = build("PFedBayesPT", *overrides)
-    made = _graphs_made()
+    made = graphs_made()
     fit(method, data, 1)
-    first = _graphs_made() - made
+    first = graphs_made() - made
     method, data = build("PFedBayesPT", *overrides)
     torch.compiler.reset()
-    made = _graphs_made()
+    made = graphs_made()
     fit(method, data, 3)
-    assert _graphs_made() - made == first == len(eager) / 2
+    assert graphs_made() - made == first == len(eager) / 2
+
+
+def test_the_number_of_the_round_is_that_of_each_round(
+    eager: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def louder(self: FederatedMethod, client: Client, batch: MiniBatch) -> torch.Tensor:
+        return cross_entropy(self(batch.x), batch.y, batch.mask) * client.round.number
+
+    monkeypatch.setattr(methods.FedAvg, "client_loss", louder)
+    ends = []
+    for mode in ("null", "default"):
+        method, data = build("FedAvg", f"--data.compile_steps={mode}")
+        fit(method, data, 2)
+        ends.append(method.simulation.shared())
+    assert eager
+    for name, expected in ends[0].items():
+        torch.testing.assert_close(ends[1][name], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_replay_that_errs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from federation import build, fit
 
-import benchmark.method
-from benchmark.batch import EvaluationPlan, PlannedPhase, RoundPlan, _filling
 from benchmark.checkpoint import read_checkpoint
-from benchmark.metrics import ClientScores
+from benchmark.contract import LocalTraining, Stage
+from benchmark.engine import evaluation, simulation
+from benchmark.engine.evaluation_plan import EvaluationPlan, filling
+from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.scores import ClientScores
 from benchmark.seeds import torch_generator
 
 
@@ -32,7 +34,8 @@ def look_ups(clients: int, finetuned: bool) -> int:
     images = Counted({client: np.arange(1 + client % 3) for client in range(clients)})
     training = None
     if finetuned:
-        training = RoundPlan(range(clients), images, [PlannedPhase(1, "finetune")], 2, False, width=8, seed=0, round=0)
+        phases = [LocalTraining(lr=0.0, epochs=1).phase("head")]
+        training = RoundPlan(range(clients), images, phases, Stage.FINETUNE, 2, False, width=8, seed=0, round=0)
     images.looked_up = 0
     EvaluationPlan(range(clients), {"test": images}, training, ("server", "local"), batch_size=6, most_clients=8)
     return images.looked_up
@@ -45,9 +48,9 @@ def test_planning_an_evaluation_looks_at_each_client_a_few_times(finetuned: bool
 
 def test_filling_cohorts_takes_time_linear_in_the_clients() -> None:
     def seconds(clients: int) -> float:
-        lists = dict.fromkeys(range(clients), (0,) * 50)
+        sizes = dict.fromkeys(range(clients), 50)
         began = time.process_time()
-        _filling(range(clients), {"test": lists}, batch_size=100, most_clients=10**6)  # type: ignore[dict-item]
+        filling(range(clients), sizes, batch_size=100, most=10**6)
         return time.process_time() - began
 
     assert min(seconds(160_000) for _ in range(2)) < 8 * max(seconds(40_000) for _ in range(3))
@@ -61,7 +64,7 @@ def test_scores_are_made_once_for_each_point_and_split(monkeypatch: pytest.Monke
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(benchmark.method, "ClientScores", Scores)
+    monkeypatch.setattr(evaluation, "ClientScores", Scores)
     method, data = build("FedVPT")
     fit(method, data, 2)
     assert len(made) == 3 * 2  # rounds 0, 1, 2; points server and local
@@ -75,7 +78,7 @@ def test_generators_are_made_only_for_those_who_draw(conf: str, most: int, monke
         made[key[:-1]] = made.get(key[:-1], 0) + 1
         return torch_generator(seed, *key, **named)
 
-    monkeypatch.setattr(benchmark.method, "torch_generator", counted)
+    monkeypatch.setattr(simulation, "torch_generator", counted)
     method, data = build(conf, "--data.cohort_width=3")
     fit(method, data, 1)
     assert max(count for key, count in made.items() if key[1] == "train") == most

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from benchmark.memory import keep_freed_memory
+from benchmark.engine.allocator import keep_freed_memory
 
 #: How many pages are cleared for ten times 48 MiB, taken and given back in turn: 12,288 pages each.
 PROGRAM = """
 import resource, sys
 import torch
-from benchmark.memory import keep_freed_memory
+from benchmark.engine.allocator import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)
 for turn in range(20):

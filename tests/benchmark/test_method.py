@@ -1,4 +1,4 @@
-"""What the engine offers to methods beyond the simple ones: phases, kept state, fine-tuning, noise, clipping."""
+"""The engine's offers to methods beyond the simple ones: phases, remembered values, fine-tuning, noise, clipping."""
 
 import copy
 import random
@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import build, fit
+from federation import Witness, build, fit
 from oracle import Images, descend, images_at, mini_batches
 from timm.layers import DropPath
 from torch import nn
 
+from benchmark.contract import Client, Group, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, Group, LocalTraining, MiniBatch, Phase
 from benchmark.seeds import global_states
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy
@@ -32,7 +33,6 @@ class TwoPhases(FedAvg):
 
     shared = ("backbone",)
     personal = ("head",)
-    seen: list[tuple[int, set[str]]]
 
     def local_phases(self) -> list[Phase]:
         return [
@@ -65,41 +65,50 @@ def test_phases_train_their_own_parameters_with_their_own_settings() -> None:
         loss.backward()
         optimizers[batch.phase].step()
     torch.testing.assert_close(
-        method.bank.all_rows("head.weight")[client], local["head"].weight.detach(), rtol=1e-4, atol=1e-6
+        method.store.all_rows("head.weight")[client], local["head"].weight.detach(), rtol=1e-4, atol=1e-6
     )
 
 
 class Remembers(FedAvg):
-    """Keeps the head of its previous round, and counts its rounds."""
+    """Is pulled towards the head of its previous round, and reports it and whether there was one."""
 
-    def kept_state(self) -> dict[str, torch.Tensor]:
-        return {"previous": self.head.weight.detach().clone(), "rounds": torch.zeros(())}
+    remembers = ("head",)
 
-    def after_local_training(self, client: Client) -> dict[str, torch.Tensor]:
-        return {"previous": client.parameters["head.weight"], "rounds": client.kept["rounds"] + 1}
+    def client_loss(self, client: Client, batch: MiniBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        assert set(client.previous) == {"head.weight", "head.bias"}
+        previous = client.previous["head.weight"]
+        away = (self.head.weight - previous).square().sum()
+        loss = super().client_loss(client, batch) + 0.1 * away + 0 * client.received["head.weight"].sum()
+        return loss, {"previous": previous.sum(), "participated": client.participated.float()}
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> torch.Tensor:
-        away = (self.head.weight - client.kept["previous"]).square().sum()
-        return super().client_loss(client, batch) + 0.1 * away + 0 * client.received["head.weight"].sum()
 
-
-def test_clients_keep_state_of_their_own_between_rounds() -> None:
+def test_clients_remember_their_own_values_of_their_last_round() -> None:
     method, data = of_class(Remembers, "--data.clients_per_round=4")
-    fit(method, data, 3)
-    took_part = [sum(c in method.server.select(r) for r in (1, 2, 3)) for c in range(11)]
-    assert method.bank.all_rows("kept.rounds").tolist() == took_part
-    rows = method.bank.all_rows("kept.previous")
-    never = [c for c in range(11) if not took_part[c]]
+    witness, (fresh, _) = Witness(), of_class(Remembers)
+    initial = fresh.head.weight.detach()
+    recorded = fit(method, data, 3, [Server(witness)]).callbacks[0].values
+    last: dict[int, torch.Tensor] = {}
+    for round, uploads in enumerate(witness.seen, start=1):
+        chosen = list(uploads.clients)
+        assert chosen == method.server.rule.select(round)
+        seen = {name: recorded[round, "local", "train", name] for name in ("previous", "participated")}
+        assert seen["participated"][chosen].tolist() == [client in last for client in chosen]
+        expected = [last.get(client, initial).sum().item() for client in chosen]
+        assert seen["previous"][chosen].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        last |= dict(zip(chosen, uploads.values["head.weight"], strict=True))
+    never = [client for client in range(11) if client not in last]
     assert never
-    fresh, _ = of_class(Remembers)
-    assert all(torch.equal(rows[c], fresh.head.weight) for c in never)
-    assert not any(torch.equal(rows[c], fresh.head.weight) for c in range(11) if took_part[c])
+    assert len(last) < 3 * 4, "somebody takes part twice"
+    rows = method.store.all_rows("last.head.weight")
+    assert method.store.all_rows("participated").tolist() == [client in last for client in range(11)]
+    assert all(torch.equal(rows[client], last.get(client, initial)) for client in range(11))
+    assert not any(torch.equal(rows[client], initial) for client in last)
 
 
 class FineTuned(FedAvg):
     """Fine-tunes a copy of the head before it is evaluated."""
 
-    def finetune_phases(self) -> list[Phase]:
+    def finetune_phases(self, new: bool) -> list[Phase]:
         return [Phase((Group(("head",), 0.5),), epochs=3)]
 
 
@@ -108,8 +117,8 @@ def test_fine_tuning_happens_on_a_copy_that_is_evaluated() -> None:
     fit(plain, data, 2)
     tuned, data = of_class(FineTuned)
     trainer = fit(tuned, data, 2)
-    for name in plain.shared_names:
-        assert torch.equal(plain.template(name), tuned.template(name))
+    for name in plain.roles.shared:
+        assert torch.equal(plain.get_parameter(name), tuned.get_parameter(name))
     before = trainer.callbacks[0].values[2, "server", "test", "loss"]
     without = plain.trainer.callbacks[0].values[2, "server", "test", "loss"]
     assert (before - without).abs().mean() > 0.01
@@ -128,7 +137,7 @@ def test_fine_tuning_happens_on_a_copy_that_is_evaluated() -> None:
 class Noisy(FedAvg):
     """Adds keyed noise to the images."""
 
-    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, torch.Tensor]:
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, torch.Tensor]:
         return {"pixels": torch.randn(batch_size, 1, 1, 1, generator=generator)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> torch.Tensor:
@@ -140,11 +149,11 @@ def test_noise_is_a_clients_own_whatever_the_cohort() -> None:
     for width in (1, 4):
         method, data = of_class(Noisy, f"--data.cohort_width={width}")
         fit(method, data, 1)
-        values.append(method.template("head.weight").clone())
+        values.append(method.get_parameter("head.weight").clone())
     torch.testing.assert_close(values[0], values[1], rtol=0, atol=2e-5)
     plain, data = of_class(FedAvg)
     fit(plain, data, 1)
-    assert (plain.template("head.weight") - values[0]).abs().max() > 1e-4
+    assert (plain.get_parameter("head.weight") - values[0]).abs().max() > 1e-4
 
 
 def dropping(x: torch.Tensor) -> torch.Tensor:
@@ -210,9 +219,9 @@ class KeyedDrops(FedAvg):
 
     p = 0.9
 
-    def draw_noise(self, generator: torch.Generator, batch_size: int, kind: str) -> dict[str, torch.Tensor]:
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, torch.Tensor]:
         shape = (batch_size, self.head.in_features)
-        if kind == "evaluate":
+        if stage is Stage.EVALUATE:
             return {}
         return {"kept": torch.rand(shape, generator=generator, device=generator.device) >= self.p}
 
@@ -229,7 +238,7 @@ def test_dropout_whose_draws_have_no_key_is_refused_and_a_keyed_mask_acts() -> N
     for kind, width in ((FedAvg, 1), (KeyedDrops, 1), (KeyedDrops, 4)):
         method, data = of_class(kind, f"--data.cohort_width={width}")
         fit(method, data, 1)
-        learned.append(method.template("head.weight").clone())
+        learned.append(method.get_parameter("head.weight").clone())
     assert (learned[0] - learned[1]).abs().max() > 1e-3
     torch.testing.assert_close(learned[1], learned[2], rtol=0, atol=2e-5)
 
@@ -309,11 +318,10 @@ def test_clipping_is_per_client() -> None:
     overrides = ["--data.clients_per_round=11", "--data.batch_size=64"]  # one step a client
     method, data = of_class(Clipped, *overrides)
     start = {n: p.detach().clone() for n, p in (*method.named_parameters(),)}
-    uploads: dict[int, dict[str, torch.Tensor]] = {}
-    end = method.end_cohort
-    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
-    fit(method, data, 1)
-    for message in uploads.values():
+    witness = Witness()
+    fit(method, data, 1, [Server(witness)])
+    assert len(witness.last) == 11
+    for message in witness.last.values():
         moved = torch.cat([(message[n] - start[n]).flatten() for n in message])
         assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
 
@@ -373,7 +381,7 @@ def test_adam_starts_empty_every_round() -> None:
     for rounds in (1, 2):
         method, data = of_class(WithAdam, "--data.clients_per_round=1", "--data.batch_size=64", "--data.cohort_width=1")
         fit(method, data, rounds)
-        after = method.template("head.weight").clone()
+        after = method.get_parameter("head.weight").clone()
         # Adam's very first step is lr times the sign of the gradient, whatever came before.
         step = (after - before).abs()
         moved = step[step > 1e-6]

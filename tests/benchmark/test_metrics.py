@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score
 
-from benchmark.metrics import ClientScores
+from benchmark.engine.scores import ClientScores
 
 
 def test_hand_counted() -> None:

@@ -21,7 +21,7 @@ class Banks(Callback):
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        rows = [pl_module.bank.all_rows(name).flatten(1) for name in pl_module.own_names]
+        rows = [pl_module.store.all_rows(name).flatten(1) for name in pl_module.roles.personal]
         self.rounds.append(torch.cat(rows, dim=1).double())
 
 

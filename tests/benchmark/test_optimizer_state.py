@@ -51,15 +51,15 @@ def test_momentum_outlives_the_round_as_in_a_naive_loop(state: str, width: int) 
     method, data = fedavg(state, f"--data.cohort_width={width}")
     start = copy.deepcopy(nn.ModuleDict({"backbone": method.backbone, "head": method.head}))
     fit(method, data, ROUNDS)
-    chosen = [sorted(method.server.select(number)) for number in range(1, ROUNDS + 1)]
+    chosen = [sorted(method.server.rule.select(number)) for number in range(1, ROUNDS + 1)]
     assert len({tuple(c) for c in chosen}) > 1
     expected = naive(state, method, data, start)
     fresh, same = fedavg("fresh")
     fit(fresh, same, ROUNDS)
     for name, value in expected.items():
-        torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=1e-6)
-    assert (method.template("head.weight") - fresh.template("head.weight")).abs().max() > 1e-4
-    kept = method.bank.all_rows("momentum.0.head.weight").flatten(1).norm(dim=1)
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-4, atol=1e-6)
+    assert (method.get_parameter("head.weight") - fresh.get_parameter("head.weight")).abs().max() > 1e-4
+    kept = method.store.all_rows("momentum.0.head.weight").flatten(1).norm(dim=1)
     taken = {client for c in chosen for client in c} if state == "client" else {0}
     assert set(kept.nonzero().flatten().tolist()) == taken
     assert method.server.traffic.state_dict() == fresh.server.traffic.state_dict(), "it is never sent"

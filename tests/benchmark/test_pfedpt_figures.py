@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmark import commands, pfedpt_figures
 from benchmark.cli import main
-from benchmark.client import LocalTraining
+from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.pfedpt_figures import (
     FIGURES,
@@ -139,8 +139,8 @@ def test_fig10_is_what_the_run_recorded(pfedpt: Path, at_root: None, tmp_path: P
     assert len(numbers) == 2 * 11
     last = numbers[numbers["round"] == 2].set_index("client")["distance"]
     for client in range(11):
-        start = {name: method.template(name).clone() for name in method.own_names}
-        square = sum(float((method.bank.all_rows(n)[client] - v).square().sum()) for n, v in start.items())  # type: ignore[union-attr]
+        start = {name: method.get_parameter(name).clone() for name in method.roles.personal}
+        square = sum(float((method.store.all_rows(n)[client] - v).square().sum()) for n, v in start.items())  # type: ignore[union-attr]
         assert last[client] == pytest.approx(square**0.5, rel=1e-4)
 
 

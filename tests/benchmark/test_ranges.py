@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from benchmark.client import Group, Phase
+from benchmark.contract import Group, Phase
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, InsideUnit, PositiveFloat, Seed, check_fields
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from benchmark.repeatable import repeatable_kernels
+from benchmark.engine.repeatable import repeatable_kernels
 
 
 def test_kernels_are_repeatable_and_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_another_partition_is_no_other_seed_unless_every_seed_draws_its_own(tmp_
 
 
 def test_another_server_is_part_of_the_name(tmp_path: Path) -> None:
-    own = {"server": "benchmark.server.Server", "default_server": "benchmark.server.Server"}
+    own = {"server": "benchmark.server.ServerRule", "default_server": "benchmark.server.ServerRule"}
     write_run(tmp_path / "runs" / "a", "FedVPT", 0, [0.5, 0.7, 0.9], **own)
     write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.5, 0.7, 0.9], lr=0.2, **own | {"server": "my_methods.FedOpt"})
     assert [each.name for each in group(read_runs([tmp_path / "runs"])[0])] == ["FedVPT", "FedVPT with FedOpt"]

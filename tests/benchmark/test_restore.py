@@ -36,7 +36,7 @@ def test_a_restored_run_has_the_live_runs_logits_and_accuracies(live: Any) -> No
         x = data.transform(data.pool.images[rows], None)
         with torch.no_grad():
             logits = method(method.prompted(x, {}))  # type: ignore[operator]
-            own = {name: live.model.bank.all_rows(name)[client] for name in live.model.own_names}
+            own = {name: live.model.store.all_rows(name)[client] for name in live.model.roles.personal}
             prompted = functional_call(
                 live.model.visual_prompt, {n.partition(".")[2]: v for n, v in own.items()}, (x, {})
             )

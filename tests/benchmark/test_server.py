@@ -1,57 +1,56 @@
+"""The server callback: who takes part, what is aggregated, what is refused, and whose values are left out."""
+
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from federation import build, fit, learned
+from federation import Witness, build, federation, fit, learned
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from benchmark.contract import Stage
+from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Round, Uploads, Values
 from benchmark.recorder import Recorder
-from benchmark.server import Server, weighted_mean
+from benchmark.server import ServerRule, weighted_mean
 
 
 def test_weighted_mean_by_hand() -> None:
-    updates = [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 6.0])}]
+    updates = {"w": torch.tensor([[1.0, 2.0], [3.0, 6.0]])}
     assert weighted_mean(updates, torch.tensor([1.0, 3.0]))["w"].tolist() == [2.5, 5.0]
 
 
 def test_identical_updates_come_back_bit_for_bit() -> None:
     value = torch.randn(1000) * 1e3
-    mean = weighted_mean([{"w": value.clone()} for _ in range(7)], torch.tensor([3.0, 1, 4, 1, 5, 9, 2]))
+    mean = weighted_mean({"w": value.repeat(7, 1)}, torch.tensor([3.0, 1, 4, 1, 5, 9, 2]))
     assert torch.equal(mean["w"], value)
-    assert torch.equal(weighted_mean([{"w": value}], torch.tensor([0.3]))["w"], value)
+    assert torch.equal(weighted_mean({"w": value.unsqueeze(0)}, torch.tensor([0.3]))["w"], value)
 
 
 def test_the_mean_does_not_touch_the_updates() -> None:
-    first = torch.ones(3)
-    weighted_mean([{"w": first}, {"w": torch.zeros(3)}], torch.ones(2))
-    assert first.tolist() == [1, 1, 1]
+    rows = torch.tensor([[1.0, 1, 1], [0, 0, 0]])
+    weighted_mean({"w": rows}, torch.ones(2))
+    assert rows.tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
 def test_one_selected_client_hands_its_state_to_the_server() -> None:
     method, data = build("FedAvg", "--data.clients_per_round=1")
-    uploads: list[dict[str, torch.Tensor]] = []
-
-    class Keep(Callback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            end = pl_module.end_cohort
-            pl_module.end_cohort = lambda clients: uploads.append(made := end(clients)) or made
-
-    fit(method, data, 1, [Keep()])
-    (message,) = uploads[0].values()
+    witness = Witness()
+    fit(method, data, 1, [Server(witness)])
+    (message,) = witness.last.values()
+    assert set(message) == set(method.roles.shared)
     for name, value in message.items():
-        assert torch.equal(method.template(name), value)
+        assert torch.equal(method.get_parameter(name), value)
 
 
 def test_selection_is_keyed_without_replacement_and_changes_with_the_round() -> None:
-    server = Server()
-    server.training_clients, server.participants, server.seed = list(range(20)), 6, 4
-    rounds = [server.select(r) for r in range(1, 30)]
-    assert rounds == [server.select(r) for r in range(1, 30)]
+    rule = ServerRule()
+    rule.start({}, federation(20, participants=6, seed=4))
+    rounds = [rule.select(r) for r in range(1, 30)]
+    assert rounds == [rule.select(r) for r in range(1, 30)]
     assert all(len(set(r)) == 6 for r in rounds)
     assert len(set(map(tuple, rounds))) > 20
     assert set().union(*map(set, rounds)) == set(range(20))
@@ -81,14 +80,15 @@ def test_trainer_settings_that_couple_clients_are_refused(setting: dict, message
 
 
 def test_a_server_given_to_the_trainer_wins() -> None:
-    class Mine(Server):
-        pass
-
     method, data = build("PFedPG")
-    mine = Mine()
+    mine, made = Server(Witness()), []
+    make = method.make_server
+    method.make_server = lambda: made.append(make()) or made[-1]
     fit(method, data, 1, [mine])
     assert method.server is mine
     assert mine.finished_rounds == 1
+    assert not made, "the method's own rule is not asked for"
+    assert len(mine.rule.seen) == 1
 
 
 def test_a_checkpoint_from_inside_a_round_is_refused(tmp_path: Any) -> None:
@@ -113,28 +113,29 @@ def test_a_run_that_diverges_says_so_and_keeps_the_last_round(tmp_path: Any) -> 
 class Damage(Callback):
     """Makes the images of some clients NaN: in training, or in their test."""
 
-    def __init__(self, clients: tuple[int, ...], kind: str = "train") -> None:
+    def __init__(self, clients: tuple[int, ...], stage: Stage = Stage.TRAIN) -> None:
         self.clients = clients
-        self.kind = kind
+        self.stage = stage
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        fill = trainer.datamodule.fill
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        images = pl_module.simulation.images
+        fill = images.fill
 
-        def damaged(batch: Any) -> Any:
-            batch = fill(batch)
-            hit = torch.tensor([client in self.clients for client in batch.clients])
-            if batch.kind != self.kind or not hit.any():
-                return batch
-            if batch.features is not None:
-                spoiled = {name: value.clone() for name, value in batch.features.items()}
+        def damaged(step: Any) -> Any:
+            rows = fill(step)
+            hit = torch.tensor([client in self.clients for client in step.clients])
+            if step.stage is not self.stage or not hit.any():
+                return rows
+            if rows["features"]:
+                spoiled = {name: value.clone() for name, value in rows["features"].items()}
                 for value in spoiled.values():
                     value[hit] = math.nan
-                return replace(batch, features=spoiled)
-            x = batch.x.clone()
+                return {**rows, "features": spoiled}
+            x = rows["x"].clone()
             x[hit] = math.nan
-            return replace(batch, x=x)
+            return {**rows, "x": x}
 
-        trainer.datamodule.fill = damaged
+        images.fill = damaged
 
 
 class Without(Callback):
@@ -144,8 +145,9 @@ class Without(Callback):
         self.clients = clients
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        select = pl_module.server.select
-        pl_module.server.select = lambda round: [client for client in select(round) if client not in self.clients]
+        rule = pl_module.server.rule
+        select = rule.select
+        rule.select = lambda number: [client for client in select(number) if client not in self.clients]
 
 
 MOMENTUM = ("--model.init_args.training.momentum=0.9", "--model.init_args.training.optimizer_state=client")
@@ -182,9 +184,10 @@ def test_a_client_of_damaged_images_is_left_out_and_changes_nothing_else(
 
 def test_the_count_of_rounds_without_a_client_survives_a_resume() -> None:
     server, resumed = Server(), Server()
-    server.dropped = {4: 2}
+    server.dropped, server.finished_rounds = {4: 2}, 3
     resumed.load_state_dict(server.state_dict())
     assert resumed.dropped == {4: 2}
+    assert resumed.finished_rounds == 3
 
 
 def test_one_client_of_damaged_images_ends_the_run_where_that_is_asked_for() -> None:
@@ -206,23 +209,30 @@ def test_a_server_that_diverges_ends_the_run() -> None:
     with pytest.raises(ConfigurationError, match=r"nothing to evaluate after round 1: the logits of 66 of 66 images"):
         fit(method, data, 3)
     method, data = build("PFedPG")
-    method.generator_server.lr = math.nan
-    with pytest.raises(ConfigurationError, match=r"GeneratorServer made of finite uploads were not finite in round 1"):
+    make = method.make_server
+
+    def spoiled() -> ServerRule:
+        rule = make()
+        rule.lr = math.nan
+        return rule
+
+    method.make_server = spoiled
+    with pytest.raises(ConfigurationError, match=r"GeneratorRule made of finite uploads were not finite in round 1"):
         fit(method, data, 3)
 
-    class Lost(Server):
-        def aggregate(self, updates: Any, weights: torch.Tensor) -> Any:
-            return {name: value / 0 for name, value in super().aggregate(updates, weights).items()}
+    class Lost(ServerRule):
+        def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+            return {name: value / 0 for name, value in super().aggregate(round, shared, uploads).items()}
 
     method, data = build("FedVPT")
     with pytest.raises(ConfigurationError, match=r"values that Lost made of finite uploads were not finite in round 1"):
-        fit(method, data, 1, [Lost()])
+        fit(method, data, 1, [Server(Lost())])
 
 
 def test_images_without_a_prediction_count_as_wrong_and_are_named() -> None:
     method, data = build("FedVPT")
     with pytest.warns(UserWarning, match=r"of 6 of 66 images of split 'test' at point 'server'.*\(clients \[5\]\)"):
-        trainer = fit(method, data, 1, [Damage((5,), "evaluate")])
+        trainer = fit(method, data, 1, [Damage((5,), Stage.EVALUATE)])
     values = next(cb for cb in trainer.callbacks if isinstance(cb, Recorder)).values
     accuracy, loss = values[1, "server", "test", "accuracy"], values[1, "server", "test", "loss"]
     assert accuracy[5] == 0
@@ -230,7 +240,7 @@ def test_images_without_a_prediction_count_as_wrong_and_are_named() -> None:
     assert loss.isnan().nonzero().flatten().tolist() == [5]
     method, data = build("FedVPT", "--data.on_divergence=raise")
     with pytest.raises(ConfigurationError, match=r"6 of 66 images of split 'test'"):
-        fit(method, data, 1, [Damage((5,), "evaluate")])
+        fit(method, data, 1, [Damage((5,), Stage.EVALUATE)])
 
 
 def test_a_fine_tuning_that_diverges_ends_the_run() -> None:

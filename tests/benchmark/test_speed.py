@@ -14,7 +14,8 @@ import torch
 from torch.autograd import DeviceType
 
 from benchmark.backbones.tiny_vit import TinyViT
-from benchmark.batch import PlannedPhase, RoundPlan
+from benchmark.contract import LocalTraining, Stage
+from benchmark.engine.round_plan import RoundPlan
 from benchmark.speed import __main__ as speed
 from benchmark.speed import convolution, features, overhead, posterior, vit, widths
 from benchmark.speed.measure import Row, report
@@ -32,7 +33,8 @@ def test_padding_is_what_the_last_batches_leave_empty(width: int) -> None:
     # 5, 3 and 2 images in batches of 2: 3 + 2 + 1 batches with room for 12 images, 10 are there. The second and third
     # client leave the stacked step after their last batch, so nothing more is padded at any width.
     indices = {0: np.arange(5), 1: np.arange(5, 8), 2: np.arange(8, 10)}
-    plan = RoundPlan(range(3), indices, [PlannedPhase(1)], 2, False, width, seed=0, round=1)
+    phases = [LocalTraining(lr=0.0, epochs=1).phase()]
+    plan = RoundPlan(range(3), indices, phases, Stage.TRAIN, 2, False, width, seed=0, round=1)
     assert widths.padding_share(plan) == pytest.approx(2 / 12)
 
 

@@ -9,10 +9,10 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
-from benchmark.server import Server
+from benchmark.server import ServerRule
 from benchmark.speed import growth, measure
 from benchmark.speed.measure import RandomImages, fit
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from methods.fedper import FedPer
 
@@ -79,19 +79,19 @@ class Slow(Callback):
 
 def test_a_lap_holds_plan_and_aggregation_but_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    aggregate, select = Server.aggregate, Server.select
+    aggregate, select = ServerRule.aggregate, ServerRule.select
 
-    def slow_aggregate(self: Server, *arguments: Any) -> Any:
+    def slow_aggregate(self: ServerRule, *arguments: Any) -> Any:
         clock.now += 20
         return aggregate(self, *arguments)
 
-    def slow_select(self: Server, round: int) -> list[int]:
+    def slow_select(self: ServerRule, round: int) -> list[int]:
         clock.now += 300
         return select(self, round)
 
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(Server, "aggregate", slow_aggregate)
-    monkeypatch.setattr(Server, "select", slow_select)
+    monkeypatch.setattr(ServerRule, "aggregate", slow_aggregate)
+    monkeypatch.setattr(ServerRule, "select", slow_select)
     # 5 clients with 6 images in batches of 4: two steps each
     data = FederatedDataModule(RandomImages(30, 5, growth.SIZE), IID(5), batch_size=4, clients_per_round=3)
     method = FedPer(10, 5, growth.SmallBackbone(), growth.TRAINING)

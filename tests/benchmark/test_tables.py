@@ -407,9 +407,9 @@ def test_other_images_are_no_other_seed(root: Path) -> None:
 
 def test_another_server_and_an_early_last_round_are_noted(root: Path) -> None:
     shutil.rmtree("finished")
-    servers = {"server": "my_methods.FedOpt", "default_server": "benchmark.server.Server"}
+    servers = {"server": "my_rules.FedOpt", "default_server": "benchmark.server.ServerRule"}
     finished_run(Path("finished/0"), 0, {"local": [0.5, 0.7], "server": [0.1, 0.2]}, **servers)
-    note = "Other servers than the methods' own: Alpha: my_methods.FedOpt in place of benchmark.server.Server; Beta: "
+    note = "Other servers than the methods' own: Alpha: my_rules.FedOpt in place of benchmark.server.ServerRule; Beta: "
     text = run_table("two", program=PROGRAM).markdown.read_text()
     assert note in text
     assert "which is not the run's last" not in text

@@ -9,8 +9,9 @@ import timm
 import yaml
 from jsonargparse import ArgumentParser
 
-from benchmark.batch import PlannedPhase, RoundPlan
-from datamodules.base import FederatedDataModule
+from benchmark.contract import LocalTraining, Stage
+from benchmark.engine.round_plan import RoundPlan
+from datamodules.federated import FederatedDataModule
 from datamodules.transform import STATISTICS
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
@@ -44,8 +45,9 @@ def test_makes_a_datamodule(parser, path):
 def test_steps_of_an_epoch_are_the_protocols(parser, name, images, steps):
     content = yaml.safe_load((FILES[0].parent / f"{name}.yaml").read_text())
     data = parser.instantiate(parser.parse_object({"data": content})).data
-    plan = RoundPlan([0], {0: np.arange(images)}, [PlannedPhase(1)], data.batch_size, data.drop_last, 1, 0, 1)
-    assert len(plan) == steps
+    phases = [LocalTraining(lr=0.0, epochs=1).phase()]
+    plan = RoundPlan([0], {0: np.arange(images)}, phases, Stage.TRAIN, data.batch_size, data.drop_last, 1, 0, 1)
+    assert len(plan.steps) == steps
 
 
 RUNS = [path for path in FILES[0].parents[1].glob("**/*.yaml") if "model:" in path.read_text()]

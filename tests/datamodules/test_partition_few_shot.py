@@ -10,8 +10,8 @@ from jsonargparse import ArgumentParser
 from benchmark.errors import ConfigurationError
 from benchmark.results import manifest_hash
 from benchmark.seeds import numpy_generator
-from datamodules.base import FederatedDataModule
 from datamodules.digits import DigitDomains
+from datamodules.federated import FederatedDataModule
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.partition_few_shot import (
     BaseToNovel,

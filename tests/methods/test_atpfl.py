@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
+from lightning.pytorch.callbacks import Callback
 from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.communication import message_bytes
+from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
 from methods import ATPFL
 from methods.losses import model_contrast
@@ -48,13 +49,14 @@ def test_agrees_with_a_sequential_simulation(prev: str) -> None:
     arguments = (f"--model.init_args.prev={prev}", "--model.init_args.training.lr=0.005")
     expected = simulate("ATPFL", 3, loss, *arguments)
     method, data = build("ATPFL", *FEW, *arguments)
-    start = method.template("context").detach().clone()
+    start = method.get_parameter("context").detach().clone()
     fit(method, data, 3)
     plain, data = build("ATPFL", *FEW, *arguments, "--model.init_args.mu=0")
     fit(plain, data, 3)
     for name in SHARED:
         error, effect = (
-            (value - expected[name]).abs().mean().item() for value in (method.template(name), plain.template(name))
+            (value - expected[name]).abs().mean().item()
+            for value in (method.get_parameter(name), plain.get_parameter(name))
         )
         # Adam's steps have one size whatever the gradient's, so that where it is nearly 0 rounding decides.
         assert error < 0.02 * effect, name
@@ -83,9 +85,9 @@ def test_a_first_participation_has_log_2_and_no_gradient() -> None:
     (method, trainer), (plain, _) = runs
     contrast = trainer.callbacks[0].values[1, "local", "train", "contrast"]
     assert contrast[:4].tolist() == pytest.approx([2 * math.log(2)] * 4, rel=1e-6)
-    assert method.bank.all_rows("kept.participated").tolist() == [1.0] * 4
+    assert method.store.all_rows("participated").tolist() == [1.0] * 4
     for name in SHARED:
-        assert torch.equal(method.template(name), plain.template(name))
+        assert torch.equal(method.get_parameter(name), plain.get_parameter(name))
 
 
 def test_at_the_received_prompt_the_contrast_pulls_away_from_the_previous_one_alone() -> None:
@@ -111,23 +113,23 @@ def test_the_contrast_by_hand_and_its_bounds() -> None:
 def test_only_the_prompts_travel() -> None:
     with torch.device("meta"):  # shapes only
         method = ATPFL(10, ["a", "b"], PromptedCLIP("ViT-B-16", "random"), prev="step")
-    method.check_roles()
-    assert message_bytes([method.template(name) for name in method.shared_names]) == 312_128
-    assert {name.split(".")[0] for name in method.personal_names} == {"previous_context", "previous_visual_prompt"}
+    roles = read_roles(method)
+    sent = [method.get_parameter(name) for name in roles.shared]
+    assert sum(value.numel() * value.element_size() for value in sent) == 312_128
+    assert {name.split(".")[0] for name in roles.personal} == {"previous_context", "previous_visual_prompt"}
 
 
 def test_prompts_one_step_behind_are_followed() -> None:
     method, data = build("ATPFL", *FEW[:1], "--data.cohort_width=1", "--data.clients_per_round=1")
     values: list[Values] = []
-    train_on = method._train_on
 
-    def spy(*arguments: Any) -> Tensor:
-        losses = train_on(*arguments)
-        values.append({name: value[0].detach().clone() for name, value in method.slot_values().items()})
-        return losses
+    class Spy(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            method.simulation.local_steps.on_step.append(
+                lambda *_: values.append({name: value[0].clone() for name, value in method.slots.detached().items()})
+            )
 
-    method._train_on = spy
-    fit(method, data, 1)
+    fit(method, data, 1, [Spy()])
     assert len(values) >= 2
     for before, after in itertools.pairwise(values):
         for name in SHARED:

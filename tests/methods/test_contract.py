@@ -10,9 +10,10 @@ from federation import CONF, SIZES, build, fit, learned
 from lightning.pytorch.callbacks import Callback
 
 import methods
-from benchmark.communication import message_bytes
-from benchmark.server import Server
-from datamodules import base
+from benchmark.engine import capacity, round_plan
+from benchmark.engine.plan import cohorts
+from benchmark.federation import Broadcast, Round, Uploads
+from benchmark.server import ServerRule
 
 METHODS = sorted(methods.__all__)
 #: Methods that train nothing take no step, so that they have no checkpoint.
@@ -52,24 +53,15 @@ def reference_of(conf: str, reference: dict[str, dict[str, torch.Tensor]]) -> di
     return reference[conf]
 
 
-class Reversed(Callback):
-    """Hands the cohorts' clients to the round plan in another order."""
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        server = pl_module.server
-        select = server.select
-        server.select = lambda round: select(round)[::-1]
-
-
 @pytest.mark.parametrize("conf", METHODS)
 @pytest.mark.parametrize(("width", "workers"), [(3, 0), (8, 2), ("auto", 0)])
 def test_cohort_width_and_workers_change_nothing(
     conf: str, width: int | str, workers: int, reference: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "CPU_STEP", 2**40)  # auto takes as many clients as there are
+    monkeypatch.setattr(capacity, "CPU_STEP", 2**40)  # auto takes as many clients as there are
     method = run(conf, f"--data.cohort_width={width}", f"--data.num_workers={workers}")
     if width == "auto":
-        assert method.trainer.datamodule.width() == method.trainer.datamodule.participants > 1
+        assert method.trainer.datamodule.loaders.width == method.simulation.federation.participants > 1
     # Stacked weights are summed in another order, and on some processors a product of matrices with frozen weights
     # rounds by its number of rows. Adam divides by a gradient's own size, so that it makes much of what was rounded
     # where the gradient is next to nothing; a step of it is 0.02 here.
@@ -78,34 +70,37 @@ def test_cohort_width_and_workers_change_nothing(
 
 
 @pytest.mark.parametrize("conf", METHODS)
-def test_the_order_of_clients_changes_nothing(conf: str, reference: dict) -> None:
-    assert_equal(reference_of(conf, reference), learned(run(conf, "--data.cohort_width=1", callbacks=[Reversed()])))
+def test_the_order_of_clients_changes_nothing(conf: str, reference: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = reference_of(conf, reference)
+    monkeypatch.setattr(round_plan, "cohorts", lambda *given: cohorts(*given)[::-1])
+    assert_equal(expected, learned(run(conf, "--data.cohort_width=1")))
 
 
 @pytest.mark.parametrize("conf", TRAINED)
 def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
     method, data = build(conf)
-    method.configure_model()
+    data.setup()
+    method.join(data)
     before = {n: p.detach().clone() for n, p in method.named_parameters() if not n.startswith("slots.")}
     start = learned_state(method)
     fit(method, data, 2)
-    trained = set(method.trainable_names)
+    trained = set(method.roles.trained)
     for name, value in before.items():
-        if name not in method.shared_names:
-            assert torch.equal(value, method.template(name)), f"{name} is not shared but moved on the server"
+        if name not in method.roles.shared:
+            assert torch.equal(value, method.get_parameter(name)), f"{name} is not shared but moved on the server"
     moved = {n for n, v in learned_state(method).items() if not torch.equal(v, start[n])}
     assert trained, "a method that trains nothing has its place in UNTRAINED"
-    for name in method.personal_names:
-        assert f"bank.{name}" in moved
-    if type(method.server) is Server:
-        assert set(method.shared_names) <= moved
+    for name in method.roles.personal:
+        assert f"store.{name}" in moved
+    if type(method.server.rule) is ServerRule:
+        assert set(method.roles.shared) <= moved
 
 
 @pytest.mark.parametrize("conf", UNTRAINED)
 def test_what_trains_nothing_sends_nothing_and_stays_as_it_is(conf: str) -> None:
     wire = Wire()
     method = run(conf, callbacks=[wire])
-    assert method.trainable_names == method.slot_names == []
+    assert method.roles.trained == method.roles.slots == ()
     assert len(wire.down) == len(wire.up) == 3 * 7
     assert not any(wire.down + wire.up)
     scores = {n.split("/", 1)[1]: v for n, v in learned(method).items() if n.startswith("metric.0/")}
@@ -116,20 +111,21 @@ def test_what_trains_nothing_sends_nothing_and_stays_as_it_is(conf: str) -> None
 
 
 def learned_state(method: Any) -> dict[str, torch.Tensor]:
-    state = {n: method.template(n).detach().clone() for n in method.shared_names}
-    return state | {f"bank.{n}": method.bank.all_rows(n).clone() for n in method.bank.names}
+    state = {n: method.get_parameter(n).detach().clone() for n in method.roles.shared}
+    return state | {f"store.{n}": method.store.all_rows(n).clone() for n in method.store.names}
 
 
 @pytest.mark.parametrize("conf", METHODS)
 def test_clients_that_are_not_selected_keep_their_state(conf: str) -> None:
     method, data = build(conf, "--data.clients_per_round=2")
-    method.configure_model()
+    data.setup()
+    method.join(data)
     start = learned_state(method)
     fit(method, data, 1)
-    resting = [c for c in range(11) if c not in method.server.select(1)]
+    resting = [c for c in range(11) if c not in method.server.rule.select(1)]
     assert len(resting) == 9
     for name, rows in learned_state(method).items():
-        if name.startswith("bank."):
+        if name.startswith("store."):
             assert torch.equal(rows[resting], start[name][resting])
 
 
@@ -141,22 +137,26 @@ class Wire(Callback):
         self.up: list[dict[str, torch.Tensor]] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        begin, end = pl_module.begin_cohort, pl_module.end_cohort
+        rule = pl_module.server.rule
+        send, collect = rule.broadcast, rule.aggregate
 
-        def begin_cohort(clients: Any, received: Any, kind: str = "train") -> None:
-            if trainer.state.stage == "train":
-                for k in range(len(clients)):
-                    self.down.append(
-                        {n: v[k] if pl_module.server.is_per_client(pl_module, n, v) else v for n, v in received.items()}
-                    )
-            begin(clients, received, kind)
+        def broadcast(round: Round, shared: Any, clients: tuple[int, ...]) -> Broadcast:
+            sent = send(round, shared, clients)
+            if round.clients:
+                own = [{name: rows[k] for name, rows in sent.own.items()} for k in range(len(clients))]
+                self.down += [{**sent.common, **rows} for rows in own]
+            return sent
 
-        def end_cohort(clients: Any) -> Any:
-            uploads = end(clients)
-            self.up += uploads.values()
-            return uploads
+        def aggregate(round: Round, shared: Any, uploads: Uploads) -> Any:
+            received = range(len(uploads.clients))
+            self.up += [{name: rows[k] for name, rows in uploads.values.items()} for k in received]
+            return collect(round, shared, uploads)
 
-        pl_module.begin_cohort, pl_module.end_cohort = begin_cohort, end_cohort
+        rule.broadcast, rule.aggregate = broadcast, aggregate
+
+
+def message_bytes(message: dict[str, torch.Tensor]) -> int:
+    return sum(value.numel() * value.element_size() for value in message.values())
 
 
 @pytest.mark.parametrize("conf", METHODS)
@@ -165,11 +165,11 @@ def test_personal_tensors_never_leave_and_bytes_are_counted(conf: str) -> None:
     method = run(conf, rounds=2, callbacks=[wire])
     assert len(wire.down) == len(wire.up) == 2 * 7
     for message in wire.down + wire.up:
-        assert not set(message) & set(method.personal_names)
+        assert not set(message) & (set(method.roles.personal) - set(method.roles.uploaded))
     rounds = method.server.traffic.rounds
     assert [row[0] for row in rounds] == [7, 7]
-    assert sum(row[1] for row in rounds) == sum(message_bytes(list(m.values())) for m in wire.down)
-    assert sum(row[2] for row in rounds) == sum(message_bytes(list(m.values())) for m in wire.up)
+    assert sum(row[1] for row in rounds) == sum(message_bytes(m) for m in wire.down)
+    assert sum(row[2] for row in rounds) == sum(message_bytes(m) for m in wire.up)
 
 
 class NoEpochs(Callback):
@@ -186,10 +186,9 @@ def test_zero_local_epochs_change_nothing(conf: str) -> None:
     fit(untouched, data, 0)
     method, data = build(conf)
     fit(method, data, 2, [NoEpochs()])
-    before, after = (
-        {n: v for n, v in learned(m).items() if "metric" not in n and "bank.local." not in n}
-        for m in (untouched, method)
-    )
+    # What a client was sent may be its own, and then so is what it scores after its local training; and it took part.
+    moved = ("metric.", "store.participated", *(("store.last.",) if method.evaluate_local else ()))
+    before, after = ({n: v for n, v in learned(m).items() if not n.startswith(moved)} for m in (untouched, method))
     assert_equal(before, after)
 
 
@@ -232,4 +231,4 @@ def test_a_checkpoint_holds_no_frozen_weight_and_no_slot(conf: str, tmp_path: Pa
     method, data = build(conf)
     fit(method, data, 1, save_to=tmp_path)
     held = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    assert {n for n in held if not n.startswith("bank.")} == set(method.trainable_names)
+    assert {n for n in held if not n.startswith("store.")} == set(method.roles.trained)

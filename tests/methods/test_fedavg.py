@@ -43,8 +43,8 @@ def test_agrees_with_a_sequential_simulation(conf: str, mu: float) -> None:
     expected, _ = one_after_another(conf, 2, mu)
     method, data = build(conf)
     fit(method, data, 2)
-    for name, value in zip(method.shared_names, expected.values(), strict=True):
-        torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=1e-6)
+    for name, value in zip(method.roles.shared, expected.values(), strict=True):
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-4, atol=1e-6)
 
 
 def test_local_continues_from_its_own_state_and_sends_nothing() -> None:
@@ -52,8 +52,8 @@ def test_local_continues_from_its_own_state_and_sends_nothing() -> None:
     method, data = build("Local")
     fit(method, data, 2)
     for k, client in enumerate(clients):
-        for name, value in zip(method.personal_names, client.parameters(), strict=True):
-            torch.testing.assert_close(method.bank.all_rows(name)[k], value.detach(), rtol=1e-4, atol=1e-6)
+        for name, value in zip(method.roles.personal, client.parameters(), strict=True):
+            torch.testing.assert_close(method.store.all_rows(name)[k], value.detach(), rtol=1e-4, atol=1e-6)
     assert method.server.traffic.per_client() == dict.fromkeys(
         ("down_bytes", "up_bytes", "down_floats", "up_floats"), 0
     )
@@ -69,11 +69,13 @@ def test_one_full_batch_step_of_everybody_is_one_step_of_pooled_sgd() -> None:
     loss = F.cross_entropy(fresh(data.transform(data.pool.images[rows], None)), data.pool.labels[rows])
     fresh.requires_grad_(True)
     for name, gradient in zip(
-        method.shared_names,
+        method.roles.shared,
         torch.autograd.grad(loss, [*fresh.backbone.parameters(), *fresh.head.parameters()]),
         strict=True,
     ):
-        torch.testing.assert_close(method.template(name), fresh.template(name) - 0.02 * gradient, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            method.get_parameter(name), fresh.get_parameter(name) - 0.02 * gradient, rtol=1e-4, atol=1e-7
+        )
 
 
 ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
@@ -91,9 +93,9 @@ def test_with_one_client_fedavg_is_local_training_and_plain_sgd() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.5)
         batches = mini_batches(data, 0, round, 2)
         descend(model, optimizer, lambda batch: F.cross_entropy(model(batch.x), batch.y), batches)
-    for name, value in zip(avg.shared_names, model.parameters(), strict=True):
-        assert torch.equal(avg.template(name), local.bank.all_rows(name)[0])
-        torch.testing.assert_close(avg.template(name), value.detach(), rtol=1e-4, atol=1e-6)
+    for name, value in zip(avg.roles.shared, model.parameters(), strict=True):
+        assert torch.equal(avg.get_parameter(name), local.store.all_rows(name)[0])
+        torch.testing.assert_close(avg.get_parameter(name), value.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_client_of_local_does_not_know_the_others_data() -> None:
@@ -107,8 +109,8 @@ def test_a_client_of_local_does_not_know_the_others_data() -> None:
     mine[torch.from_numpy(data.train_indices[2])] = True
     data.pool.images[~mine] = 255 - data.pool.images[~mine]
     fit(other, data, 2)
-    for name in method.personal_names:
-        before, after = method.bank.all_rows(name), other.bank.all_rows(name)
+    for name in method.roles.personal:
+        before, after = method.store.all_rows(name), other.store.all_rows(name)
         assert torch.equal(before[2], after[2])
         assert not torch.equal(before[3], after[3])
 
@@ -128,7 +130,7 @@ def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not() -> None:
         fit(prox, data, 1)
         avg, data = build("FedAvg", *settings, "--model.init_args.training.momentum=0")
         fit(avg, data, 1)
-        assert all(torch.equal(prox.template(n), avg.template(n)) for n in avg.shared_names) == same
+        assert all(torch.equal(prox.get_parameter(n), avg.get_parameter(n)) for n in avg.roles.shared) == same
 
 
 def test_fedprox_without_mu_is_fedavg_bit_for_bit() -> None:
@@ -136,8 +138,8 @@ def test_fedprox_without_mu_is_fedavg_bit_for_bit() -> None:
     fit(prox, data, 2)
     avg, data = build("FedAvg")
     fit(avg, data, 2)
-    for name in avg.shared_names:
-        assert torch.equal(prox.template(name), avg.template(name))
+    for name in avg.roles.shared:
+        assert torch.equal(prox.get_parameter(name), avg.get_parameter(name))
 
 
 def test_fedproxs_pull_is_zero_at_the_received_model_and_shrinks_the_distance() -> None:

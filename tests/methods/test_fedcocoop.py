@@ -10,8 +10,8 @@ from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.communication import message_bytes
-from benchmark.method import MiniBatch
+from benchmark.contract import MiniBatch
+from benchmark.engine.roles import read_roles
 from methods import FedCoCoOp
 from methods.promptfl import PromptFL
 
@@ -39,13 +39,13 @@ def test_agrees_with_a_sequential_simulation() -> None:
     assert len(expected) == 5
     for name, value in expected.items():
         assert not torch.equal(value, start[name])
-        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-3, atol=1e-5)
 
 
 def ready() -> Any:
     """A method whose meta-net says something."""
     method, _ = build("FedCoCoOp")
-    method.configure_model()
+    method.set_label_spaces({})
     method.meta_net[2].weight.data.mul_(5)
     return method
 
@@ -67,7 +67,7 @@ def test_logits_of_an_image_do_not_depend_on_the_others() -> None:
 def test_a_meta_net_of_zeros_makes_it_promptfl() -> None:
     method = ready()
     plain = PromptFL(11, method.class_names, method.clip, 3)
-    plain.configure_model()
+    plain.set_label_spaces({})
     assert torch.equal(plain.context, method.context)
     for value in method.meta_net.parameters():
         value.data.zero_()
@@ -86,6 +86,7 @@ def test_a_meta_net_of_zeros_makes_it_promptfl() -> None:
 def test_message(tower: str, num_context: int, expected: int) -> None:
     with torch.device("meta"):  # shapes only
         method = FedCoCoOp(10, ["a", "b"], PromptedCLIP(tower, "random"), num_context)
-    method.check_roles()
-    assert message_bytes([method.template(name) for name in method.shared_names]) == expected
-    assert not method.own_names
+    roles = read_roles(method)
+    sent = [method.get_parameter(name) for name in roles.shared]
+    assert sum(value.numel() * value.element_size() for value in sent) == expected
+    assert not roles.personal

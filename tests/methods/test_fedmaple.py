@@ -11,9 +11,9 @@ from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
-from benchmark.communication import message_bytes
+from benchmark.contract import LocalTraining
+from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
-from benchmark.method import LocalTraining
 from methods import FedMaPLe
 from methods.promptfl import PromptFL
 
@@ -35,7 +35,7 @@ def test_agrees_with_a_sequential_simulation() -> None:
     assert len(expected) == 6
     for name, value in expected.items():
         assert not torch.equal(value, start[name])
-        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-3, atol=2e-5)
 
 
 def test_text_side_of_depth_1_alone_is_promptfl_with_2_tokens() -> None:
@@ -55,14 +55,14 @@ def test_text_side_of_depth_1_alone_is_promptfl_with_2_tokens() -> None:
         method = kind(4, data.class_names, template.clip, 2, **settings, **words)
         start = method.context.detach().clone()
         fit(method, data, 2)
-        assert not torch.equal(method.template("context"), start)
-        runs.append(method.template("context"))
+        assert not torch.equal(method.get_parameter("context"), start)
+        runs.append(method.get_parameter("context"))
     torch.testing.assert_close(runs[0], runs[1], rtol=1e-4, atol=1e-6)
 
 
 def test_prompts_of_both_towers_are_coupled() -> None:
     method, _ = build("FedMaPLe")
-    method.configure_model()
+    method.set_label_spaces({})
     seen: list[Any] = []
     method.clip.image_features = lambda *arguments: seen.append(arguments) or torch.zeros(1, 64)
     x = torch.zeros(1, 3, 32, 32)
@@ -82,7 +82,7 @@ def test_it_starts_from_the_first_words_and_keeps_the_others() -> None:
     tokens = method.clip.tokenizer.encode("a photo")
     assert torch.equal(method.context, method.clip.model.token_embedding.weight[torch.tensor(tokens)])
     assert method.name_template == "of a {}."
-    method.configure_model()
+    method.set_label_spaces({})
     # With the words' own embeddings and no deeper prompts it says what a hand-written prompt says.
     text = method.clip.text_features(method.class_prompts("test"), method.context)
     hand = method.clip.text_features_of([f"a photo of a {name}." for name in method.class_names])
@@ -95,8 +95,9 @@ def test_it_starts_from_the_first_words_and_keeps_the_others() -> None:
 def test_message_of_vit_b16_is_14220288_bytes() -> None:
     with torch.device("meta"):  # shapes only
         method = FedMaPLe(10, ["a", "b"], PromptedCLIP("ViT-B-16", "random"))
-    method.check_roles()
-    assert message_bytes([method.template(name) for name in method.shared_names]) == 14_220_288
+    roles = read_roles(method)
+    sent = [method.get_parameter(name) for name in roles.shared]
+    assert sum(value.numel() * value.element_size() for value in sent) == 14_220_288
     assert (method.context.numel(), method.deep_context.numel(), len(method.deep_projections)) == (1024, 8192, 8)
 
 

@@ -11,6 +11,7 @@ from oracle import Images, descend, mini_batches, selected
 from torch import nn
 
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Round, Uploads, Values
 from methods import FedMTL
 from methods.losses import column_relation, squared_norm
 
@@ -85,7 +86,7 @@ def test_an_unknown_gradient_is_refused() -> None:
 
 
 def models_of(method: Any) -> dict[str, torch.Tensor]:
-    return {n: method.bank.all_rows(n).clone() for n in method.bank.names}
+    return {n: method.store.all_rows(n).clone() for n in method.store.names}
 
 
 def test_detached_is_local_training_bit_for_bit_and_live_is_not() -> None:
@@ -132,51 +133,50 @@ def test_agrees_with_a_sequential_simulation() -> None:
     method, data = build("FedMTL", *FEW)
     method.scale = 0.05
     fit(method, data, 3)
-    for name, *values in zip(method.disclosed_names, *(c.parameters() for c in expected), strict=True):
+    for name, *values in zip(method.roles.uploaded, *(c.parameters() for c in expected), strict=True):
         rows = torch.stack([value.detach() for value in values])
-        torch.testing.assert_close(method.bank.all_rows(name), rows, rtol=1e-3, atol=2e-6)
+        torch.testing.assert_close(method.store.all_rows(name), rows, rtol=1e-3, atol=2e-6)
 
 
 def test_messages_are_the_columns_of_the_rounds_clients() -> None:
     method, data = build("FedMTL", *FEW)
-    server = method.default_server()
-    method.default_server = lambda: server
-    begin, end, name = method.begin_cohort, method.end_cohort, "backbone.linear.0.weight"
+    rule, name = method.make_server(), "backbone.linear.0.weight"
+    method.make_server = lambda: rule
+    send, collect = rule.broadcast, rule.aggregate
     last = {client: method.get_parameter(name).detach().clone() for client in range(5)}
     start, uploads = last[0], {}
     rounds: list[int] = []
 
-    def begin_cohort(clients: Any, received: Any, kind: str = "train") -> None:
-        if method.trainer.state.stage == "train":
-            if server.finished_rounds not in rounds:  # the round before is over
-                rounds.append(server.finished_rounds)
+    def broadcast(round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        sent = send(round, shared, clients)
+        if round.clients:
+            if round.number not in rounds:  # the round before is over
+                rounds.append(round.number)
                 last.update(uploads)
-            selected = server.select(server.finished_rounds + 1)
-            for k, client in enumerate(clients):
-                columns = received[f"columns.{name}"][k]
-                assert len(columns) == 3
-                assert all(torch.equal(columns[j], last[other]) for j, other in enumerate(selected))
-                assert selected[received["column"][k]] == client
-        begin(clients, received, kind)
+            selected = rule.select(round.number)
+            columns = sent.common[f"columns.{name}"]
+            assert len(columns) == 3
+            assert all(torch.equal(columns[j], last[other]) for j, other in enumerate(selected))
+            assert [selected[place] for place in sent.own["column"]] == list(clients)
+        return sent
 
-    def end_cohort(clients: Any) -> Any:
-        made = end(clients)
-        uploads.update({client: message[name] for client, message in made.items()})
-        return made
+    def aggregate(round: Round, shared: Values, sent: Uploads) -> Values:
+        uploads.update({client: sent.values[name][k].clone() for k, client in enumerate(sent.clients)})
+        return collect(round, shared, sent)
 
-    method.begin_cohort, method.end_cohort = begin_cohort, end_cohort
+    rule.broadcast, rule.aggregate = broadcast, aggregate
     fit(method, data, 3)
-    assert rounds == [0, 1, 2]
+    assert rounds == [1, 2, 3]
     assert any(not torch.equal(value, start) for value in last.values())
     floats = sum(p.numel() for p in (*method.backbone.parameters(), *method.head.parameters()))
-    assert server.traffic.per_client() == {
+    assert method.server.traffic.per_client() == {
         "down_bytes": 4 * 3 * floats + 8,
         "up_bytes": 4 * floats,
         "down_floats": 3 * floats + 1,
         "up_floats": floats,
     }
     for client, message in uploads.items():
-        assert torch.equal(method.bank.all_rows(name)[client], message), "its own model is never overwritten"
+        assert torch.equal(method.store.all_rows(name)[client], message), "its own model is never overwritten"
 
 
 def test_the_models_on_the_server_are_restored(tmp_path: Any) -> None:
@@ -184,7 +184,7 @@ def test_the_models_on_the_server_are_restored(tmp_path: Any) -> None:
     fit(method, data, 1, save_to=tmp_path)
     resumed, data = build("FedMTL", *FEW)
     fit(resumed, data, 1, ckpt_path=f"{tmp_path}/checkpoints/last.ckpt")
-    for name in method.disclosed_names:
-        rows = resumed.server.models.all_rows(name)
-        assert torch.equal(rows, method.server.models.all_rows(name))
-        assert not torch.equal(rows, method.template(name).expand_as(rows))
+    for name in method.roles.uploaded:
+        rows = resumed.server.rule.models.all_rows(name)
+        assert torch.equal(rows, method.server.rule.models.all_rows(name))
+        assert not torch.equal(rows, method.get_parameter(name).expand_as(rows))

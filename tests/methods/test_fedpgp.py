@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit
+from federation import Witness, build, fit
 from text_prompts import alone, assert_same_scores, client_of, open_clip_text, run
 from torch import Tensor
 
+from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Round
 from benchmark.seeds import torch_generator
 from methods.fedpgp import FedPGP, text_contrast
 
@@ -56,7 +58,7 @@ def test_the_ablations_with_either_sign() -> None:
 
 
 def objective(method: Any, batch: Any) -> Tensor:
-    client = client_of(method, {}, method.prepare(client_of(method, {}, {}), "train", "train"))
+    client = client_of(method, {}, method.prepare(client_of(method, {}, {}), Stage.TRAIN, "train"))
     return method.client_loss(client, batch)
 
 
@@ -135,7 +137,7 @@ def test_the_hand_written_prompts_are_encoded_once_a_run(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("off", ["--model.init_args.mu=0", "--model.init_args.contrast=none"])
 def test_without_contrast_and_change_it_is_promptfl_bit_for_bit(off: str) -> None:
     method, promptfl = run("FedPGP", off, "--model.init_args.bottleneck=0"), run("PromptFL")
-    assert torch.equal(method.template("context"), promptfl.template("context"))
+    assert torch.equal(method.get_parameter("context"), promptfl.get_parameter("context"))
     assert_same_scores(method, promptfl)
 
 
@@ -145,7 +147,7 @@ def test_with_a_change_that_stays_at_zero_it_is_promptfl() -> None:
     method.local_phases = lambda: [method.training_settings.phase("context")]
     fit(method, data, 2)
     promptfl = run("PromptFL")
-    assert torch.equal(method.template("context"), promptfl.template("context"))
+    assert torch.equal(method.get_parameter("context"), promptfl.get_parameter("context"))
     assert_same_scores(method, promptfl)
 
 
@@ -153,7 +155,7 @@ def test_with_a_change_that_stays_at_zero_it_is_promptfl() -> None:
 def test_a_client_differs_from_the_server_by_a_matrix_of_low_rank(bottleneck: int) -> None:
     method = run("FedPGP", f"--model.init_args.bottleneck={bottleneck}")
     with torch.no_grad():
-        for u, v in zip(method.bank.all_rows("u"), method.bank.all_rows("v"), strict=True):
+        for u, v in zip(method.store.all_rows("u"), method.store.all_rows("v"), strict=True):
             method.u.copy_(u)
             method.v.copy_(v)
             values = torch.linalg.svdvals((method.prompt() - method.context).double())
@@ -163,12 +165,11 @@ def test_a_client_differs_from_the_server_by_a_matrix_of_low_rank(bottleneck: in
 
 def test_only_the_shared_prompt_is_sent() -> None:
     method, data = build("FedPGP")
-    uploads: dict[int, dict[str, Tensor]] = {}
-    end = method.end_cohort
-    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
+    witness = Witness()
+    method.make_server = lambda: witness
     fit(method, data, 1)
-    assert all(set(message) == {"context"} for message in uploads.values())
-    assert set(method.server.broadcast(method, [0])) == {"context"}
+    assert all(set(message) == {"context"} for message in witness.last.values())
+    assert set(witness.broadcast(Round(2, (0,), 0), method.simulation.shared(), (0,)).common) == {"context"}
     made = method.server.traffic.per_client()
     assert made["up_floats"] == made["down_floats"] == 3 * method.clip.text_width
 
@@ -186,7 +187,7 @@ def test_initial_values() -> None:
 
 def test_a_change_of_full_rank_is_personal_and_learned() -> None:
     method = run("FedPGP", "--model.init_args.adaptation=full_rank", rounds=1)
-    change = method.bank.all_rows("change")
+    change = method.store.all_rows("change")
     ranks = torch.linalg.matrix_rank(change[change.abs().amax((1, 2)) > 0])
     assert (ranks == 3).any()
     assert method.server.traffic.per_client()["up_floats"] == 3 * method.clip.text_width

@@ -6,8 +6,9 @@ from federation import build, fit, learned
 from timm.models.vision_transformer import VisionTransformer
 
 from benchmark.backbones.vit import PromptedViT
+from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
-from benchmark.server import Message
+from benchmark.federation import Round, Uploads, Values
 from methods.fedpr import FedPR, leading_directions, project
 
 PROMPT = "prompt.tokens"
@@ -67,9 +68,9 @@ def test_the_projector_is_symmetric_idempotent_and_of_the_rank_it_should_have() 
 @pytest.mark.parametrize(("depth", "floats"), [("shallow", 7_680), ("deep", 92_160)])
 def test_sizes_at_vit_b(depth: Any, floats: int) -> None:
     method = FedPR(10, 4, vit_b(), depth=depth, null_scale="frobenius")
-    method.check_roles()
-    sent = method.default_server().broadcast(method, (0,))
-    assert sum(value.numel() for value in sent.values()) == floats
+    shared = {name: method.get_parameter(name) for name in names_under(method, method.shared)}
+    sent = method.make_server().broadcast(Round(1, (0,), 0), shared, (0,)).message()
+    assert sum(value.numel() for value in sent) == floats
     assert method.num_dropped == 153
     assert method.scale == pytest.approx(615**-0.5)
     assert method.scale == pytest.approx(0.0403, abs=5e-5)
@@ -84,20 +85,21 @@ def test_a_share_that_has_no_exact_float_is_rounded_first() -> None:
     assert FedPR(3, 2, vit, num_prompts=1, ratio=1).num_dropped == 0
 
 
-def run(conf: str, rounds: int, *overrides: str) -> tuple[Any, list[tuple[Message, dict[int, Message]]]]:
+def run(conf: str, rounds: int, *overrides: str) -> tuple[Any, list[tuple[Values, dict[int, Values]]]]:
     """A run; per round the prompt that was sent and the uploads."""
     method, data = build(conf, *SMALL, *overrides)
-    history: list[tuple[Message, dict[int, Message]]] = []
-    finish = method.default_server().finish_round
-    server = method.default_server()
+    history: list[tuple[Values, dict[int, Values]]] = []
+    rule = method.make_server()
+    average = rule.aggregate
 
-    def finish_round(method: Any, clients: Any, updates: Any, weights: Any) -> None:
-        sent = {name: method.template(name).detach().clone() for name in method.shared_names}
-        history.append((sent, dict(zip(clients, updates, strict=True))))
-        finish(method, clients, updates, weights)
+    def aggregate(round: Round, shared: Values, uploads: Uploads) -> Values:
+        sent = {name: value.clone() for name, value in shared.items()}
+        rows = {client: {n: v[k] for n, v in uploads.values.items()} for k, client in enumerate(uploads.clients)}
+        history.append((sent, rows))
+        return average(round, shared, uploads)
 
-    server.finish_round = finish_round  # type: ignore[method-assign]
-    method.default_server = lambda: server
+    rule.aggregate = aggregate
+    method.make_server = lambda: rule
     fit(method, data, rounds)
     return method, history
 
@@ -119,7 +121,7 @@ def test_from_the_second_round_on_local_training_is_orthogonal_to_the_received_p
             along = (moved @ sent[PROMPT].mT).abs().max()
             assert moved.abs().max() > 1e-3
             assert (along < 1e-5) == (number > 1)
-    assert (method.bank.all_rows("head.weight") - method.head.weight).abs().amax((1, 2)).min() > 1e-3
+    assert (method.store.all_rows("head.weight") - method.head.weight).abs().amax((1, 2)).min() > 1e-3
 
 
 @pytest.mark.parametrize(("depth", "plain"), DEPTHS.items())
@@ -135,7 +137,7 @@ def test_the_first_round_is_fedvpts(depth: str, plain: str) -> None:
 def test_with_all_singular_values_it_is_fedvpt(depth: str, plain: str) -> None:
     method, _ = run("FedPR", 2, f"--model.init_args.depth={depth}", "--model.init_args.ratio=1.0", DECAY)
     other, _ = run(plain, 2, DECAY)
-    torch.testing.assert_close(method.template(PROMPT), other.template(PROMPT), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.get_parameter(PROMPT), other.get_parameter(PROMPT), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["none", "frobenius"])

@@ -10,8 +10,9 @@ from federation import build, fit
 from oracle import Images, Values, descend, federate, images_at, mini_batches, values_of
 from torch import nn
 
+from benchmark.contract import Client, MiniBatch
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, MiniBatch
+from benchmark.federation import Round
 from methods.fedrod import FedRoD, balanced_logits
 
 ZERO = "--model.init_args.personal_init=zero"
@@ -40,7 +41,8 @@ def terms(method: Any, data: Any) -> dict[str, torch.Tensor]:
     with torch.no_grad():  # away from where both heads are one
         method.personal_head.weight += 0.1 * torch.randn(8, 192, generator=torch.Generator().manual_seed(1))
     x, y = data.transform(data.pool.images[:4], None), data.pool.labels[:4]
-    client = Client({}, {}, {}, {}, torch.tensor([5, 1, 0, 2, 9, 9, 1, 4]))
+    counts = torch.tensor([5, 1, 0, 2, 9, 9, 1, 4])
+    client = Client({}, {}, {}, torch.tensor(False), {}, counts, {}, Round(1, (), 0))
     return method.client_loss(client, MiniBatch(x, y, torch.ones(4, dtype=torch.bool)))[1]
 
 
@@ -81,10 +83,10 @@ def test_agrees_with_two_optimizers_client_by_client() -> None:
         return values_of(local)
 
     expected = federate(method, data, 2, values_of(model), train)
-    assert set(expected) == set(method.shared_names)
+    assert set(expected) == set(method.roles.shared)
     for name, value in expected.items():
-        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=5e-6)
-    rows = method.bank.all_rows("personal_head.weight")
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-3, atol=5e-6)
+    rows = method.store.all_rows("personal_head.weight")
     for client in range(11):
         torch.testing.assert_close(rows[client], personal[client].weight.detach(), rtol=1e-3, atol=5e-6)
 
@@ -111,7 +113,7 @@ def test_it_sends_backbone_and_generic_head_and_is_tested_with_both_heads() -> N
     client = 4
     rows = torch.from_numpy(data.splits.test[client])
     z = method.backbone(data.transform(data.pool.images[rows], None))
-    own = (method.bank.all_rows(f"personal_head.{n}")[client] for n in ("weight", "bias"))
+    own = (method.store.all_rows(f"personal_head.{n}")[client] for n in ("weight", "bias"))
     loss = F.cross_entropy(method.head(z) + F.linear(z, *own), data.pool.labels[rows]).item()
     values = trainer.callbacks[0].values
     assert values[2, "server", "test", "loss"][client].item() == pytest.approx(loss, rel=1e-4)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import methods.fedprox
 import methods.fedvpt
-from benchmark.method import LocalTraining
+from benchmark.contract import LocalTraining
 from methods.fedvpt import FedVPT, FedVPTDeep, new_client_training
 
 ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
@@ -83,7 +83,7 @@ def test_without_prompts_nothing_is_sent_and_it_is_a_linear_probe() -> None:
 def test_with_one_client_aggregation_changes_nothing() -> None:
     method, data = build("FedVPT", *ONE)
     fit(method, data, 3)
-    assert torch.equal(method.template("prompt.tokens"), method.bank.all_rows("local.prompt.tokens")[0])
+    assert torch.equal(method.get_parameter("prompt.tokens"), method.store.all_rows("last.prompt.tokens")[0])
 
 
 def test_deep_prompts_of_the_first_layer_alone_are_shallow_prompts() -> None:
@@ -97,8 +97,8 @@ def test_deep_prompts_of_the_first_layer_alone_are_shallow_prompts() -> None:
 def test_the_local_point_is_the_clients_state_before_aggregation() -> None:
     method, data = build("FedVPT", "--data.clients_per_round=11")
     fit(method, data, 1)
-    prompts = method.bank.all_rows("local.prompt.tokens")
+    prompts = method.store.all_rows("last.prompt.tokens")
     weights = torch.tensor([float(data.train_sizes[c]) for c in range(11)])
     mean = (prompts * (weights / weights.sum()).view(-1, 1, 1)).sum(0)
-    torch.testing.assert_close(method.template("prompt.tokens"), mean)
+    torch.testing.assert_close(method.get_parameter("prompt.tokens"), mean)
     assert (prompts - mean).abs().amax((1, 2)).min() > 0

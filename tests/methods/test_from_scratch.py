@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+from federation import Witness, build, fit
+from lightning.pytorch.callbacks import Callback
+from torch import nn
 
-from benchmark.method import Group, Phase
+from benchmark.contract import Group, Phase
 from methods.fedavg import FedAvg
 from methods.losses import model_contrast
 
@@ -38,7 +40,7 @@ def test_contrast_keeps_its_bounds() -> None:
 
 
 def values(method: Any) -> dict[str, torch.Tensor]:
-    return {n: method.template(n).clone() for n in method.shared_names}
+    return {n: method.get_parameter(n).clone() for n in method.roles.shared}
 
 
 def run(conf: str, *overrides: str, rounds: int = 2) -> Any:
@@ -62,12 +64,11 @@ def test_moon_is_fedavg_in_its_first_round_and_not_in_its_third() -> None:
 
 def test_moon_remembers_each_clients_own_last_model() -> None:
     method, data = build("MOON", "--data.clients_per_round=11", "--data.cohort_width=4")
-    uploads: dict[int, dict[str, torch.Tensor]] = {}
-    end = method.end_cohort
-    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
+    witness = Witness()
+    method.make_server = lambda: witness
     fit(method, data, 2)
-    for client, message in uploads.items():
-        kept = method.bank.all_rows("kept.backbone.linear.0.weight")[client]
+    for client, message in witness.last.items():
+        kept = method.store.all_rows("last.backbone.linear.0.weight")[client]
         assert torch.equal(kept, message["backbone.linear.0.weight"])
 
 
@@ -79,7 +80,7 @@ def test_fedper_sends_the_body_only() -> None:
 
 @pytest.mark.parametrize(
     ("resting", "moving", "rests"),
-    [("head_training", "training", "bank.head.weight"), ("training", "head_training", "backbone.linear.0.weight")],
+    [("head_training", "training", "store.head.weight"), ("training", "head_training", "backbone.linear.0.weight")],
 )
 def test_fedrep_without_a_phase_leaves_its_part_alone(resting: str, moving: str, rests: str) -> None:
     method = run("FedRep", f"--model.init_args.{resting}.epochs=0")
@@ -87,10 +88,10 @@ def test_fedrep_without_a_phase_leaves_its_part_alone(resting: str, moving: str,
     fit(fresh, data, 0)
 
     def state(of: Any) -> dict[str, torch.Tensor]:
-        return values(of) | {f"bank.{n}": of.bank.all_rows(n) for n in of.bank.names}
+        return values(of) | {f"store.{n}": of.store.all_rows(n) for n in of.store.names}
 
     before, after = state(fresh), state(method)
-    part = "bank.head" if rests.startswith("bank") else "backbone"
+    part = "store.head" if rests.startswith("store") else "backbone"
     assert all(torch.equal(before[n], after[n]) for n in before if n.startswith(part))
     assert any(not torch.equal(before[n], after[n]) for n in before if not n.startswith(part))
 
@@ -98,20 +99,23 @@ def test_fedrep_without_a_phase_leaves_its_part_alone(resting: str, moving: str,
 def test_fedreps_body_rests_while_the_head_is_trained() -> None:
     method, data = build("FedRep")
     seen: dict[int, list[bool]] = {0: [], 1: []}
-    step = method._train_on
 
-    def spy(batch: Any, *arguments: Any) -> Any:
-        before = {n: v.detach().clone() for n, v in method.slot_values().items()}
-        losses = step(batch, *arguments)
-        resting = "backbone" if batch.phase == 0 else "head"
-        for name, value in before.items():
-            # When a phase ends, clients that finished earlier get their values of that moment back.
-            if name.startswith(resting):
-                seen[batch.phase].append(torch.equal(value, method.slot_values()[name]))
-        return losses
+    class Spy(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            train, slots = method.simulation.train, method.slots
 
-    method._train_on = spy
-    fit(method, data, 1)
+            def spy(cohort: Any, step: Any, optimizer: Any) -> None:
+                before = {n: v.clone() for n, v in slots.detached().items()}
+                train(cohort, step, optimizer)
+                resting = "backbone" if step.phase == 0 else "head"
+                for name, value in before.items():
+                    # When a phase ends, clients that finished earlier get their values of that moment back.
+                    if name.startswith(resting):
+                        seen[step.phase].append(torch.equal(value, slots.of(name)))
+
+            method.simulation.train = spy
+
+    fit(method, data, 1, [Spy()])
     assert all(seen[0])
     assert all(seen[1])
     assert seen[0]
@@ -128,12 +132,11 @@ def test_fedbabus_head_never_moves_and_its_body_is_fedavgs_with_a_resting_head()
     template, data = build("FedAvg")
     start = template.head.weight.detach().clone()
     avg = RestingHead(8, 11, template.backbone, template.training_settings)
-    avg.configure_model()
-    avg.has_frozen = True  # so that it is stepped as FedBABU is, by the same arithmetic
+    avg.frozen = nn.Parameter(torch.zeros(()))  # so that it is stepped as FedBABU is, by the same arithmetic
     fit(avg, data, 2)
     assert torch.equal(babu.head.weight, start)
     for name, value in values(babu).items():
-        assert torch.equal(value, avg.template(name))
+        assert torch.equal(value, avg.get_parameter(name))
 
 
 def test_fedbabu_without_fine_tuning_gives_all_clients_one_model() -> None:

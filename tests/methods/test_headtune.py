@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from federation import build, fit, learned
 from oracle import Values, federate, mini_batches, values_of
 
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, LocalTraining, MiniBatch
+from benchmark.federation import Round
 from methods.fedavg import FedAvg
 
 
@@ -38,8 +39,8 @@ def test_it_is_fedavg_of_a_linear_model() -> None:
 
     start = {name: value.double() for name, value in values_of(fresh.head).items()}
     weight, bias = federate(method, data, 3, start, train).values()
-    torch.testing.assert_close(method.template("head.weight").double(), weight, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(method.template("head.bias").double(), bias, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(method.get_parameter("head.weight").double(), weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(method.get_parameter("head.bias").double(), bias, rtol=1e-4, atol=1e-6)
     for client in (0, 5):
         rows = torch.from_numpy(data.splits.test[client])
         loss = F.cross_entropy(features[rows].double() @ weight.T + bias, labels[rows]).item()
@@ -77,7 +78,8 @@ def test_the_objective_is_convex_in_the_head() -> None:
     batch = MiniBatch(torch.zeros(24, 0), y, mask, features={"features": features})
 
     def loss(head: dict[str, torch.Tensor]) -> float:
-        client = Client(head, {}, {}, {}, torch.zeros(8, dtype=torch.int64))
+        counts = torch.zeros(8, dtype=torch.int64)
+        client = Client(head, {}, {}, torch.tensor(False), {}, counts, {}, Round(1, (), 0))
         return torch.func.functional_call(_Loss(method), {f"method.{n}": v for n, v in head.items()}, (client, batch))
 
     generator = torch.Generator().manual_seed(0)
@@ -118,8 +120,8 @@ def test_a_new_client_fits_a_copy_of_the_global_head() -> None:
     trainer = fit(method, data, 1)
     features, labels = features_of(method, data), data.pool.labels
     client = data.new_clients[0]
-    start = method.template("head.weight").clone()
-    w, b = (method.template(f"head.{n}").clone().requires_grad_() for n in ("weight", "bias"))
+    start = method.get_parameter("head.weight").clone()
+    w, b = (method.get_parameter(f"head.{n}").clone().requires_grad_() for n in ("weight", "bias"))
     optimizer = torch.optim.SGD([w, b], lr=0.02, momentum=0.9)
     for batch in mini_batches(data, client, 0, 5, stage="adapt"):
         optimizer.zero_grad()
@@ -129,4 +131,4 @@ def test_a_new_client_fits_a_copy_of_the_global_head() -> None:
     expected = F.cross_entropy(features[rows] @ w.T + b, labels[rows]).item()
     recorded = trainer.callbacks[0].values[1, "server", "new", "loss"][client].item()
     assert recorded == pytest.approx(expected, rel=1e-4)
-    assert torch.equal(method.template("head.weight"), start)
+    assert torch.equal(method.get_parameter("head.weight"), start)

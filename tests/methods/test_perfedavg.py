@@ -10,8 +10,10 @@ from federation import build, fit
 from oracle import Values, federate, images_at, mini_batches, values_of
 from torch import nn
 
+from benchmark.contract import Client, LocalTraining, MiniBatch
+from benchmark.engine.capacity import bytes_per_client
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, LocalTraining, MiniBatch
+from benchmark.federation import Round
 from methods.fedavg import FedAvg
 from methods.perfedavg import PerFedAvg
 
@@ -50,8 +52,8 @@ def test_agrees_with_two_backward_passes_client_by_client(width: int) -> None:
     expected = one_after_another(2, 0.05)
     method, data = build("PerFedAvg", f"--data.cohort_width={width}")
     fit(method, data, 2)
-    for name, value in zip(method.shared_names, expected.values(), strict=True):
-        torch.testing.assert_close(method.template(name), value, rtol=1e-4, atol=2e-6)
+    for name, value in zip(method.roles.shared, expected.values(), strict=True):
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-4, atol=2e-6)
 
 
 class SecondHalves(FedAvg):
@@ -68,8 +70,8 @@ def test_without_inner_steps_it_is_fedavg_on_the_second_halves() -> None:
     template, data = build("PerFedAvg")
     halves = SecondHalves(8, 11, template.backbone, template.training_settings)
     fit(halves, data, 2)
-    for name in method.shared_names:
-        torch.testing.assert_close(method.template(name), halves.template(name), rtol=1e-5, atol=1e-7)
+    for name in method.roles.shared:
+        torch.testing.assert_close(method.get_parameter(name), halves.get_parameter(name), rtol=1e-5, atol=1e-7)
 
 
 def test_an_inner_step_makes_a_difference_and_an_outer_rate_of_0_none() -> None:
@@ -77,12 +79,12 @@ def test_an_inner_step_makes_a_difference_and_an_outer_rate_of_0_none() -> None:
         method, data = build("PerFedAvg", *arguments)
         start = {n: p.detach().clone() for n, p in method.named_parameters()}
         fit(method, data, 2)
-        assert all(torch.equal(method.template(n), start[n]) != moves for n in method.shared_names)
+        assert all(torch.equal(method.get_parameter(n), start[n]) != moves for n in method.roles.shared)
     with_step, data = build("PerFedAvg")
     fit(with_step, data, 1)
     without, data = build("PerFedAvg", f"{ARGUMENT}.inner_lr=0")
     fit(without, data, 1)
-    assert (with_step.template("head.weight") - without.template("head.weight")).abs().max() > 1e-5
+    assert (with_step.get_parameter("head.weight") - without.get_parameter("head.weight")).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 4])
@@ -92,7 +94,9 @@ def test_the_halves_of_a_padded_batch(images: int) -> None:
     x, y = data.transform(data.pool.images[:4], None), data.pool.labels[:4]
     mask = torch.arange(4) < images
     parameters = {n: p.detach().clone().requires_grad_() for n, p in method.named_parameters()}
-    client = Client(parameters, {}, {}, {"inner_lr": torch.tensor(0.05)}, torch.zeros(8))
+    client = Client(
+        parameters, {}, {}, torch.tensor(False), {"inner_lr": torch.tensor(0.05)}, torch.zeros(8), {}, Round(1, (), 0)
+    )
     loss = method.client_loss(client, MiniBatch(x, y.masked_fill(~mask, -100), mask))
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     # By hand: rows 1, 3 are b1 and rows 0, 2 are b2, as far as they hold images.
@@ -116,7 +120,7 @@ def test_a_copy_takes_its_steps_before_the_test_and_the_model_stays(steps: str) 
     trainer = fit(method, data, 1)
     other, data = build("PerFedAvg")
     fit(other, data, 1)
-    assert all(torch.equal(method.template(n), other.template(n)) for n in method.shared_names)
+    assert all(torch.equal(method.get_parameter(n), other.get_parameter(n)) for n in method.roles.shared)
     client = 5  # 12 images, three mini-batches
     local = nn.Sequential(copy.deepcopy(method.backbone), copy.deepcopy(method.head)).requires_grad_(True)
     batches = list(mini_batches(data, client, 0, 1, stage="finetune"))
@@ -141,8 +145,8 @@ def test_mini_batches_of_one_image_are_fedavgs(width: int) -> None:
         fit(method, data, 1)
         results.append(method)
     per, average = results
-    for name in per.shared_names:
-        torch.testing.assert_close(per.template(name), average.template(name), rtol=1e-5, atol=1e-7)
+    for name in per.roles.shared:
+        torch.testing.assert_close(per.get_parameter(name), average.get_parameter(name), rtol=1e-5, atol=1e-7)
 
 
 def test_the_inner_rate_is_that_of_training_unless_given() -> None:
@@ -162,7 +166,7 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_memory_of_a_client_can_be_measured() -> None:
     method, data = build("PerFedAvg")
-    fit(method, data, 0)
-    x = data.transform(data.pool.images[:4], None).unsqueeze(0)
+    data.setup()
+    simulation = method.join(data)
     model = sum(p.numel() * p.element_size() for p in (*method.backbone.parameters(), *method.head.parameters()))
-    assert method.bytes_per_client(x, data.pool.labels[:4].unsqueeze(0)) > 4 * model
+    assert bytes_per_client(simulation, 4)[0] > 4 * model

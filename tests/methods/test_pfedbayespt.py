@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from federation import build, fit
 from torch import Tensor, nn
 
-from benchmark.client import Client, MiniBatch
+from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Round
 from methods.losses import cross_entropy
 from methods.pfedbayespt import PFedBayesPT, PromptEncoder
 from methods.variational import gaussian_kl, log_gaussian, log_standard_gaussian
 
 B, C = 5, 8
 THREE = ["--data.partition.init_args.num_clients=3", "--data.clients_per_round=3"]
-NO_CLIENT = Client({}, {}, {}, {}, torch.zeros(0))
+NO_CLIENT = Client({}, {}, {}, torch.tensor(False), {}, torch.zeros(0), {}, Round(1, (), 0))
 
 
 def made(**arguments: Any) -> PFedBayesPT:
@@ -26,26 +28,26 @@ def made(**arguments: Any) -> PFedBayesPT:
     template, _ = build("PFedBayesPT")
     method = PFedBayesPT(C, 11, template.backbone, **{"num_prompts": 2, "hidden": 4, **arguments})
     generator = torch.Generator().manual_seed(0)
-    for name in method.parameters_under((*method.shared, *method.personal)):
+    for name in names_under(method, (*method.shared, *method.personal)):
         value = method.get_parameter(name)
         value.data = 0.3 * torch.randn(value.shape, generator=generator)
     return method.eval()
 
 
-def step(method: PFedBayesPT, kind: str = "train", seed: int = 0) -> MiniBatch:
+def step(method: PFedBayesPT, stage: Stage = Stage.TRAIN, seed: int = 0) -> MiniBatch:
     """A step's mini-batch of images, features and noise; its last row is padding."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(B, 3, 32, 32, generator=generator)
     y = torch.randint(0, C, (B,), generator=generator)
     y[-1] = -100
-    noise = method.draw_noise(torch.Generator().manual_seed(seed), B, kind)
+    noise = method.draw_noise(torch.Generator().manual_seed(seed), B, stage)
     with torch.no_grad():
         features = method.frozen_features(x)
     return MiniBatch(x, y, torch.arange(B) < B - 1, noise=noise, features=features)
 
 
 def loss_of(method: PFedBayesPT, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    client = replace(NO_CLIENT, prepared=method.prepare(NO_CLIENT, "train", "train"))
+    client = replace(NO_CLIENT, prepared=method.prepare(NO_CLIENT, Stage.TRAIN, "train"))
     return method.client_loss(client, batch)
 
 
@@ -100,7 +102,7 @@ def test_message_and_encoder_of_vit_b_16_have_the_published_sizes() -> None:
         shallower = PFedBayesPT(100, 1, method.backbone, global_depth=3, instance_depth=2, instance_prompts=4)
 
     def floats(of: PFedBayesPT, *prefixes: str) -> int:
-        return sum(of.get_parameter(name).numel() for name in of.parameters_under(prefixes))
+        return sum(of.get_parameter(name).numel() for name in names_under(of, prefixes))
 
     assert floats(method, "encoder") == 12 * 27_010 == 324_120
     assert floats(method, *method.shared) == 416_280
@@ -118,7 +120,7 @@ def test_a_message_holds_prompts_and_encoder_and_the_head_if_it_is_global(head: 
     sent = method.server.traffic.per_client()
     assert sent["up_floats"] == sent["down_floats"] == floats
     assert sent["up_bytes"] == 4 * floats
-    assert method.personal_names == ([] if head == "global" else ["head.weight", "head.bias"])
+    assert method.roles.personal == (() if head == "global" else ("head.weight", "head.bias"))
 
 
 # -------------------------------------------------------------------------------------------- objective
@@ -252,7 +254,7 @@ def test_gradients_flow_through_the_prompt_and_both_draws_of_its_parameters() ->
         method.encoder.forward = encode  # type: ignore[method-assign]
         named = {n: p.grad.clone() for n, p in method.named_parameters() if p.grad is not None}
         gradients[cut] = named
-    trained = set(method.parameters_under((*method.shared, *method.personal)))
+    trained = set(names_under(method, (*method.shared, *method.personal)))
     assert trained <= set(gradients["nothing"])
     assert all(gradients["nothing"][name].abs().max() > 0 for name in trained)
     for cut in ("psi", "psi~"):
@@ -265,16 +267,16 @@ def test_gradients_flow_through_the_prompt_and_both_draws_of_its_parameters() ->
 
 def test_masks_keep_cls_and_the_given_share_of_the_other_tokens() -> None:
     method = made(importance_samples=4, mixing_draws=3, test_draws=6, instance_prompts=3, instance_depth=4)
-    noise = method.draw_noise(torch.Generator().manual_seed(0), 300, "train")
+    noise = method.draw_noise(torch.Generator().manual_seed(0), 300, Stage.TRAIN)
     assert noise["masks"].shape == (7, 300, 4, 5)
     assert noise["eps"].shape == (4, 300, 4, 3, 64)
     assert noise["masks"][..., 0].all()
     share = noise["masks"][..., 1:].float().mean((1, 3))
     torch.testing.assert_close(share, torch.full((7, 4), 0.9), rtol=0, atol=0.04)
-    evaluated = method.draw_noise(torch.Generator().manual_seed(0), 300, "evaluate")
+    evaluated = method.draw_noise(torch.Generator().manual_seed(0), 300, Stage.EVALUATE)
     assert set(evaluated) == {"masks"}
     assert evaluated["masks"].shape == (6, 300, 4, 5)
-    assert set(made(posterior="gaussian").draw_noise(torch.Generator(), 2, "evaluate")) == set()
+    assert set(made(posterior="gaussian").draw_noise(torch.Generator(), 2, Stage.EVALUATE)) == set()
 
 
 @pytest.mark.parametrize(("global_depth", "instance_depth"), [(6, 6), (2, 4), (5, 1)])
@@ -303,7 +305,7 @@ def test_each_family_is_inserted_in_its_own_first_layers(global_depth: int, inst
 
 def test_the_prediction_is_the_mean_probability_under_the_mask_draws() -> None:
     method = made(test_draws=4)
-    batch = step(method, "evaluate")
+    batch = step(method, Stage.EVALUATE)
     tokens, probabilities = batch.features["tokens"], []
     for masks in batch.noise["masks"]:
         prompts = method.encoder(tokens, masks[None])[0][0]
@@ -316,31 +318,28 @@ def test_the_prediction_is_the_mean_probability_under_the_mask_draws() -> None:
 
 def test_without_masks_all_draws_predict_the_same() -> None:
     method = made(keep=1.0, test_draws=5)
-    batch = step(method, "evaluate")
+    batch = step(method, Stage.EVALUATE)
     predicted = method.client_logits(NO_CLIENT, batch)
     torch.testing.assert_close(predicted, method(batch.x).log_softmax(-1), rtol=1e-4, atol=1e-5)
     for posterior in ("gaussian", "deterministic"):
         other = made(posterior=posterior)
-        batch = step(other, "evaluate")
+        batch = step(other, Stage.EVALUATE)
         torch.testing.assert_close(other.client_logits(NO_CLIENT, batch), other(batch.x).log_softmax(-1))
 
 
 # ------------------------------------------------------------------------------------------ in a federation
 
 
-class _Server:
-    finished_rounds = 0
+def test_the_weight_of_the_kl_part() -> None:
+    def weight(method: PFedBayesPT, number: int, stage: Stage = Stage.TRAIN) -> float:
+        client = replace(NO_CLIENT, round=Round(number, (), 0))
+        return method.prepare(client, stage, "train")["kl_weight"].item()
 
-
-def test_the_weight_of_the_kl_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert made(kl_weight="1/D", instance_depth=3, instance_prompts=2)._current_kl_weight() == 1 / (3 * 2 * 64)
+    assert weight(made(kl_weight="1/D", instance_depth=3, instance_prompts=2), 1) == pytest.approx(1 / (3 * 2 * 64))
     warming = made(kl_weight=2.0, kl_warmup_rounds=4)
-    monkeypatch.setattr(PFedBayesPT, "server", server := _Server())
-    weights = []
-    for finished in range(6):
-        server.finished_rounds = finished
-        weights.append(warming._current_kl_weight())
-    assert weights == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+    assert [weight(warming, number) for number in range(1, 7)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+    # What is fitted in an evaluation is fitted for the round that comes next.
+    assert [weight(warming, number, Stage.ADAPT) for number in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
 
 
 def test_both_parts_are_recorded_and_the_encoder_has_its_own_rate() -> None:
@@ -369,7 +368,7 @@ def test_other_settings_do_not_depend_on_the_cohort_width_or_the_cache(arguments
             "PFedBayesPT", *given, f"--data.cohort_width={width}", f"--data.cache_features={cached}", *THREE
         )
         fit(method, data, 1)
-        results.append({n: method.template(n).detach().clone() for n in method.shared_names})
+        results.append({n: method.get_parameter(n).detach().clone() for n in method.roles.shared})
     for name, value in results[0].items():
         torch.testing.assert_close(results[1][name], value, rtol=1e-4, atol=1e-5)
 
@@ -381,7 +380,7 @@ def test_a_new_client_fits_its_head_alone() -> None:
         "--data.partition.init_args.num_clients=3",
         "--data.clients_per_round=1",
     )
-    (phase,) = method.new_client_phases()
+    (phase,) = method.finetune_phases(new=True)
     assert ([group.parameters for group in phase.groups], phase.epochs) == ([("head",)], 5)
     trainer = fit(method, data, 1)
     fitted = trainer.callbacks[0].values[1, "server", "new", "accuracy"]

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from federation import build, fit, learned
 from oracle import Images, images_at, mini_batches
 
-from methods.pfedpg import AdaINGenerator, CrossAttentionGenerator, GeneratorServer, MLPGenerator, generator_objective
+from benchmark.federation import Round, Uploads
+from methods.pfedpg import AdaINGenerator, CrossAttentionGenerator, GeneratorRule, MLPGenerator, generator_objective
 
 K, WIDTH, CLIENTS = 3, 6, 4
 
@@ -69,14 +70,15 @@ def test_every_generator_makes_k_different_prompts_for_every_client(name: str) -
 
 
 def server_step(sign: str, lr: float = 0.01, reduction: str = "sum", clients: tuple[int, ...] = (0, 1, 2, 3)) -> tuple:
-    server = GeneratorServer(lr=lr, sign=sign, reduction=reduction)  # type: ignore[arg-type]
+    server = GeneratorRule(lr=lr, sign=sign, reduction=reduction)  # type: ignore[arg-type]
     server.generator = generators()["cross_attention"]
     server.optimizer = torch.optim.SGD(server.generator.parameters(), lr=lr)
     before = {n: p.detach().clone() for n, p in server.generator.named_parameters()}
     old = [p.detach() for p in server.generate(clients)]
     delta = [torch.randn(K, WIDTH, generator=torch.Generator().manual_seed(c)) * 0.1 for c in clients]
-    updates = [{"prompt.tokens": p + d} for p, d in zip(old, delta, strict=True)]
-    server.finish_round(None, clients, updates, torch.ones(len(clients)))  # type: ignore[arg-type]
+    changed = torch.stack([p + d for p, d in zip(old, delta, strict=True)])
+    uploads = Uploads(clients, {"prompt.tokens": changed}, torch.ones(len(clients)))
+    assert server.aggregate(Round(1, clients, 0), {}, uploads) == {}
     moved = {n: p.detach() - before[n] for n, p in server.generator.named_parameters()}
     new = [p.detach() for p in server.generate(clients)]
     return moved, old, new, delta, before
@@ -149,8 +151,8 @@ def test_with_one_client_and_an_idle_server_it_is_vpt_restarted_from_the_base_ev
     vpt, data = build("FedVPT", *one)
     assert torch.equal(vpt.prompt.tokens, start)
     fit(vpt, data, 1)
-    assert torch.equal(method.bank.all_rows("local.prompt.tokens")[0], vpt.template("prompt.tokens"))
-    assert torch.equal(method.server.generate([0])[0].detach(), start)
+    assert torch.equal(method.store.all_rows("last.prompt.tokens")[0], vpt.get_parameter("prompt.tokens"))
+    assert torch.equal(method.server.rule.generate([0])[0].detach(), start)
 
 
 @pytest.mark.parametrize("generator", ["cross_attention", "mlp", "adain"])
@@ -163,11 +165,11 @@ def test_the_generator_learns_and_is_restored(generator: str, optimizer: str, tm
     fit(resumed, data, 2, ckpt_path=f"{tmp_path}/checkpoints/last.ckpt")
     fresh, data = build("PFedPG", *arguments)
     fit(fresh, data, 0)
-    for name, value in method.server.generator.state_dict().items():
-        assert torch.equal(value, resumed.server.generator.state_dict()[name])
+    for name, value in method.server.rule.generator.state_dict().items():
+        assert torch.equal(value, resumed.server.rule.generator.state_dict()[name])
     assert any(
-        not torch.equal(value, fresh.server.generator.state_dict()[name])
-        for name, value in method.server.generator.state_dict().items()
+        not torch.equal(value, fresh.server.rule.generator.state_dict()[name])
+        for name, value in method.server.rule.generator.state_dict().items()
     )
 
 
@@ -176,7 +178,7 @@ NEW = ["--data.new_clients=0.3", "--data.clients_per_round=4", "--model.init_arg
 
 def adapted_by_hand(method: Any, data: Any, client: int) -> float:
     """Test loss of a client that never trains, with autograd alone."""
-    generator = copy.deepcopy(method.server.generator)
+    generator = copy.deepcopy(method.server.rule.generator)
     fresh, _ = build("PFedPG")
     head = fresh.head.requires_grad_(True)
     batches = list(mini_batches(data, client, 0, 1, 1, 1, 1, 1, 5, stage="adapt"))
@@ -215,9 +217,9 @@ def test_nothing_of_a_new_client_outlives_its_evaluation() -> None:
     for width, adapts in ((1, True), (3, True), (3, False)):
         method, data = build("PFedPG", *arguments, f"--data.cohort_width={width}")
         if not adapts:
-            method.new_client_phases = lambda: []
+            method.finetune_phases = lambda new: []
         fit(method, data, 1)  # new clients are evaluated before this round, too
-        assert not hasattr(method.server, "_adapting")
+        assert not hasattr(method.server.rule, "_adapting")
         results.append(learned(method))
     narrow, wide, unfitted = results
     loss = "metric.1/server/new/loss"
@@ -231,6 +233,6 @@ def test_nothing_of_a_new_client_outlives_its_evaluation() -> None:
 def test_the_base_prompt_has_no_descriptor_to_fit() -> None:
     method, data = build("PFedPG", *NEW, "--model.init_args.broadcast_base=true")
     fit(method, data, 1)
-    (phase,) = method.new_client_phases()
+    (phase,) = method.finetune_phases(new=True)
     assert [group.parameters for group in phase.groups] == [("head",)]
     assert phase.epochs == 5

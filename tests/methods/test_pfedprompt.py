@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from federation import SIZES, build, fit, learned
 from torch import Tensor
 
-from benchmark.client import Client
+from benchmark.contract import Client
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Round
 from methods import PFedPrompt
 from methods.pfedprompt import memory_attention, spatial_attention
 
@@ -83,7 +84,7 @@ def test_without_the_attention_it_is_promptfl_and_always_sends_what_promptfl_sen
     runs = []
     for method, data in (as_promptfl(), build("PFedPrompt", *lfa), build("PFedPrompt")):
         fit(method, data, 2)
-        runs.append((learned(method), method.server.traffic.rounds, method.shared_names))
+        runs.append((learned(method), method.server.traffic.rounds, method.roles.shared))
     (plain, sent, names), (without, *_), (with_it, *own) = runs
     assert plain.keys() == without.keys() == with_it.keys()
     for name, value in plain.items():
@@ -121,7 +122,7 @@ def test_the_evaluation_agrees_with_a_loop_over_clients(overrides: list[str]) ->
 def test_the_memory_is_every_clients_own_training_images_without_augmentation() -> None:
     method, data = build("PFedPrompt", "--data.transform.augment=clip")
     fit(method, data, 0)
-    memory = data.memory([7, 8, 0])
+    memory = method.simulation.images.own_images([7, 8, 0])
     assert memory["image"].shape == (3, 20, 64)
     assert memory["mask"].sum(1).tolist() == [SIZES[7], SIZES[8], SIZES[0]] == [20, 1, 9]
     for k, client in enumerate((7, 8, 0)):
@@ -133,9 +134,9 @@ def test_the_memory_is_every_clients_own_training_images_without_augmentation() 
 
 def test_votes_count_within_the_label_space_of_the_split() -> None:
     method, _ = build("PFedPrompt")
-    method.label_spaces = {"novel": (7, 1, 5)}
+    method.set_label_spaces({"novel": (7, 1, 5)})
     memory = {"label": torch.tensor([1, 5, 0, 7]), "mask": torch.tensor([True, True, True, False])}
-    client = Client({}, {}, {}, {}, torch.zeros(8), memory)
+    client = Client({}, {}, {}, torch.tensor(False), {}, torch.zeros(8), memory, Round(1, (), 0))
     assert method.memory_values(client, "novel").tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
     assert method.memory_values(client, "test").argmax(1).tolist() == [1, 5, 0, 0]
 
@@ -145,7 +146,7 @@ def test_lfa_in_train_changes_what_is_learned_and_nothing_that_is_sent() -> None
     for flag in ("false", "true"):
         method, data = build("PFedPrompt", f"--model.init_args.lfa_in_train={flag}")
         fit(method, data, 1)
-        contexts.append(method.template("context"))
+        contexts.append(method.get_parameter("context"))
         sent.append(method.server.traffic.rounds)
     assert not torch.equal(*contexts)
     assert sent[0] == sent[1]
@@ -153,6 +154,6 @@ def test_lfa_in_train_changes_what_is_learned_and_nothing_that_is_sent() -> None
 
 def test_only_methods_that_ask_have_a_memory_and_unknown_forms_are_refused() -> None:
     method, _ = build("PFedPrompt", "--model.init_args.lfa=spatial")
-    assert not method.needs_memory
+    assert "own_images" not in method.inputs
     with pytest.raises(ConfigurationError, match="lfa: expected memory or spatial, got both"):
         PFedPrompt(2, ["a"], method.clip, lfa="both")  # type: ignore[arg-type]

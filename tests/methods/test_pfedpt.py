@@ -10,13 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import TinyImages, build, fit, learned
+from lightning.pytorch.callbacks import Callback
 from oracle import Values, federate, mini_batches, values_of
 from torch import nn
 
 import methods.moon
 from benchmark.backbones.pixel_prompts import PaddingPrompt
+from benchmark.contract import Group, LocalTraining, Phase, Stage
+from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
-from benchmark.method import Group, LocalTraining, Phase
+from benchmark.federation import Broadcast, Round, Uploads
 from methods import FedRep, PFedPT
 
 FEW = ["--data.partition.init_args.num_clients=4", "--data.clients_per_round=3"]
@@ -41,15 +44,15 @@ def run(conf: str, *overrides: str, rounds: int = 2) -> Any:
 
 def prompts_of(method: Any) -> dict[str, torch.Tensor]:
     """Every client's prompt, [N, ...] per part."""
-    names = method.parameters_under(["visual_prompt"])
+    names = names_under(method, ["visual_prompt"])
     assert names
-    return {name: method.bank.all_rows(name).clone() for name in names}
+    return {name: method.store.all_rows(name).clone() for name in names}
 
 
 def state(method: Any) -> dict[str, torch.Tensor]:
     """Shared values and what clients keep, without the prompt."""
-    values = {n: method.template(n).clone() for n in method.shared_names}
-    bank = {f"bank.{n}": method.bank.all_rows(n).clone() for n in method.bank.names if "visual_prompt" not in n}
+    values = {n: method.get_parameter(n).clone() for n in method.roles.shared}
+    bank = {f"bank.{n}": method.store.all_rows(n).clone() for n in method.store.names if "visual_prompt" not in n}
     return values | bank
 
 
@@ -122,8 +125,8 @@ def by_hand(conf: str, rounds: int) -> tuple[Values, list[Values]]:
 def test_agrees_with_a_sequential_simulation(conf: str) -> None:
     shared, prompts = by_hand(conf, 2)
     method = run(conf, prompt(), SHORT)
-    for name, value in zip(method.shared_names, shared.values(), strict=True):
-        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=2e-6)
+    for name, value in zip(method.roles.shared, shared.values(), strict=True):
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-3, atol=2e-6)
     for name, rows in prompts_of(method).items():
         expected = torch.stack([own[name.removeprefix("visual_prompt.")] for own in prompts])
         torch.testing.assert_close(rows, expected, rtol=1e-3, atol=2e-6)
@@ -136,18 +139,21 @@ def test_agrees_with_a_sequential_simulation(conf: str) -> None:
 def test_each_phase_trains_its_own_parts_and_nothing_else(conf: str) -> None:
     method, data = build(conf, *FEW, prompt(), SHORT)
     moved: dict[int, set[str]] = {0: set(), 1: set()}
-    step = method._train_on
 
-    def spy(batch: Any, *arguments: Any) -> Any:
-        before = {n: v.detach().clone() for n, v in method.slot_values().items()}
-        losses = step(batch, *arguments)
-        if batch.kind == "train":
-            after = method.slot_values()
-            moved[batch.phase] |= {n.split(".")[0] for n, v in before.items() if not torch.equal(v, after[n])}
-        return losses
+    class Spy(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            train, slots = method.simulation.train, method.slots
 
-    method._train_on = spy
-    fit(method, data, 2)
+            def spy(cohort: Any, step: Any, optimizer: Any) -> None:
+                before = {n: v.clone() for n, v in slots.detached().items()}
+                train(cohort, step, optimizer)
+                if step.stage is Stage.TRAIN:
+                    changed = {n for n, v in before.items() if not torch.equal(v, slots.of(n))}
+                    moved[step.phase] |= {n.split(".")[0] for n in changed}
+
+            method.simulation.train = spy
+
+    fit(method, data, 2, [Spy()])
     first = {"visual_prompt", "head"} if conf == "FedRep" else {"visual_prompt"}
     second = {"backbone"} if conf in ("FedRep", "FedBABU") else {"backbone", "head"}
     assert moved == {0: first, 1: second}
@@ -170,8 +176,8 @@ def test_fedreps_head_is_trained_at_its_own_rate_beside_the_prompt() -> None:
         (("head",), 0.05, 0.0),
     ]
     fit(method, data, 1)
-    rows = method.bank.all_rows("head.weight")
-    took_part = method.server.select(1)
+    rows = method.store.all_rows("head.weight")
+    took_part = method.server.rule.select(1)
     for client in range(4):
         assert torch.equal(rows[client], method.head.weight) == (client not in took_part)
 
@@ -221,7 +227,7 @@ def test_with_an_idle_prompt_of_zeros_it_is_the_plain_method_bit_for_bit(conf: s
 def test_without_mu_it_is_pfedpt_bit_for_bit(conf: str) -> None:
     same = [prompt(), SHORT, "--model.init_args.training.momentum=0.5"]
     method, expected = run(conf, *same, "--model.init_args.mu=0"), run("PFedPT", *same)
-    ours, theirs = ({n: m.template(n) for n in m.shared_names} for m in (method, expected))
+    ours, theirs = ({n: m.get_parameter(n) for n in m.roles.shared} for m in (method, expected))
     assert_same(ours, theirs)
     assert_same(prompts_of(method), prompts_of(expected))
 
@@ -265,7 +271,7 @@ def test_sharing_fedpers_head_gives_pfedpt_and_without_a_prompt_fedavg() -> None
 
 def test_fedbabus_prompt_rests_while_the_copy_is_fine_tuned() -> None:
     method, _ = build("FedBABU", prompt())
-    trained = {p for phase in method.finetune_phases() for group in phase.groups for p in group.parameters}
+    trained = {p for phase in method.finetune_phases(new=False) for group in phase.groups for p in group.parameters}
     assert trained == {"backbone", "head"}
 
 
@@ -283,18 +289,20 @@ def test_messages_have_the_papers_size_and_no_prompt(conf: str, floats: int, mon
     two = ["--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.batch_size=16"]
     method, data = build(conf, prompt(size=4, image_size=32), *epochs, *cifar, *two)
     sent: list[str] = []
-    end = method.end_cohort
+    rule = method.make_server()
+    send, collect = rule.broadcast, rule.aggregate
 
-    def end_cohort(clients: Any) -> Any:
-        uploads = end(clients)
-        sent.extend(name for message in uploads.values() for name in message)
-        return uploads
+    def broadcast(*arguments: Any) -> Broadcast:
+        made = send(*arguments)
+        sent.extend((*made.common, *made.own))
+        return made
 
-    method.end_cohort = end_cohort
-    server = method.default_server()
-    broadcast = server.broadcast
-    server.broadcast = lambda *arguments: sent.extend(made := broadcast(*arguments)) or made
-    method.default_server = lambda: server
+    def aggregate(round: Round, shared: Values, uploads: Uploads) -> Values:
+        sent.extend(uploads.values)
+        return collect(round, shared, uploads)
+
+    rule.broadcast, rule.aggregate = broadcast, aggregate
+    method.make_server = lambda: rule
     fit(method, data, 1)
     assert sum(p.numel() for p in method.visual_prompt.parameters()) == 1344
     assert method.server.traffic.per_client() == {
@@ -303,7 +311,7 @@ def test_messages_have_the_papers_size_and_no_prompt(conf: str, floats: int, mon
         "down_floats": floats,
         "up_floats": floats,
     }
-    assert set(sent) == set(method.shared_names)
+    assert set(sent) == set(method.roles.shared)
     assert not any("visual_prompt" in name for name in sent)
 
 
@@ -340,20 +348,20 @@ def test_cohort_width_changes_nothing_with_a_patch(kind: str) -> None:
 
 def test_a_random_patch_is_somewhere_else_in_every_step_and_for_every_client() -> None:
     method, data = build("PFedPT", prompt("RandomPatchPrompt"), "--data.clients_per_round=11", "--data.cohort_width=11")
-    corners: dict[str, list[torch.Tensor]] = {"train": [], "evaluate": []}
-    stacked = method._stacked_noise
+    corners: dict[Stage, list[torch.Tensor]] = {Stage.TRAIN: [], Stage.EVALUATE: []}
+    draw = method.draw_noise
 
-    def spy(batch: Any, kind: str) -> Any:
-        noise = stacked(batch, kind)
-        corners[kind].append(noise["corner"])
+    def spy(generator: torch.Generator, batch_size: int, stage: Stage) -> Values:
+        noise = draw(generator, batch_size, stage)
+        corners[stage].append(noise["corner"])
         return noise
 
-    method._stacked_noise = spy
+    method.draw_noise = spy
     fit(method, data, 1)
-    for kind in ("train", "evaluate"):
-        drawn = torch.cat(corners[kind])
+    for stage, seen in corners.items():
+        drawn = torch.stack(seen)
         assert drawn.max() <= 16 - 3 - 1
-        assert len(drawn.unique(dim=0)) > 20, kind
+        assert len(drawn.unique(dim=0)) > 20, stage
 
 
 BACKBONES = {
@@ -372,11 +380,12 @@ def test_works_with_transformers(conf: str, backbone: str) -> None:
     epochs = ["--model.init_args.training.epochs=1", SHORT]
     given = f"--model.init_args.backbone={json.dumps(BACKBONES[backbone])}"
     method, data = build(conf, given, prompt(), *two, *epochs)
-    method.configure_model()
-    before = {n: method.template(n).clone() for n in method.trainable_names}
+    data.setup()
+    method.join(data)
+    before = {n: method.get_parameter(n).clone() for n in method.roles.trained}
     fit(method, data, 1)
-    for name in method.trainable_names:
-        own = name in method.bank.names
-        after = method.bank.all_rows(name) if own else method.template(name)
+    for name in method.roles.trained:
+        own = name in method.store.names
+        after = method.store.all_rows(name) if own else method.get_parameter(name)
         assert after.isfinite().all()
         assert not torch.equal(after, before[name].expand_as(after)), name

@@ -48,7 +48,7 @@ def check(process: ProcessPoolExecutor, conf: str, overrides: tuple[str, ...]) -
     """The GPU leaves behind what the CPU does, and no step of the second round waits but for kept momenta."""
     off, waited = process.submit(runs_on_gpu.compare, conf, overrides).result()
     kept = "optimizer_state=client" in " ".join(overrides)
-    assert [place for place in waited if not (kept and "/bank.py" in place)] == []
+    assert [place for place in waited if not (kept and "/client_store.py" in place)] == []
     tolerance = TOLERANCE.get(conf, USUAL)
     assert {name: difference for name, difference in off.items() if not difference <= tolerance} == {}
 
@@ -78,7 +78,7 @@ def test_a_wait_in_a_step_is_noticed(fault: str, word: str, process: ProcessPool
     waited = process.submit(runs_on_gpu.waits_with, fault).result()
     assert waited
     assert {place.split(" at ")[0] for place in waited} == {word}
-    assert all("benchmark/method.py" in place for place in waited)
+    assert all("benchmark/engine/local_training.py" in place for place in waited)
 
 
 def test_a_tensor_of_the_host_in_a_step_is_noticed(process: ProcessPoolExecutor) -> None:

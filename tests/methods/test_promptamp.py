@@ -9,6 +9,7 @@ from text_prompts import ONE, alone, client_of, run
 from torch import Tensor
 
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Round
 from benchmark.seeds import torch_generator
 from methods.promptamp import CLOUD, PromptAMP, attentive_mean
 
@@ -52,9 +53,10 @@ def test_equal_prompts_stay_bit_for_bit() -> None:
 
 def test_the_server_sends_each_client_its_cloud_prompt_and_clients_keep_their_own() -> None:
     method = run("PromptAMP", rounds=2)
-    rows = method.bank.all_rows("context")
-    sent = method.server.broadcast(method, list(range(11)))
-    assert set(sent) == {CLOUD}
+    rows = method.store.all_rows("context")
+    message = method.server.rule.broadcast(Round(3, (), 0), {}, tuple(range(11)))
+    sent = message.own
+    assert (set(message.common), set(sent)) == (set(), {CLOUD})
     for i in range(11):
         torch.testing.assert_close(sent[CLOUD][i], naive_cloud(rows, i, 0.1, 1.0))
     assert (rows - rows.mean(0)).abs().amax((1, 2)).max() > 0.01
@@ -82,15 +84,15 @@ def test_the_pull_has_a_gradient_towards_the_cloud_prompt() -> None:
 def test_without_the_pull_it_is_coop() -> None:
     settings = ["--model.init_args.training.lr=0.03", "--model.init_args.training.momentum=0.5"]
     amp, coop = run("PromptAMP", "--model.init_args.lam=0", *settings), run("CoOp", *settings)
-    assert torch.equal(amp.bank.all_rows("context"), coop.bank.all_rows("context"))
+    assert torch.equal(amp.store.all_rows("context"), coop.store.all_rows("context"))
     pulled = run("PromptAMP", *settings)
-    assert not torch.equal(pulled.bank.all_rows("context"), coop.bank.all_rows("context"))
+    assert not torch.equal(pulled.store.all_rows("context"), coop.store.all_rows("context"))
 
 
 def test_a_client_alone_is_pulled_to_its_own_prompt() -> None:
     method = run("PromptAMP", *ONE)
-    sent = method.server.broadcast(method, [0])
-    assert torch.equal(sent[CLOUD][0], method.bank.all_rows("context")[0])
+    sent = method.server.rule.broadcast(Round(3, (), 0), {}, (0,)).own
+    assert torch.equal(sent[CLOUD][0], method.store.all_rows("context")[0])
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import SIZES, build, fit, learned
+from federation import SIZES, build, federation, fit, learned
 from timm.models.vision_transformer import VisionTransformer
 
 from benchmark.backbones.vit import PromptedViT
-from benchmark.communication import message_bytes
+from benchmark.contract import Client, MiniBatch, Phase
+from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, MiniBatch, Phase
+from benchmark.federation import Round, Uploads, Values
 from benchmark.seeds import keyed_initialization
-from benchmark.server import Message
 from methods.sgpt import (
     SGPT,
-    GroupServer,
+    GroupRule,
     key_similarity,
     majority,
     merge_keys,
@@ -42,6 +42,10 @@ def tiny(**arguments: Any) -> SGPT:
     for i, parameter in enumerate((method.shared_prompts, method.group_prompts.tokens, method.group_keys)):
         parameter.data = draw(*parameter.shape, seed=i + 1)
     return method
+
+
+def shared_values(method: SGPT) -> Values:
+    return {name: method.get_parameter(name).detach().clone() for name in names_under(method, method.shared)}
 
 
 def naive_features(vit: Any, x: torch.Tensor, tokens: dict[int, torch.Tensor], mean_over: int) -> torch.Tensor:
@@ -153,9 +157,11 @@ def test_the_loss_of_both_stages(batch_majority: bool) -> None:
     method, x, query = tiny(batch_majority=batch_majority), draw(6, 3, 16, 16), draw(6, WIDTH, seed=4)
     y, mask = torch.tensor([0, 1, 2, 3, 0, -100]), torch.tensor([True] * 5 + [False])
     frequency = torch.tensor([0.3, 0.4, 0.3])
-    client = Client({}, {"group_frequency": frequency}, {}, {}, torch.zeros(4))
-    first = method.client_loss(client, MiniBatch(x, y, mask, 0, features={"query": query}))
+    received = {"group_frequency": frequency}
+    client = Client({}, received, {}, torch.tensor(False), {}, torch.zeros(4), {}, Round(1, (), 0))
+    first, nothing = method.client_loss(client, MiniBatch(x, y, mask, 0, features={"query": query}))
     torch.testing.assert_close(first, F.cross_entropy(method.logits(x[:5]), y[:5]))
+    assert nothing["group_selections"].tolist() == [0.0] * GROUPS
     cosine = [[F.cosine_similarity(q, key, 0).item() for key in method.group_keys] for q in query]
     groups = [min(range(GROUPS), key=lambda g: (1 - row[g]) * (float(frequency[g]) + 5e-4)) for row in cosine]
     assert len(set(groups[:5])) > 1
@@ -193,18 +199,19 @@ def test_keys_are_weighted_with_selections_unless_they_are_rare() -> None:
 @pytest.mark.parametrize(("prompt_momentum", "key_momentum"), [(0.5, 0.5), (0.25, 0.0), (1.0, 1.0)])
 def test_a_round_of_the_server_against_a_plain_loop(prompt_momentum: float, key_momentum: float) -> None:
     method = tiny(prompt_momentum=prompt_momentum, key_momentum=key_momentum, head="global")
-    method.check_roles()
-    server = method.default_server()
-    server.prepare(method)
+    old = shared_values(method)
+    server = method.make_server()
+    server.start(old, federation(2))
     weights = torch.tensor([5.0, 1.0, 2.0])
     selections = torch.tensor([[70.0, 0.0, 3.0], [10.0, 2.0, 9.0], [20.0, 60.0, 2.0]])
-    updates: list[Message] = []
+    updates: list[Values] = []
     for k in range(3):
-        update = {n: draw(*method.template(n).shape, seed=10 * k + i) for i, n in enumerate(method.shared_names)}
+        update = {n: draw(*value.shape, seed=10 * k + i) for i, (n, value) in enumerate(old.items())}
         updates.append(update | {"group_selections": selections[k]})
-    old = {n: method.template(n).detach().clone() for n in method.shared_names}
+    uploads = Uploads((0, 1, 2), {n: torch.stack([u[n] for u in updates]) for n in updates[0]}, weights)
     assert sorted(old) == ["group_keys", "group_prompts.tokens", "head.bias", "head.weight", "shared_prompts"]
-    server.finish_round(method, [0, 1, 2], updates, weights)
+    new = server.aggregate(Round(1, (0, 1, 2), 0), old, uploads)
+    assert new.keys() == old.keys()
     for name, before in old.items():
         mean = sum(u[name] * float(w) / 8 for u, w in zip(updates, weights, strict=True))
         if name == "group_prompts.tokens":
@@ -212,32 +219,32 @@ def test_a_round_of_the_server_against_a_plain_loop(prompt_momentum: float, key_
         if name == "group_keys":
             merged = naive_keys(torch.stack([u[name] for u in updates]), selections)
             mean = key_momentum * before + (1 - key_momentum) * merged
-        torch.testing.assert_close(method.template(name).detach(), mean)
+        torch.testing.assert_close(new[name], mean)
     if prompt_momentum == 1:
-        assert torch.equal(method.template("group_prompts.tokens"), old["group_prompts.tokens"])
-    sent = server.broadcast(method, (0, 1))["group_frequency"]
-    torch.testing.assert_close(sent, torch.tensor([[100.0, 62.0, 14.0]] * 2) / 176)
+        assert torch.equal(new["group_prompts.tokens"], old["group_prompts.tokens"])
+    sent = server.broadcast(Round(2, (0, 1), 0), new, (0, 1)).common["group_frequency"]
+    torch.testing.assert_close(sent, torch.tensor([100.0, 62.0, 14.0]) / 176)
 
 
 # ---------------------------------------------------------------------- rounds
 
 
-def run(rounds: int, *overrides: str, phases: Any = None) -> tuple[Any, dict[int, Message], Message]:
+def run(rounds: int, *overrides: str, phases: Any = None) -> tuple[Any, dict[int, Values], Values]:
     """A run; the uploads of its last round, and the initial shared values."""
     method, data = build("SGPT", *SMALL, *overrides)
     if phases is not None:
         method.local_phases = lambda made=method.local_phases: phases(made())
-    method.configure_model()
-    start = {name: method.template(name).detach().clone() for name in method.shared_names}
-    uploads: dict[int, Message] = {}
-    end = method.end_cohort
+    start = shared_values(method)
+    uploads: dict[int, Values] = {}
+    rule = method.make_server()
+    average = rule.aggregate
 
-    def end_cohort(clients: Any) -> dict[int, Message]:
-        made = end(clients)
-        uploads.update(made)
-        return made
+    def aggregate(round: Round, shared: Values, sent: Uploads) -> Values:
+        uploads.update({c: {n: v[k].clone() for n, v in sent.values.items()} for k, c in enumerate(sent.clients)})
+        return average(round, shared, sent)
 
-    method.end_cohort = end_cohort
+    rule.aggregate = aggregate
+    method.make_server = lambda: rule
     fit(method, data, rounds)
     return method, uploads, start
 
@@ -257,7 +264,7 @@ def test_the_first_stage_rests_group_prompts_and_keys_the_second_shared_prompts(
             assert all(torch.equal(upload[name], start[name]) for name in resting)
             assert all(not torch.equal(upload[name], start[name]) for name in moved)
             assert (upload["group_selections"].sum() > 0) == (stage == 1)
-        assert not torch.equal(method.bank.all_rows("head.weight")[max(uploads)], method.head.weight)
+        assert not torch.equal(method.store.all_rows("head.weight")[max(uploads)], method.head.weight)
 
 
 def test_selections_of_the_second_stage_are_counted_and_bytes_are_too() -> None:
@@ -266,9 +273,9 @@ def test_selections_of_the_second_stage_are_counted_and_bytes_are_too() -> None:
         assert upload["group_selections"].sum() == SIZES[client]
         assert set(upload) == {*start, "group_selections"}
     total = sum(upload["group_selections"] for upload in uploads.values())
-    assert method.server.selections.tolist() == total.tolist()
-    frequency = method.server.broadcast(method, (0,))["group_frequency"]
-    torch.testing.assert_close(frequency, (total / total.sum()).unsqueeze(0))
+    assert method.server.rule.selections.tolist() == total.tolist()
+    sent = method.server.rule.broadcast(Round(2, (0,), 0), shared_values(method), (0,))
+    torch.testing.assert_close(sent.common["group_frequency"], total / total.sum())
     floats = 64 * (2 + 2 * 5 + 5) + 5
     made = method.server.traffic.per_client()
     assert made["up_floats"] == made["down_floats"] == floats
@@ -276,9 +283,9 @@ def test_selections_of_the_second_stage_are_counted_and_bytes_are_too() -> None:
 
 def test_a_prompt_momentum_of_one_freezes_the_group_prompts() -> None:
     method, _, start = run(2, f"{MODEL}prompt_momentum=1.0", f"{MODEL}key_momentum=1.0")
-    assert torch.equal(method.template("group_prompts.tokens"), start["group_prompts.tokens"])
-    assert torch.equal(method.template("group_keys"), start["group_keys"])
-    assert not torch.equal(method.template("shared_prompts"), start["shared_prompts"])
+    assert torch.equal(method.get_parameter("group_prompts.tokens"), start["group_prompts.tokens"])
+    assert torch.equal(method.get_parameter("group_keys"), start["group_keys"])
+    assert not torch.equal(method.get_parameter("shared_prompts"), start["shared_prompts"])
 
 
 def test_a_global_head_and_majorities_do_not_depend_on_the_cohort_width() -> None:
@@ -286,7 +293,7 @@ def test_a_global_head_and_majorities_do_not_depend_on_the_cohort_width() -> Non
     left, _, start = run(2, *overrides, "--data.cohort_width=1")
     right, _, _ = run(2, *overrides, "--data.cohort_width=3")
     assert {"head.weight", "head.bias"} <= set(start)
-    assert left.personal_names == []
+    assert left.roles.personal == ()
     for name, value in learned(left).items():
         torch.testing.assert_close(learned(right)[name], value, rtol=0, atol=0, equal_nan=True)
 
@@ -317,13 +324,13 @@ def vit_b() -> PromptedViT:
 def test_sizes_of_the_cifar100_setting() -> None:
     for head, more in (("personal", 0), ("global", 307_600)):
         method = SGPT(100, 4, vit_b(), head=head)  # type: ignore[arg-type]
-        method.check_roles()
-        server = GroupServer(0.5, 0.5)
-        server.prepare(method)
-        sent = server.broadcast(method, (0,))
+        shared = shared_values(method)
+        server = GroupRule(0.5, 0.5)
+        server.start(shared, federation(2))
+        sent = server.broadcast(Round(1, (0,), 0), shared, (0,)).common
         frequency = sent.pop("group_frequency")
-        assert message_bytes(list(sent.values())) == 258_048 + more == 4 * 64_512 + more
-        assert frequency.shape == (1, 20)
+        assert sum(v.numel() * v.element_size() for v in sent.values()) == 258_048 + more == 4 * 64_512 + more
+        assert frequency.shape == (20,)
         assert not method.shared_prompts.any()
         assert 0.0624 < method.group_prompts.tokens.abs().max() <= 0.0625
 

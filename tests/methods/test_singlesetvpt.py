@@ -9,7 +9,7 @@ from federation import build, fit
 from oracle import Images, descend, images_at, mini_batches
 from torch import Tensor, nn
 
-from benchmark.method import LocalTraining
+from benchmark.contract import LocalTraining
 from methods.fedavg import FedAvg
 from methods.fedrep import FedRep
 from methods.local import Local
@@ -51,16 +51,16 @@ def test_nothing_is_sent() -> None:
 def test_with_one_client_it_is_fedvpt_bit_for_bit() -> None:
     alone, _ = run("SingleSetVPT", *ONE)
     shared, _ = run("FedVPT", *ONE)
-    assert torch.equal(alone.bank.all_rows("prompt.tokens")[0], shared.template("prompt.tokens"))
-    assert torch.equal(alone.bank.all_rows("head.weight"), shared.bank.all_rows("head.weight"))
+    assert torch.equal(alone.store.all_rows("prompt.tokens")[0], shared.get_parameter("prompt.tokens"))
+    assert torch.equal(alone.store.all_rows("head.weight"), shared.store.all_rows("head.weight"))
 
 
 def test_a_client_does_not_depend_on_the_others() -> None:
     alone, _ = run("SingleSetVPT", *ONE)
     among, _ = run("SingleSetVPT", "--data.clients_per_round=11")
-    for name in alone.personal_names:
+    for name in alone.roles.personal:
         # Another row length of the padded batches, so another order of sums.
-        torch.testing.assert_close(alone.bank.all_rows(name)[0], among.bank.all_rows(name)[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(alone.store.all_rows(name)[0], among.store.all_rows(name)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_without_prompts_it_is_a_linear_probe_of_each_clients_own() -> None:
@@ -71,7 +71,7 @@ def test_without_prompts_it_is_a_linear_probe_of_each_clients_own() -> None:
     for round in (1, 2):
         optimizer = torch.optim.SGD(head.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
         descend(head, optimizer, head_loss(head, fresh.backbone), mini_batches(data, client, round, 2))
-    torch.testing.assert_close(method.bank.all_rows("head.weight")[client], head.weight.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(method.store.all_rows("head.weight")[client], head.weight.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_fedrep_that_leaves_the_body_alone_is_that_probe() -> None:
@@ -81,7 +81,7 @@ def test_fedrep_that_leaves_the_body_alone_is_that_probe() -> None:
     body = sum(p.numel() for p in rep.backbone.parameters())
     assert rep.server.traffic.per_client()["up_floats"] == body, "the backbone is sent, the head is not"
     torch.testing.assert_close(
-        rep.bank.all_rows("head.weight"), probe.bank.all_rows("head.weight"), rtol=1e-4, atol=1e-6
+        rep.store.all_rows("head.weight"), probe.store.all_rows("head.weight"), rtol=1e-4, atol=1e-6
     )
 
 
@@ -89,7 +89,7 @@ def test_local_training_of_a_whole_vit_is_fedavg_where_there_is_one_client() -> 
     local = whole_model(Local, *ONE, training=TRAINING)
     average = whole_model(FedAvg, *ONE, training=TRAINING)
     assert not any(local.server.traffic.per_client().values())
-    assert all(torch.equal(local.bank.all_rows(n)[0], average.template(n)) for n in average.shared_names)
+    assert all(torch.equal(local.store.all_rows(n)[0], average.get_parameter(n)) for n in average.roles.shared)
 
 
 @pytest.mark.parametrize("conf", ["SingleSetVPT", "FedVPT", "FedVPTDeep"])
@@ -100,7 +100,7 @@ def test_a_new_client_fits_its_head_for_five_epochs(conf: str) -> None:
     assert (~recorded.isnan()).nonzero().flatten().tolist() == data.new_clients
     client = data.new_clients[0]
     fresh, _ = build(conf, new)
-    prompt = method.template("prompt.tokens")
+    prompt = method.get_parameter("prompt.tokens")
     if conf == "SingleSetVPT":
         assert torch.equal(prompt, fresh.prompt.tokens), "it has received nothing"
     head = fresh.head.requires_grad_(True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmark.backbones import prompted_clip
 from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.contract import LocalTraining, MiniBatch
 from benchmark.errors import ConfigurationError
-from benchmark.method import LocalTraining, MiniBatch
 from methods import FedPGP, PromptFL, PromptPer, PromptProx
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
@@ -33,7 +33,7 @@ def test_a_round_of_one_full_step_is_a_centralised_step_through_open_clip() -> N
     logits = model.logit_scale.exp() * images @ open_clip_text(method.clip, data.class_names, context).T
     F.cross_entropy(logits, data.pool.labels[rows]).backward()
     assert context.grad is not None
-    torch.testing.assert_close(method.template("context"), start - 0.05 * (context.grad + 0.1 * start))
+    torch.testing.assert_close(method.get_parameter("context"), start - 0.05 * (context.grad + 0.1 * start))
 
 
 def test_splits_are_classified_among_their_own_classes() -> None:
@@ -57,8 +57,7 @@ def test_splits_are_classified_among_their_own_classes() -> None:
 
 def test_names_follow_the_order_of_a_label_space() -> None:
     method, _ = build("PromptFL")
-    method.label_spaces = {"novel": (7, 3, 5), "train": (0, 1)}
-    method.configure_model()
+    method.set_label_spaces({"novel": (7, 3, 5), "train": (0, 1)})
     assert method.names_of("novel") == ["class7", "class3", "class5"]
     assert method.class_prompts("novel").num_classes == 3
     assert method.class_prompts("train").num_classes == 2
@@ -74,7 +73,7 @@ def test_cached_features_give_the_same_accuracies(conf: str) -> None:
     for name, value in metrics(cached).items():
         if "accuracy" in name:
             assert torch.equal(value, metrics(computed)[name]), name
-    torch.testing.assert_close(cached.template("context"), computed.template("context"), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cached.get_parameter("context"), computed.get_parameter("context"), rtol=1e-4, atol=1e-5)
     assert any("novel" in name for name in metrics(cached))
 
 
@@ -120,12 +119,12 @@ def test_zero_shot_is_promptfl_before_training_from_the_same_words() -> None:
 
 def test_zero_shot_takes_a_template() -> None:
     method, _ = build("ZeroShotCLIP", "--model.init_args.template={} texture.")
-    method.configure_model()
+    method.set_label_spaces({})
     expected = method.clip.text_features_of([f"class{c} texture." for c in range(8)])
     torch.testing.assert_close(method.text_features("test"), expected)
     method, _ = build("ZeroShotCLIP", "--model.init_args.template=a picture")
     with pytest.raises(ConfigurationError, match=r"template has one \{\} for the class name"):
-        method.configure_model()
+        method.set_label_spaces({})
 
 
 # ---------------------------------------------------------------------- CoOp, LocalCLIP
@@ -133,17 +132,17 @@ def test_zero_shot_takes_a_template() -> None:
 
 def test_with_one_client_coop_is_promptfl_and_nothing_is_sent() -> None:
     coop, promptfl = run("CoOp", *ONE), run("PromptFL", *ONE)
-    assert torch.equal(coop.bank.all_rows("context")[0], promptfl.template("context"))
+    assert torch.equal(coop.store.all_rows("context")[0], promptfl.get_parameter("context"))
     assert coop.server.traffic.per_client()["up_bytes"] == coop.server.traffic.per_client()["down_bytes"] == 0
     assert promptfl.server.traffic.per_client()["up_bytes"] == 4 * 3 * promptfl.clip.text_width
 
 
 def test_coop_goes_on_from_its_own_prompt_unless_it_restarts() -> None:
     settings = [*ONE, *FULL]
-    once = run("CoOp", *settings, rounds=1).bank.all_rows("context")
-    restarted = run("CoOp", *settings, "--model.init_args.local_restart=true", rounds=3).bank.all_rows("context")
+    once = run("CoOp", *settings, rounds=1).store.all_rows("context")
+    restarted = run("CoOp", *settings, "--model.init_args.local_restart=true", rounds=3).store.all_rows("context")
     torch.testing.assert_close(restarted, once)
-    assert (run("CoOp", *settings, rounds=3).bank.all_rows("context") - once).abs().max() > 0.01
+    assert (run("CoOp", *settings, rounds=3).store.all_rows("context") - once).abs().max() > 0.01
 
 
 def test_classes_that_a_client_does_not_hold_are_in_its_softmax() -> None:
@@ -168,9 +167,9 @@ def test_localclip_trains_both_towers_and_sends_nothing() -> None:
     logits = model.logit_scale.exp() * images @ model.encode_text(texts, normalize=True).T
     F.cross_entropy(logits, data.pool.labels[rows]).backward()
     left = dict(model.named_parameters())
-    for name in method.personal_names:
+    for name in method.roles.personal:
         value = left.pop(name.removeprefix("clip.model."))
-        moved = method.bank.all_rows(name)[0] - value.detach()
+        moved = method.store.all_rows(name)[0] - value.detach()
         torch.testing.assert_close(moved, -1e-4 * value.grad, rtol=1e-3, atol=3e-7, msg=lambda m, n=name: f"{n}: {m}")
     assert list(left) == ["token_embedding.weight"]
     assert method.server.traffic.per_client()["up_bytes"] == 0
@@ -185,7 +184,7 @@ def test_fine_tuning_works_on_a_copy_and_without_epochs_it_is_promptfl() -> None
     tuned = run("PromptFLFT", "--model.init_args.finetune_epochs=2")
     assert_same_scores(plain, none)
     for other in (none, tuned):
-        assert torch.equal(plain.template("context"), other.template("context"))
+        assert torch.equal(plain.get_parameter("context"), other.get_parameter("context"))
     losses = [metrics(m)["metric.2/server/test/loss"] for m in (plain, tuned)]
     assert (losses[0] - losses[1]).abs().max() > 1e-3
 
@@ -202,11 +201,11 @@ def test_the_fine_tuned_copy_is_what_one_client_would_train() -> None:
 def test_prompt_per_lies_between_promptfl_and_coop() -> None:
     everything_shared = run("PromptPer", "--model.init_args.num_personal=0")
     promptfl = run("PromptFL")
-    assert torch.equal(everything_shared.template("context"), promptfl.template("context"))
+    assert torch.equal(everything_shared.get_parameter("context"), promptfl.get_parameter("context"))
     assert_same_scores(everything_shared, promptfl)
     everything_own = run("PromptPer", "--model.init_args.num_personal=3")
     coop = run("CoOp")
-    assert torch.equal(everything_own.bank.all_rows("personal_context"), coop.bank.all_rows("context"))
+    assert torch.equal(everything_own.store.all_rows("personal_context"), coop.store.all_rows("context"))
     assert_same_scores(everything_own, coop)
     assert everything_own.server.traffic.per_client()["up_bytes"] == 0
     between = run("PromptPer", rounds=1)
@@ -224,14 +223,14 @@ def test_prompt_per_refuses_more_tokens_than_there_are() -> None:
 @pytest.mark.parametrize("off", ["mu=0", "prox_grad=detached"])
 def test_prompt_prox_without_its_term_is_promptfl(off: str) -> None:
     prox, promptfl = run("PromptProx", f"--model.init_args.{off}"), run("PromptFL")
-    assert torch.equal(prox.template("context"), promptfl.template("context"))
+    assert torch.equal(prox.get_parameter("context"), promptfl.get_parameter("context"))
     assert_same_scores(prox, promptfl)
 
 
 def test_prompt_prox_pulls_towards_the_received_prompt_from_its_second_step_on() -> None:
     def after(conf: str, epochs: int, *overrides: str) -> Tensor:
         settings = [*ONE, *FULL, f"--model.init_args.training.epochs={epochs}", *overrides]
-        return run(conf, *settings, rounds=1).template("context")
+        return run(conf, *settings, rounds=1).get_parameter("context")
 
     start = build("PromptFL")[0].context
     first, second = after("PromptFL", 1), after("PromptFL", 2)

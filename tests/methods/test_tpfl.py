@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from federation import build, fit
+from federation import Witness, build, fit
 from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.pixel_prompts import FixedPatchPrompt
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.communication import message_bytes
-from benchmark.method import MiniBatch, Phase
+from benchmark.contract import MiniBatch, Phase, Stage
+from benchmark.engine.roles import read_roles
 from methods import TPFL
 from methods.promptfl import PromptFL
 
@@ -43,7 +43,7 @@ def test_agrees_with_a_sequential_simulation() -> None:
     assert set(expected) == {"context", *(f"visual_prompt.{part}" for part in PARTS)}
     for name, value in expected.items():
         assert value.any()
-        torch.testing.assert_close(method.template(name), value, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-3, atol=2e-4)
 
 
 def test_it_is_promptfl_while_the_pixels_rest_at_zero() -> None:
@@ -59,32 +59,32 @@ def test_it_is_promptfl_while_the_pixels_rest_at_zero() -> None:
 
     resting, plain = run(Resting), run(PromptFL)
     for part in PARTS:
-        assert not resting.template(f"visual_prompt.{part}").any()
+        assert not resting.get_parameter(f"visual_prompt.{part}").any()
     start = PromptFL(4, ["a"], plain.clip, 3).context
-    assert not torch.equal(plain.template("context"), start)
-    torch.testing.assert_close(resting.template("context"), plain.template("context"), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(plain.get_parameter("context"), start)
+    torch.testing.assert_close(resting.get_parameter("context"), plain.get_parameter("context"), rtol=1e-4, atol=1e-5)
 
 
 def test_both_parts_are_averaged_with_the_same_weights() -> None:
     method, data = build("TPFL", *FEW, FRAME)
-    uploads: dict[int, Values] = {}
-    end = method.end_cohort
-    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
+    witness = Witness()
+    method.make_server = lambda: witness
     fit(method, data, 1)
+    uploads = witness.last
     sizes = {client: len(data.train_indices[client]) for client in uploads}
     assert len(set(sizes.values())) == 3
-    for name in method.shared_names:
+    for name in method.roles.shared:
         mean = sum(n * uploads[c][name].double() for c, n in sizes.items()) / sum(sizes.values())
-        torch.testing.assert_close(method.template(name).double(), mean, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(method.get_parameter(name).double(), mean, rtol=1e-5, atol=1e-7)
 
 
 def test_interior_pixels_are_untouched_and_round_0_is_that_of_promptfl() -> None:
     method, _ = build("TPFL", FRAME)
-    method.configure_model()
+    method.set_label_spaces({})
     x = torch.randn(2, 3, 32, 32)
     assert torch.equal(method(x), PromptFL.forward(method, x))
     for part in PARTS:
-        method.template(f"visual_prompt.{part}").data.fill_(2.0)
+        method.get_parameter(f"visual_prompt.{part}").data.fill_(2.0)
     added = method.visual_prompt(x, {}) - x
     assert not added[:, :, 4:-4, 4:-4].any()
     assert torch.allclose(added[:, :, :4], torch.tensor(2.0))
@@ -94,29 +94,30 @@ def test_interior_pixels_are_untouched_and_round_0_is_that_of_promptfl() -> None
 def test_message_of_vit_b16_is_312128_bytes() -> None:
     with torch.device("meta"):  # shapes only
         method = TPFL(10, ["a", "b"], PromptedCLIP("ViT-B-16", "random"))
-    method.check_roles()
-    assert message_bytes([method.template(name) for name in method.shared_names]) == 312_128
+    roles = read_roles(method)
+    sent = [method.get_parameter(name) for name in roles.shared]
+    assert sum(value.numel() * value.element_size() for value in sent) == 312_128
     assert (method.visual_prompt.size, method.visual_prompt.image_size) == (30, 224)
 
 
 def test_any_pixel_prompt_can_be_taken_and_the_wandering_one_gets_its_corner() -> None:
     method, data = build("TPFL")
-    corners = [method.draw_noise(torch.Generator().manual_seed(i), 4, "train")["corner"] for i in range(20)]
+    corners = [method.draw_noise(torch.Generator().manual_seed(i), 4, Stage.TRAIN)["corner"] for i in range(20)]
     assert len({tuple(corner.tolist()) for corner in corners}) > 10
-    method.template("visual_prompt.patch").data.fill_(5.0)
+    method.get_parameter("visual_prompt.patch").data.fill_(5.0)
     method.clip.image_features = lambda x: x
     batch = MiniBatch(torch.zeros(2, 3, 32, 32), torch.zeros(2), torch.ones(2), noise={"corner": torch.tensor([3, 7])})
     seen = method.image_features(batch)
     assert (seen[:, :, 3:9, 7:13] == 5).all()
     assert seen.sum() == 2 * 3 * 36 * 5
     fixed = TPFL(8, data.class_names, method.clip, 3, FixedPatchPrompt(6, init="zeros"))
-    assert fixed.draw_noise(torch.Generator(), 4, "train") == {}
-    fixed.check_roles()
-    assert fixed.shared_names == ["context", "visual_prompt.patch"]
+    assert fixed.draw_noise(torch.Generator(), 4, Stage.TRAIN) == {}
+    assert read_roles(fixed).shared == ("context", "visual_prompt.patch")
 
 
 def test_images_pass_the_tower_in_every_step() -> None:
     method, data = build("TPFL", *FEW[:2], "--data.cache_features=true")
     fit(method, data, 1)
-    assert data._feature_tables() is None
-    assert method.needs_images
+    step = next(iter(data.loaders.training(2))).steps[0]
+    assert method.simulation.images.fill(step)["features"] == {}
+    assert "images" in method.inputs

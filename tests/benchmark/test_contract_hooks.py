@@ -1,22 +1,24 @@
 """The hooks of the contract that only some families use: each on a small method made for it."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federation import Ragged, TinyImages, build, fit, learned
+from federation import Ragged, TinyImages, Witness, build, fit, learned
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from benchmark.batch import Block, Blocks, ClientBatch, PlannedPhase, RoundPlan
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.method import Client, LocalTraining, MiniBatch, Phase
+from benchmark.federation import Broadcast, Round, Values
 from benchmark.results import manifest_hash
-from benchmark.server import Message, Server
-from datamodules.base import FederatedDataModule
+from benchmark.server import ServerRule
+from datamodules.federated import FederatedDataModule
 from datamodules.manifest import FromManifest, write_manifest
 from datamodules.partition import ClientSplits
 from datamodules.source import ImagePool
@@ -41,48 +43,42 @@ class Disclosing(FedVPT):
     """The prompt stays with its client, and the server sees it."""
 
     shared = ()
-    disclosed = ("prompt",)
+    personal = ("prompt", "head")
+    uploads = ("prompt",)
 
-    def default_server(self) -> Server:
+    def make_server(self) -> ServerRule:
         return Watching()
 
 
-class Watching(Server):
-    """Remembers uploads, and sends everybody the mean of what it has seen last under another name."""
+class Watching(Witness):
+    """Remembers uploads, and sends everybody sevens in the prompt's name."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[dict[int, Message]] = []
-
-    def broadcast(self, method: Any, clients: Sequence[int]) -> Message:
-        return {"prompt.tokens": torch.full_like(method.template("prompt.tokens"), 7.0)}
-
-    def finish_round(self, method: Any, clients: Sequence[int], updates: Sequence[Message], weights: Tensor) -> None:
-        self.seen.append(dict(zip(clients, updates, strict=True)))
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        return Broadcast({"prompt.tokens": torch.full((2, 64), 7.0)})
 
 
-def test_disclosed_parameters_stay_with_their_client_and_are_uploaded() -> None:
+def test_personal_parameters_that_are_uploaded_stay_with_their_client() -> None:
     method, data = fedvpt(Disclosing, "--data.clients_per_round=4")
     fit(method, data, 2)
-    rows = method.bank.all_rows("prompt.tokens")
-    last = {client: message for seen in method.server.seen for client, message in seen.items()}
+    rows = method.store.all_rows("prompt.tokens")
+    last = method.server.rule.last
     for client in range(11):
         if client in last:
             assert set(last[client]) == {"prompt.tokens"}
             assert torch.equal(last[client]["prompt.tokens"], rows[client])
-            assert rows[client].abs().max() < 5, "a broadcast never overwrites what is disclosed"
+            assert rows[client].abs().max() < 5, "a broadcast never overwrites what is personal"
         else:
-            assert torch.equal(rows[client], method.template("prompt.tokens"))
-    assert method.server.traffic.per_client()["up_floats"] == method.template("prompt.tokens").numel()
+            assert torch.equal(rows[client], method.get_parameter("prompt.tokens"))
+    assert method.server.traffic.per_client()["up_floats"] == method.get_parameter("prompt.tokens").numel()
 
 
 class Preparing(FedVPT):
     """Keeps the prompt that a client starts from in ``prepared``, and pulls towards it."""
 
-    calls: list[tuple[str, str]]
+    calls: list[tuple[Stage, str]]
 
-    def prepare(self, client: Client, kind: str, split: str) -> dict[str, Tensor]:
-        self.calls.append((kind, split))
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
+        self.calls.append((stage, split))
         return {"anchor": self.prompt() * 2, "head": client.parameters["head.weight"].clone()}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
@@ -98,8 +94,8 @@ def test_prepare_is_called_once_a_round_and_once_an_evaluation() -> None:
         method.calls = []
         fit(method, data, 1)
         # round 0 and round 1, points server and local; all clients fit into one step
-        assert method.calls.count(("evaluate", "test")) == 2 * 2
-        assert method.calls.count(("train", "train")) == math.ceil(4 / width)
+        assert method.calls.count((Stage.EVALUATE, "test")) == 2 * 2
+        assert method.calls.count((Stage.TRAIN, "train")) == math.ceil(4 / width)
         results.append(learned(method))
     for name, value in results[0].items():
         assert torch.equal(value, results[1][name]) or value.isnan().any(), name
@@ -108,7 +104,7 @@ def test_prepare_is_called_once_a_round_and_once_an_evaluation() -> None:
 class LinearProbe(FedVPT):
     """A head on the frozen ViT's features, which may be cached."""
 
-    needs_images = False
+    inputs = ("features",)
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         return {"cls": self.backbone(x)}
@@ -173,8 +169,8 @@ def test_a_parameter_with_two_names_is_the_clients_under_both(kind: type) -> Non
     fit(method, data, 1)
     plain, data = fedvpt(FedVPT)
     fit(plain, data, 1)
-    assert torch.equal(method.template("prompt.tokens"), plain.template("prompt.tokens"))
-    assert not torch.equal(method.template("prompt.tokens"), start)
+    assert torch.equal(method.get_parameter("prompt.tokens"), plain.get_parameter("prompt.tokens"))
+    assert not torch.equal(method.get_parameter("prompt.tokens"), start)
 
 
 class Hoarding(FedVPT):
@@ -193,50 +189,58 @@ def test_a_tensor_kept_with_its_graph_is_refused_before_it_spoils_a_gradient() -
 
 
 class Counting(FedAvg):
-    """Counts the labels it meets and uploads the counts."""
+    """Counts the labels it meets, and uploads the counts beside how many of each it holds."""
+
+    uploads = ("counts", "held")
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         classes = torch.arange(8)
         counts = ((batch.y[:, None] == classes) & batch.mask[:, None]).sum(0).float()
-        return super().client_loss(client, batch), {"counts": counts, "images": batch.mask.sum().float()}
-
-    def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"counts": totals["counts"], "known": client.class_counts.float()}
+        named = {"counts": counts, "held": client.class_counts.float(), "images": batch.mask.sum().float()}
+        return super().client_loss(client, batch), named
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_totals_of_a_round_are_uploaded_and_scalars_recorded(width: int) -> None:
     method, data = fedavg(Counting, f"--data.cohort_width={width}", "--data.clients_per_round=11")
-    uploads: dict[int, Message] = {}
-    end = method.end_cohort
-    method.end_cohort = lambda clients: uploads.update(made := end(clients)) or made
-    trainer = fit(method, data, 1)
+    witness = Witness()
+    trainer = fit(method, data, 1, [Server(witness)])
+    (uploads,) = witness.seen
+    assert uploads.clients == tuple(range(11))
     for client, rows in enumerate(data.splits.train):
-        expected = np.bincount(data.pool.labels.numpy()[rows], minlength=8).tolist()
-        assert uploads[client]["counts"].tolist() == expected
-        assert uploads[client]["known"].tolist() == expected
+        expected = np.bincount(data.pool.labels.numpy()[rows], minlength=8)
+        assert uploads.values["counts"][client].tolist() == expected.tolist()
+        steps = math.ceil(len(rows) / data.batch_size)
+        assert uploads.values["held"][client].tolist() == (steps * expected).tolist()
     recorded = trainer.callbacks[0].values[1, "local", "train", "images"]
     steps = [math.ceil(len(rows) / data.batch_size) for rows in data.splits.train]
     assert recorded.tolist() == pytest.approx([len(r) / s for r, s in zip(data.splits.train, steps, strict=True)])
     assert (1, "local", "train", "loss") in trainer.callbacks[0].values
-    assert set(method.shared_names) <= set(uploads[0])
-    assert not set(method.shared_names) & {"counts", "known"}
+    assert set(uploads.values) == {*method.roles.shared, "counts", "held"}, "what is reported alone is not sent"
+    numbers = sum(value[0].numel() for value in uploads.values.values())
+    assert method.server.traffic.per_client()["up_floats"] == numbers
 
 
-def test_an_upload_may_not_take_the_name_of_a_parameter() -> None:
+def test_an_upload_may_not_take_the_name_of_a_parameter_that_is_not_personal() -> None:
     class Clashing(FedAvg):
-        def client_upload(self, client: Client, totals: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {"head.weight": client.parameters["head.weight"]}
+        uploads = ("head.weight",)
+
+        def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            return super().client_loss(client, batch), {"head.weight": client.parameters["head.weight"]}
 
     method, data = fedavg(Clashing)
-    with pytest.raises(ConfigurationError, match=r"returns 'head.weight', which is a parameter"):
+    with pytest.raises(ConfigurationError, match=r"Clashing: uploads names 'head.weight', which is not personal"):
         fit(method, data, 1)
 
 
 class Halved(FedVPT):
     """Takes half of every step on the prompt."""
 
-    def transform_update(self, client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
+    def local_phases(self) -> list[Phase]:
+        return [replace(phase, transform=self.halved) for phase in super().local_phases()]
+
+    def halved(self, client: Client, update: Values) -> Values:
+        assert set(update) == {"prompt.tokens", "head.weight", "head.bias"}
         return {"prompt.tokens": 0.5 * update["prompt.tokens"]}
 
 
@@ -248,31 +252,9 @@ def test_an_update_can_be_transformed() -> None:
     fit(halved, other, 1)
     # One step a client: every client's prompt moves half as far, and so does their mean; heads are untouched by it.
     torch.testing.assert_close(
-        halved.template("prompt.tokens") - start, 0.5 * (plain.template("prompt.tokens") - start)
+        halved.get_parameter("prompt.tokens") - start, 0.5 * (plain.get_parameter("prompt.tokens") - start)
     )
-    assert torch.equal(halved.bank.all_rows("head.weight"), plain.bank.all_rows("head.weight"))
-
-
-def test_steps_cut_the_epochs_short() -> None:
-    plan = RoundPlan([0], {0: np.arange(10)}, [PlannedPhase(2, steps=5), PlannedPhase(3, steps=99)], 3, False, 1, 0, 1)
-    whole = RoundPlan([0], {0: np.arange(10)}, [PlannedPhase(2)], 3, False, 1, 0, 1)
-    assert [plan[i].phase for i in range(len(plan))] == [0] * 5 + [1] * 12
-    assert all(torch.equal(plan[i].index, whole[i].index) for i in range(5))
-    assert plan[4].phase_end
-    assert plan[4].own_end == (True,)
-
-
-def test_blocks_hold_every_step_once_and_never_two_cohorts() -> None:
-    indices = {c: np.arange(c, c + 7) for c in range(5)}
-    plan = RoundPlan(list(range(5)), indices, [PlannedPhase(3)], 3, False, 2, 0, 1)
-    blocks = Blocks([plan, plan], 4)
-    made = [blocks[i] for i in range(len(blocks))]
-    assert [len(b.steps) for b in made] == [4, 4, 1] * 6
-    assert [s.step for b in made for s in b.steps] == [plan[i].step for i in range(len(plan))] * 2
-    for block in made:
-        assert isinstance(block, Block)
-        assert len({step.cohort for step in block.steps}) == 1
-        assert [step.first for step in block.steps[1:]] == [False] * (len(block.steps) - 1)
+    assert torch.equal(halved.store.all_rows("head.weight"), plain.store.all_rows("head.weight"))
 
 
 class Cosine(FedVPT):
@@ -280,39 +262,51 @@ class Cosine(FedVPT):
         return [LocalTraining(lr=0.4, epochs=1, schedule="cosine").phase("prompt", "head")]
 
 
+class Rates(Callback):
+    """Notes the learning rate of each step, and ends the run after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.seen: dict[float, None] = {}
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        def note(cohort: Any, step: Any) -> None:
+            self.seen[trainer.optimizers[0].param_groups[0]["lr"]] = None
+
+        pl_module.simulation.local_steps.on_step.append(note)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
+
+
 def test_a_cosine_schedule_runs_over_the_rounds_and_survives_a_resume(tmp_path: Path) -> None:
-    rates: list[float] = []
-
-    def watched() -> tuple[Any, Any]:
-        method, data = fedvpt(Cosine)
-        start = method._start_phase
-
-        def start_phase(batch: ClientBatch, phase: Phase, optimizer: Any) -> None:
-            start(batch, phase, optimizer)
-            rates.append(getattr(optimizer, "optimizer", optimizer).param_groups[0]["lr"])
-
-        method._start_phase = start_phase
-        return method, data
-
-    method, data = watched()
-    fit(method, data, 4)
     expected = [0.4 * 0.5 * (1 + math.cos(math.pi * t / 4)) for t in range(4)]
-    assert sorted(set(rates), reverse=True) == pytest.approx(expected)
+    first, rest = Rates(2), Rates(4)
+    method, data = fedvpt(Cosine)
+    fit(method, data, 4, [first], save_to=tmp_path)
+    assert list(first.seen) == pytest.approx(expected[:2])
+    method, data = fedvpt(Cosine)
+    fit(method, data, 4, [rest], ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    assert list(rest.seen) == pytest.approx(expected[2:])
 
 
 class Rescaled(FedVPT):
     """Clients that never train fit their head, and the server then doubles it."""
 
-    def new_client_phases(self) -> list[Phase]:
+    def finetune_phases(self, new: bool) -> list[Phase]:
         return [LocalTraining(lr=0.5, epochs=2).phase("head"), LocalTraining(lr=0.0, epochs=1).phase("head")]
 
-    def default_server(self) -> Server:
+    def make_server(self) -> ServerRule:
         return Doubling()
 
 
-class Doubling(Server):
-    def adapt_new_clients(self, method: Any, clients: Sequence[int], phase: int, values: Message) -> Message:
-        self.norms = [*getattr(self, "norms", []), values["head.weight"].norm().item()]
+class Doubling(ServerRule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms: list[float] = []
+
+    def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
+        self.norms.append(values["head.weight"].norm().item())
         return {"head.weight": 2 * values["head.weight"]} if phase == 0 else {}
 
 
@@ -321,15 +315,15 @@ def test_new_clients_never_train_and_are_fitted_on_a_copy_before_their_test() ->
     new, old = data.new_clients, data.training_clients
     assert (len(new), sorted(new + old)) == (6, list(range(11)))
     trainer = fit(method, data, 2)
-    assert all(set(method.server.select(r)) <= set(old) for r in range(1, 20))
-    rows = method.bank.all_rows("head.weight")
+    assert all(set(method.server.rule.select(r)) <= set(old) for r in range(1, 20))
+    rows = method.store.all_rows("head.weight")
     fresh, _ = fedvpt(Rescaled)
     assert all(torch.equal(rows[c], fresh.head.weight) for c in new), "the copy is thrown away"
     values = trainer.callbacks[0].values
     tested, fitted = values[2, "server", "test", "accuracy"], values[2, "server", "new", "accuracy"]
     assert (~tested.isnan()).nonzero().flatten().tolist() == old
     assert (~fitted.isnan()).nonzero().flatten().tolist() == new
-    first, second = method.server.norms[-2:]
+    first, second = method.server.rule.norms[-2:]
     assert second == pytest.approx(2 * first)
     assert not any(point == "local" and split == "new" for _, point, split, _ in values)
 
@@ -366,12 +360,13 @@ def test_labels_count_within_the_label_space_of_their_split() -> None:
     method, _ = fedvpt(AnyClasses)
     data = FederatedDataModule(TinyImages(), TwoSpaces(), batch_size=4)
     fit(method, data, 1)
-    batch = data.fill(next(iter(data.val_dataloader())).steps[0])
-    assert batch.split == "test"
-    classes = data.pool.labels[batch.index[0][batch.mask[0]]]
-    assert [(6, 2, 1, 0, 4)[i] for i in batch.y[0][batch.mask[0]]] == classes.tolist()
-    assert method.scores["server", "test"].num_classes == 5
-    assert method.scores["server", "novel"].num_classes == 3
+    step = next(iter(data.val_dataloader())).steps[0]
+    assert step.split == "test"
+    rows = method.simulation.images.fill(step)
+    classes = data.pool.labels[step.index[0][step.mask[0]]]
+    assert [(6, 2, 1, 0, 4)[i] for i in rows["y"][0][rows["mask"][0]]] == classes.tolist()
+    assert method.simulation.evaluation.scores["server", "test"].num_classes == 5
+    assert method.simulation.evaluation.scores["server", "novel"].num_classes == 3
     assert data.manifest["label_spaces"]["novel"] == [7, 3, 5]
 
 

@@ -8,9 +8,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from torchmetrics.functional.classification import multiclass_stat_scores
 
-from benchmark.padding import at_least_float32
-
-IGNORE = -100
+from benchmark.masked import IGNORE, at_least_float32
 
 
 class ClientScores(Metric):

@@ -1,22 +1,40 @@
+"""The layout of rounds and evaluations: who is stepped when, with which rows of the pool."""
+
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
-from benchmark.batch import EvaluationPlan, PlannedPhase, RoundPlan, cohorts, steps_per_epoch
+from benchmark.contract import Group, Phase, Stage
+from benchmark.engine.evaluation_plan import EvaluationPlan
+from benchmark.engine.plan import Block, Blocks, cohorts, steps_per_epoch
+from benchmark.engine.round_plan import RoundPlan
 
 INDICES = {0: np.arange(0, 5), 1: np.arange(10, 12), 2: np.arange(20, 27)}
+
+
+def of(epochs: int) -> Phase:
+    """A phase of so many epochs."""
+    return Phase((Group(("head",), 0.1),), epochs)
 
 
 def plan(
     width: int, phases: tuple[int, ...] = (2,), drop_last: bool = False, round: int = 1, clients: tuple = (0, 1, 2)
 ) -> RoundPlan:
-    return RoundPlan(clients, INDICES, [PlannedPhase(e) for e in phases], 3, drop_last, width, 0, round, 2)
+    return RoundPlan(clients, INDICES, [of(e) for e in phases], Stage.TRAIN, 3, drop_last, width, 0, round, 2)
+
+
+def fitting(width: int) -> RoundPlan:
+    """The fine-tuning of copies, one epoch."""
+    return RoundPlan([0, 1, 2], INDICES, [of(1)], Stage.FINETUNE, 3, False, width, 0, 4)
 
 
 def rows_of(made: RoundPlan, client: int, phase: int = 0) -> list[list[int]]:
     """The client's own mini-batches of a phase, in order."""
     return [
         batch.index[k][batch.mask[k]].tolist()
-        for batch in (made[i] for i in range(len(made)))
+        for batch in (made[i] for i in range(len(made.steps)))
         if batch.phase == phase
         for k, c in enumerate(batch.clients)
         if c == client and batch.mask[k].any()
@@ -57,7 +75,9 @@ def test_augmentation_numbers_are_a_clients_own() -> None:
     def noise(width: int) -> list:
         made = plan(width)
         return [
-            b.noise[b.clients.index(0)].tolist() for b in map(made.__getitem__, range(len(made))) if 0 in b.clients
+            step.uniform[step.clients.index(0)].tolist()
+            for step in map(made.__getitem__, range(len(made.steps)))
+            if 0 in step.clients
         ][:4]
 
     assert noise(1) == noise(3)
@@ -66,7 +86,7 @@ def test_augmentation_numbers_are_a_clients_own() -> None:
 
 def test_flags_of_a_ragged_cohort_with_two_phases() -> None:
     made = plan(3, (1, 2))
-    batches = [made[i] for i in range(len(made))]
+    batches = [made[i] for i in range(len(made.steps))]
     # Sorted by size: clients 2 (3 steps an epoch), 0 (2), 1 (1); the stacked steps are the longest list's: 3, then 6.
     # A client that has done its own steps is not in the batch any more.
     three = [(2, 0, 1), (2, 0), (2,)]
@@ -90,12 +110,12 @@ def test_an_incomplete_batch_is_dropped_only_beside_a_full_one() -> None:
 
 def test_rows_are_as_long_as_the_rounds_largest_batch_whatever_the_width() -> None:
     assert {plan(1, clients=(1,))[0].index.shape[1], plan(3, clients=(1,))[0].index.shape[1]} == {2}
-    assert plan(1)[len(plan(1)) - 1].index.shape[1] == 3
+    assert plan(1)[len(plan(1).steps) - 1].index.shape[1] == 3
 
 
 def test_no_epochs_give_one_idle_step_a_cohort() -> None:
     made = plan(2, (0,))
-    assert [made[i].kind for i in range(len(made))] == ["idle", "idle"]
+    assert [(made[i].clients, made[i].cohort) for i in range(len(made.steps))] == [((), (2, 0)), ((), (1,))]
     assert all(made[i].first and made[i].end for i in range(2))
 
 
@@ -106,20 +126,20 @@ def test_evaluation_covers_every_held_out_image_once_at_each_point(batch_size: i
     for point in ("server", "local"):
         seen = [
             row
-            for batch in (made[i] for i in range(len(made)))
+            for batch in (made[i] for i in range(len(made.steps)))
             if batch.point == point
             for row in batch.index[batch.mask].tolist()
         ]
         assert sorted(seen) == list(range(13))
     # As many clients of up to seven images as fit into one step.
-    assert sum(made[i].first for i in range(len(made))) == 2 * cohorts
+    assert sum(made[i].first for i in range(len(made.steps))) == 2 * cohorts
 
 
 @pytest.mark.parametrize(("most", "widths"), [(1, {1}), (2, {1, 2}), (3, {3})])
 def test_no_more_clients_than_allowed_are_tested_together(most: int, widths: set[int]) -> None:
     made = EvaluationPlan([0, 1, 2], {"test": {c: np.arange(2) for c in range(3)}}, None, ("server",), 64, most)
-    assert {len(made[i].clients) for i in range(len(made))} == widths
-    assert sum(int(made[i].mask.sum()) for i in range(len(made))) == 6
+    assert {len(made[i].clients) for i in range(len(made.steps))} == widths
+    assert sum(int(made[i].mask.sum()) for i in range(len(made.steps))) == 6
 
 
 def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
@@ -128,7 +148,7 @@ def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
         "val": {0: np.arange(15, 17), 1: np.arange(17, 18), 2: np.arange(18, 19), 3: np.arange(19, 20)},
     }
     made = EvaluationPlan([0, 1, 2, 3], held, None, ("server",), 4, most_clients=9)
-    shapes = [(made[i].clients, made[i].split, *made[i].index.shape) for i in range(len(made))]
+    shapes = [(made[i].clients, made[i].split, *made[i].index.shape) for i in range(len(made.steps))]
     assert shapes == [
         ((2,), "test", 1, 4),  # 7 images in two steps of 4 and 3
         ((2,), "test", 1, 4),
@@ -143,18 +163,16 @@ def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
 
 def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width() -> None:
     for width in (1, 2, 3):
-        training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, width, 0, 4)
-        made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server",), 4, most_clients=9)
-        lengths = {made[i].index.shape[1] for i in range(len(made)) if made[i].kind == "evaluate"}
+        made = EvaluationPlan([0, 1, 2], {"test": INDICES}, fitting(width), ("server",), 4, most_clients=9)
+        lengths = {made[i].index.shape[1] for i in range(len(made.steps)) if made[i].stage is Stage.EVALUATE}
         most = max(len(rows) for rows in INDICES.values())
         assert lengths == {-(-most // -(-most // 4))}
 
 
 def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
-    training = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1, "finetune")], 3, False, 3, 0, 4)
-    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, training, ("server", "local"), 8, most_clients=9)
-    kinds = [(made[i].kind, made[i].point, made[i].first) for i in range(len(made))]
-    assert kinds == [
+    made = EvaluationPlan([0, 1, 2], {"test": INDICES}, fitting(3), ("server", "local"), 8, most_clients=9)
+    stages = [(made[i].stage, made[i].point, made[i].first) for i in range(len(made.steps))]
+    assert stages == [
         ("finetune", "server", True),
         ("finetune", "server", False),
         ("finetune", "server", False),
@@ -162,5 +180,31 @@ def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
         ("evaluate", "local", True),
     ]
     # Fine-tuning is another draw than the training of the same round.
-    train = RoundPlan([0, 1, 2], INDICES, [PlannedPhase(1)], 3, False, 3, 0, 4)
+    train = plan(3, (1,), round=4)
     assert any(not np.array_equal(made[i].index, train[i].index) for i in range(3))
+
+
+def test_steps_cut_the_epochs_short() -> None:
+    def made(*phases: Phase) -> RoundPlan:
+        return RoundPlan([0], {0: np.arange(10)}, phases, Stage.TRAIN, 3, False, 1, 0, 1)
+
+    cut, whole = made(replace(of(2), steps=5), replace(of(3), steps=99)), made(of(2))
+    assert [cut[i].phase for i in range(len(cut.steps))] == [0] * 5 + [1] * 12
+    assert all(torch.equal(cut[i].index, whole[i].index) for i in range(5))
+    assert cut[4].phase_end
+    assert cut[4].own_end == (True,)
+
+
+def test_blocks_hold_every_step_once_and_never_two_cohorts() -> None:
+    indices = {c: np.arange(c, c + 7) for c in range(5)}
+    made = RoundPlan(list(range(5)), indices, [of(3)], Stage.TRAIN, 3, False, 2, 0, 1)
+    blocks = Blocks([made, made], 4)
+    cut = [blocks[i] for i in range(len(blocks))]
+    assert [len(b.steps) for b in cut] == [4, 4, 1] * 6
+    assert [s.number for b in cut for s in b.steps] == [made[i].number for i in range(len(made.steps))] * 2
+    for block in cut:
+        assert isinstance(block, Block)
+        assert len({step.cohort for step in block.steps}) == 1
+        assert [step.first for step in block.steps[1:]] == [False] * (len(block.steps) - 1)
+    assert [b.first for b in cut] == [True, False, False] * 6
+    assert [b.end for b in cut] == [False, False, True] * 6

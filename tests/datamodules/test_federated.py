@@ -5,9 +5,9 @@ import pytest
 import torch
 from federation import SIZES, Ragged, TinyImages, build, fit
 
+from benchmark.engine import loaders
 from benchmark.errors import ConfigurationError
-from datamodules import base
-from datamodules.base import FederatedDataModule
+from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.source import ImagePool
 
@@ -93,20 +93,26 @@ def test_validation_and_test_are_scored_apart() -> None:
         "--data.clients_per_round=3",
     )
     fit(method, data, 1)
-    assert set(method.scores) == {(point, split) for point in ("server", "local") for split in ("test", "val")}
-    assert int(method.scores["server", "val"].counts[..., 2].sum()) == sum(map(len, data.held_out["val"].values()))
+    assert set(method.simulation.evaluation.scores) == {
+        (point, split) for point in ("server", "local") for split in ("test", "val")
+    }
+    assert int(method.simulation.evaluation.scores["server", "val"].counts[..., 2].sum()) == sum(
+        map(len, data.held_out["val"].values())
+    )
 
 
 def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: pytest.MonkeyPatch) -> None:
     widths, scores = [], []
     own = 4 * (8 * 64 + 8 + 3 * 64)  # a head, and the prompt after local training
-    for room in (base.EVALUATED_STATE, 2 * own + 1, 1):
-        monkeypatch.setattr(base, "EVALUATED_STATE", room)
+    for room in (loaders.EVALUATED_STATE, 2 * own + 1, 1):
+        monkeypatch.setattr(loaders, "EVALUATED_STATE", room)
         method, data = build("FedVPT", "--data.eval_batch_size=66")
         fit(method, data, 1)
-        assert sum(method.template(name).numel() for name in method.own_names + method.shared_names) == own / 4
+        assert (
+            sum(method.get_parameter(name).numel() for name in method.roles.personal + method.roles.shared) == own / 4
+        )
         widths.append(max(len(step.clients) for block in data.val_dataloader() for step in block.steps))
-        scores.append(method.scores["server", "test"].compute()["accuracy"])
+        scores.append(method.simulation.evaluation.scores["server", "test"].compute()["accuracy"])
     assert widths == [11, 2, 1]
     for other in scores[1:]:
         torch.testing.assert_close(other, scores[0], equal_nan=True)
@@ -116,14 +122,13 @@ def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
     method, data = build("FedVPT", "--data.eval_batch_size=10000")
     fit(method, data, 0)
     batch = next(iter(data.val_dataloader())).steps[0]
-    full = data.fill(batch)
-    assert full.x is not None
-    assert full.y is not None
+    full = method.simulation.images.fill(batch)
     k, b = 1, 2
     row = batch.index[k, b]
-    torch.testing.assert_close(full.x[k, b], data.transform(data.pool.images[row : row + 1], None)[0])
-    assert (full.y[~batch.mask] == -100).all()
-    assert (full.y[batch.mask] == data.pool.labels[batch.index[batch.mask]]).all()
+    torch.testing.assert_close(full["x"][k, b], data.transform(data.pool.images[row : row + 1], None)[0])
+    assert (full["y"][~batch.mask] == -100).all()
+    assert (full["y"][batch.mask] == data.pool.labels[batch.index[batch.mask]]).all()
+    assert torch.equal(full["mask"], batch.mask)
 
 
 @pytest.mark.parametrize(
@@ -145,30 +150,3 @@ def test_the_seed_zero_is_a_seed_and_the_partition_has_its_own() -> None:
     splits = [made(partition=IID(4), seed=s, partition_seed=p).splits.train[0] for s, p in ((0, 0), (1, 0), (1, None))]
     assert np.array_equal(splits[0], splits[1])
     assert not np.array_equal(splits[0], splits[2])
-
-
-@pytest.mark.parametrize(("room", "width"), [(0, 1), (2.5, 2), (3.5, 3), (1e9, 7)])
-def test_the_automatic_width_is_what_fits(room: float, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, data = build("FedAvg", "--data.cohort_width=auto")
-    monkeypatch.setattr(base, "CPU_STEP", 2**40)
-    fit(method, data, 1)
-    image = torch.zeros(1, data.batch_size, 3, 16, 16)
-    need = method.bytes_per_client(image, torch.zeros(image.shape[:2], dtype=torch.int64))
-    assert data.participants == 7
-    monkeypatch.setattr(base, "CPU_STEP", int(room * need))
-    method, data = build("FedAvg", "--data.cohort_width=auto")
-    fit(method, data, 1)
-    assert data.width() == width
-
-
-def test_memory_of_a_client_counts_slots_and_saved_activations() -> None:
-    method, data = build("FedAvg")
-    fit(method, data, 1)
-    small, large = (
-        method.bytes_per_client(torch.zeros(1, b, 3, 16, 16), torch.zeros(1, b, dtype=torch.int64)) for b in (4, 64)
-    )
-    slots = 4 * 4 * sum(p.numel() for p in (*method.backbone.parameters(), *method.head.parameters()))
-    images = 64 * 3 * 16 * 16 * 4
-    first_layer = 64 * 64 * 12 * 12 * 4
-    assert large > slots + images + first_layer
-    assert slots < small < large < slots + 30 * images

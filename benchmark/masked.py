@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+#: The label of a row without an image.
+IGNORE = -100
+
 
 def at_least_float32(values: Tensor) -> Tensor:
     """The same numbers in a type that sums and logarithms can be taken in: float32, or the wider one they are of."""

@@ -1,4 +1,4 @@
-"""The state that belongs to each client and outlives a round: its personal parameters and what it keeps."""
+"""The state that belongs to each client and outlives a round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -6,11 +6,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from benchmark.federation import Values
 
-class ClientBank(nn.Module):
+
+class ClientStore(nn.Module):
     """One row per client and tensor, held in host memory; only the rows of a cohort travel to the device.
 
-    The rows are buffers, so that a checkpoint of the method holds the state of all clients.
+    The rows are buffers, so that saved state holds those of all clients.
 
     Args:
         initial: per name, the value every client starts from, any shape.
@@ -35,14 +37,18 @@ class ClientBank(nn.Module):
         return self
 
     def all_rows(self, name: str) -> Tensor:
-        """The whole [N, ...] tensor of a name."""
+        """Return the whole [N, ...] tensor of a name."""
         rows = getattr(self, self._key(name))
         assert isinstance(rows, Tensor)
         return rows
 
     def rows(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
-        """The rows of these clients, [K, ...], copied to ``device``."""
+        """Copy the rows of these clients, [K, ...], to ``device``."""
         return self.all_rows(name)[list(clients)].to(device)
+
+    def rows_of(self, names: Mapping[str, str], clients: Sequence[int], device: torch.device) -> Values:
+        """Copy the rows of these clients of several tensors: ``names`` tells under which name each one is kept."""
+        return {name: self.rows(kept, clients, device) for name, kept in names.items()}
 
     def write(self, name: str, clients: Sequence[int], values: Tensor) -> None:
         """Replace the rows of these clients by ``values`` [K, ...]."""

@@ -1,0 +1,232 @@
+"""The contract of a method: what ONE client does with ONE mini-batch, in ordinary PyTorch.
+
+A method names its parameters' roles, writes ``forward`` and, where cross-entropy is not all, ``client_loss``, and says
+in ``local_phases`` what is trained. The engine runs that for a whole cohort of clients at once, in a simulation; a
+deployment calls the same functions for its one client.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Round
+from benchmark.masked import cross_entropy
+from benchmark.ranges import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
+from benchmark.server import ServerRule
+
+Values = dict[str, Tensor]
+Input = Literal["images", "features", "own_images"]
+
+
+class Stage(StrEnum):
+    """What a client's parameters are stepped, or read, for."""
+
+    TRAIN = "train"  #: local training
+    FINETUNE = "finetune"  #: the fitting of a throw-away copy, before it is evaluated
+    ADAPT = "adapt"  #: the same of a client that never trains
+    EVALUATE = "evaluate"  #: scores
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters trained with the same settings.
+
+    Attributes:
+        parameters: prefixes of parameter names, for example ``("prompt", "head")``.
+        lr: learning rate, from 0 on.
+        momentum: of SGD, from 0 on and below 1; ignored by Adam.
+        weight_decay: added to the gradient, as ``torch.optim.SGD`` does.
+    """
+
+    parameters: tuple[str, ...]
+    lr: NonNegativeFloat
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a client's local training with its own parameters and optimizer; the others rest meanwhile.
+
+    Attributes:
+        groups: what is trained, and how.
+        epochs: passes over the client's training images.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        clip: largest gradient norm of one client over all trained parameters, or None.
+        steps: at most so many mini-batches of these passes, or None for all.
+        schedule: of the learning rates over the rounds: ``"constant"``, or ``"cosine"``, which begins at the given
+            rates and would reach 0 after the last round.
+        optimizer_state: whose momentum a client starts with: ``"fresh"``, nobody's; ``"client"``, its own of the round
+            it last took part in; ``"shared"``, that of whoever trained before it, which needs a cohort width of 1. What
+            is fitted to copies always starts afresh.
+        transform: ONE client's ``(client, update) -> update``: what is added to some parameters in place of an
+            optimizer's step, for example its projection; None for the step itself.
+        restart: personal parameters of the phase begin at their initial values in every round.
+    """
+
+    groups: tuple[Group, ...]
+    epochs: NonNegativeInt
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    clip: PositiveFloat | None = None
+    steps: PositiveInt | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
+    optimizer_state: Literal["fresh", "client", "shared"] = "fresh"
+    transform: "Callable[[Client, Values], Values] | None" = None
+    restart: bool = False
+
+
+@checked
+@dataclass(frozen=True)
+class LocalTraining:
+    """Settings of a local phase, as a configuration gives them; attributes as ``Group`` and ``Phase`` have them."""
+
+    lr: NonNegativeFloat
+    epochs: NonNegativeInt = 5
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    steps: PositiveInt | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
+    optimizer_state: Literal["fresh", "client", "shared"] = "fresh"
+
+    def group(self, *parameters: str) -> Group:
+        """The parameters under these prefixes with this rate, momentum and weight decay."""
+        return Group(parameters, self.lr, self.momentum, self.weight_decay)
+
+    def phase(self, *parameters: str) -> Phase:
+        """A local phase that trains the parameters under these prefixes."""
+        return self.phase_of(self.group(*parameters))
+
+    def phase_of(self, *groups: Group) -> Phase:
+        """A local phase of these groups, with this optimizer, number of epochs and clip."""
+        return Phase(groups, self.epochs, self.optimizer, self.clip, self.steps, self.schedule, self.optimizer_state)
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client inside a step. Its parameters are the method's own while the step runs; here they are by name.
+
+    Attributes:
+        parameters: the shared and personal parameters, being trained.
+        received: what the server sent this round, without gradient.
+        previous: what the method ``remembers``, as it was at the end of the client's last round; the initial values
+            before that. Without gradient.
+        participated: bool scalar, whether there was such a round.
+        prepared: what ``prepare`` returned for this round or this evaluation, without gradient.
+        class_counts: int64 [C], training images of each class that the client holds.
+        own_images: where ``inputs`` has ``"own_images"``: the client's own training images without augmentation, padded
+            to the n of the largest client: per name of ``frozen_features`` [n, ...], ``label`` [n] (classes of the data
+            set, in every split) and ``mask`` [n], False in padded rows.
+        round: number and seed of the round; in an evaluation those of the last one.
+    """
+
+    parameters: Values
+    received: Values
+    previous: Values
+    participated: Tensor
+    prepared: Values
+    class_counts: Tensor
+    own_images: Values
+    round: Round
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """One client's mini-batch.
+
+    Attributes:
+        x: images, [B, 3, H, W]; [B, 0] where ``inputs`` does not name them.
+        y: labels, [B], -100 in padded rows; counted within the label space of ``split``.
+        mask: [B], False in padded rows.
+        phase: index into ``local_phases()``.
+        split: ``"train"``, or the split that is evaluated.
+        noise: what ``draw_noise`` returned for this step.
+        features: what ``frozen_features`` returns for these images.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    phase: int = 0
+    split: str = "train"
+    noise: Values = field(default_factory=dict)
+    features: Values = field(default_factory=dict)
+
+
+class ClientMethod(nn.Module):
+    """What a method writes; everything has a default but ``forward`` and ``local_phases``.
+
+    Class attributes:
+        shared: prefixes of the parameters that the server sends, that are trained, and that go back.
+        personal: prefixes of the parameters that are trained and stay with their client.
+        uploads: what of its own a client lets the server see as well: prefixes of personal parameters, or names that
+            ``client_loss`` reports, whose sums over the round are sent.
+        remembers: prefixes of parameters that ``client.previous`` holds.
+        inputs: what the steps use: ``"images"``, the ``"features"`` that frozen parts make of them, the client's
+            ``"own_images"``; without ``"images"`` these are not touched where features are kept.
+        evaluate_local: also score every client right after its own local training (point ``"local"``), besides after
+            the aggregation (point ``"server"``).
+        open_vocabulary: the method classifies among any class names, so that splits may have label spaces of their own.
+    """
+
+    shared: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+    uploads: tuple[str, ...] = ()
+    remembers: tuple[str, ...] = ()
+    inputs: tuple[Input, ...] = ("images",)
+    evaluate_local: bool = False
+    open_vocabulary: bool = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images [B, 3, H, W]: logits [B, C]."""
+        raise ConfigurationError(f"{type(self).__name__} must define forward: images [B, 3, H, W] to logits [B, C]")
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        """Return the objective on a mini-batch, a scalar; cross-entropy of ``forward`` by default.
+
+        It may come with named tensors: ``(loss, {name: tensor})``. Scalars among them are recorded as means over the
+        client's steps of the round; what ``uploads`` names is sent as a sum over them.
+        """
+        return cross_entropy(self(batch.x), batch.y, batch.mask)
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Return logits, or log-probabilities, [B, C], to evaluate; ``forward`` by default."""
+        return self(batch.x)
+
+    def local_phases(self) -> list[Phase]:
+        """List what a client trains in a round, in order."""
+        raise ConfigurationError(f"{type(self).__name__} must define local_phases: what a client trains in a round")
+
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """List what a throw-away copy of a client is trained with before it is evaluated; nothing by default.
+
+        Args:
+            new: of a client that never trains. Frozen parameters may be trained as well: it is a copy.
+        """
+        return []
+
+    def prepare(self, client: Client, stage: Stage, split: str) -> Values:
+        """Return what the steps need and do not change; called once a round, fitting or evaluated split."""
+        return {}
+
+    def frozen_features(self, x: Tensor) -> Values:
+        """Return tensors [B, ...] that depend on images [B, 3, H, W] and on frozen parts alone; kept where possible."""
+        return {}
+
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> Values:
+        """Draw the random tensors of one step from ``generator`` alone; nothing by default."""
+        return {}
+
+    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
+        """Take the classes of every split that has a label space of its own; called once, before anything else."""
+        self.label_spaces = label_spaces
+
+    def make_server(self) -> ServerRule:
+        """Return the server's rule; the weighted mean by default."""
+        return ServerRule()

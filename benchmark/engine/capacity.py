@@ -1,0 +1,99 @@
+"""How many clients fit into a step together."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from benchmark.contract import Stage
+from benchmark.engine.cohort import Slots
+from benchmark.engine.local_training import LocalSteps
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.memory import HeldBytes, free_memory
+from benchmark.engine.plan import Step
+from benchmark.federation import Broadcast, Round
+
+if TYPE_CHECKING:
+    from benchmark.engine.simulation import Simulation
+
+#: Widest cohort that ``auto`` picks; beyond it nothing gains.
+WIDEST = 64
+#: Bytes that a step of stacked clients takes on a CPU at most. Where one client takes as much, arithmetic keeps all
+#: cores busy; smaller steps share the cost of starting operations (see ``python -m benchmark.speed widths``).
+CPU_STEP = 2**29
+
+
+def widest(simulation: "Simulation", resident: bool = True) -> int:
+    """Choose how many clients go together: what fills 60 % of a GPU's free memory, or ``CPU_STEP`` bytes.
+
+    First the images and what is made of them take their place, so that nothing depends on who asks first; a round's
+    uploads, which wait for its end, are left room for.
+
+    Args:
+        simulation: whose clients.
+        resident: whether the images are gathered on the device, so that they lie there if they fit.
+    """
+    most, device = min(WIDEST, simulation.federation.participants), simulation.device
+    simulation.images.settle(device, resident)
+    # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
+    for images in (1, min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values()))):
+        if most > 1:
+            step, upload = bytes_per_client(simulation, images, resident)
+            room = CPU_STEP
+            if device.type == "cuda":
+                room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
+            most = min(most, max(1, room // step))
+    return most
+
+
+def bytes_per_client(simulation: "Simulation", images: int, resident: bool = True) -> tuple[int, int]:
+    """Take two local steps of one client in each phase, in slots of their own, and watch their memory.
+
+    In the second the momenta are there, and at its end the client has finished, so that its values are set aside.
+
+    Args:
+        simulation: whose clients; nothing of it changes.
+        images: in the client's mini-batch.
+        resident: as for ``widest``.
+
+    Returns:
+        The most bytes that were held at a time, and those of the client's upload.
+    """
+    client = simulation.federation.training_clients[0]
+    round = Round(1, (client,), simulation.federation.seed)
+    phases = simulation.phases[Stage.TRAIN]
+    with simulation.images.precision(), torch.enable_grad(), HeldBytes(simulation.device) as held:
+        initial = {name: simulation.method.get_parameter(name) for name in simulation.roles.slots}
+        slots = Slots(initial)
+        # Mapped in any case, as for several clients: a single one of a method that trains everything is not.
+        clients = ClientMap(simulation.method, replace(simulation.roles, has_frozen=True), simulation.watch)
+        local_steps = LocalSteps(simulation.method, clients, slots)
+        received = Broadcast(common=simulation.shared())
+        cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
+        optimizers = local_steps.optimizers(phases)
+        for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
+            local_steps.start(phase, optimizer, 1.0, {})
+            for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
+                placed = step if resident else simulation.images.pool.gathered(step)
+                local_steps.step(cohort, placed, simulation.rows(placed.to(simulation.device)), phase, optimizer)
+    sent: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
+    sent += [cohort.totals[name][0] for name in simulation.roles.reported if name in cohort.totals]
+    return held.most, sum(value.numel() * value.element_size() for value in sent)
+
+
+def _step(simulation: "Simulation", phase: int, images: int, own_end: bool) -> Step:
+    """Make a step of the first client on its first image, taken several times."""
+    client = simulation.federation.training_clients[0]
+    index = torch.from_numpy(simulation.federation.train_rows[client][:1]).repeat(images).unsqueeze(0)
+    numbers = simulation.images.pool.transform.augment_numbers
+    return Step(
+        (client,),
+        (client,),
+        round=1,
+        phase=phase,
+        own_end=(own_end,),
+        index=index,
+        mask=torch.ones_like(index, dtype=torch.bool),
+        uniform=torch.zeros(1, images, numbers) if numbers else None,
+    )

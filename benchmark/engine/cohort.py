@@ -1,0 +1,106 @@
+"""The clients that are stepped together: their stacked parameters, and what they hold and are told meanwhile."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from benchmark.contract import Stage
+from benchmark.federation import Broadcast, Round, Values
+
+
+class Slots(nn.ParameterDict):
+    """The parameters that are trained, [K, ...] each; their width is that of the cohort in them.
+
+    Args:
+        initial: per parameter name, its value at the start.
+    """
+
+    def __init__(self, initial: Mapping[str, Tensor]) -> None:
+        # Module names may not hold a dot.
+        super().__init__(
+            {n.replace(".", "/"): nn.Parameter(v.detach().clone().unsqueeze(0)) for n, v in initial.items()}
+        )
+        self.names = tuple(initial)
+
+    def of(self, name: str) -> nn.Parameter:
+        """Return the slot of a parameter."""
+        slot = self[name.replace(".", "/")]
+        assert isinstance(slot, nn.Parameter)
+        return slot
+
+    def all(self) -> Values:
+        """Return the slots by parameter name, as they are trained."""
+        return {name: self.of(name) for name in self.names}
+
+    def detached(self) -> Values:
+        """Return the present values by parameter name."""
+        return {name: self.of(name).detach() for name in self.names}
+
+    def fill(self, name: str, value: Tensor) -> None:
+        """Put the values of a cohort, [K, ...], into a slot."""
+        slot = self.of(name)
+        slot.grad = None
+        if slot.shape == value.shape:
+            slot.data.copy_(value)
+        else:
+            slot.data = value.detach().clone(memory_format=torch.contiguous_format)
+
+
+@dataclass
+class Cohort:
+    """K clients while they are stepped or scored: made by ``begin``, spent by ``end``.
+
+    Attributes:
+        clients: their ids.
+        stage: what for.
+        round: which.
+        values: per parameter name [K, ...]; a name left out has the same value for all, the method's own.
+        received: what the server sent.
+        previous: what the method remembers, [K, ...] each.
+        participated: bool [K].
+        class_counts: int64 [K, C].
+        own_images: see ``Client.own_images``, with a leading K.
+        prepared: what ``prepare`` returned, with a leading K.
+        totals: per name reported by the steps, its sum [K, ...] and the number of steps [K].
+        momenta: per name in the clients' store, whose rows and what the phases left there.
+    """
+
+    clients: tuple[int, ...]
+    stage: Stage
+    round: Round
+    values: Values
+    received: Broadcast
+    previous: Values
+    participated: Tensor
+    class_counts: Tensor
+    own_images: Values = field(default_factory=dict)
+    prepared: Values = field(default_factory=dict)
+    totals: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    momenta: dict[str, tuple[Sequence[int], Tensor]] = field(default_factory=dict)
+
+    def rows(self, count: int) -> dict[str, Values]:
+        """Return what each of the first ``count`` clients has of its own, [count, ...] throughout."""
+        facts = {"participated": self.participated, "class_counts": self.class_counts}
+        own = {
+            "values": self.values,
+            "received": self.received.own,
+            "previous": self.previous,
+            "prepared": self.prepared,
+            "own_images": self.own_images,
+            "facts": facts,
+        }
+        if count == len(self.clients):
+            return own
+        return {part: {name: value[:count] for name, value in rows.items()} for part, rows in own.items()}
+
+    def report(self, named: Values) -> None:
+        """Add what a step of the first clients reported to the totals."""
+        for name, value in named.items():
+            if name not in self.totals:
+                count = len(self.clients)
+                self.totals[name] = (value.detach().new_zeros(count, *value.shape[1:]), torch.zeros(count))
+            total, steps = self.totals[name]
+            total[: len(value)] += value.detach()
+            steps[: len(value)] += 1

@@ -1,0 +1,145 @@
+"""A cohort's step as one compiled program, whose gradients are those of the operations one by one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from benchmark.contract import Client, ClientMethod, MiniBatch, Stage
+from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.plan import Rows, Step
+from benchmark.errors import ConfigurationError
+
+#: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
+CompileMode = Literal["default", "reduce-overhead"]
+
+#: How far a gradient of a compiled step may be from the same operations one by one, relative to its norm: without and
+#: with bfloat16, whose intermediate results a fused kernel does not round.
+TOLERANCE = (1e-3, 5e-2)
+
+Losses = Callable[[Cohort, Step, Rows], Any]
+
+
+class CompiledLoss:
+    """``client_loss`` of a cohort, compiled with ``torch.compile``.
+
+    Args:
+        method: whose loss.
+        clients: maps it.
+        slots: what is trained, for the comparison of gradients.
+        plain: the same, operation by operation.
+        mode: of ``torch.compile``.
+        bf16: whether steps run under bfloat16.
+    """
+
+    def __init__(
+        self, method: ClientMethod, clients: ClientMap, slots: Slots, plain: Losses, mode: CompileMode, bf16: bool
+    ) -> None:
+        self.method = method
+        self.clients = clients
+        self.slots = slots
+        self.plain = plain
+        self.mode = mode
+        self.limit = TOLERANCE[bf16]
+        #: by stage, phase and cohort width
+        self.programs: dict[tuple[Stage, int, int], Callable[..., Any]] = {}
+
+    def __call__(self, cohort: Cohort, step: Step, rows: Rows) -> Any:
+        """Return the clients' losses, by code whose gradients were compared.
+
+        A program holds code for each set of shapes, Python numbers and branches it has met; new code is made inside a
+        call of it, which is then compared and done again.
+
+        Raises:
+            ConfigurationError: it cannot be compiled, or not rightly.
+        """
+        key = (step.stage, step.phase, len(cohort.clients))
+        if key not in self.programs:
+            program = self._program(cohort, step)
+            self.compare(cohort, step, rows, program)
+            self.programs[key] = program
+        made = graphs_made()
+        self._mark()
+        with self._compiling():
+            losses = self._call(self.programs[key], cohort, step, rows)
+        if graphs_made() == made:
+            return losses
+        del losses
+        self.compare(cohort, step, rows, self.programs[key])
+        self._mark()
+        return self._call(self.programs[key], cohort, step, rows)
+
+    def _program(self, cohort: Cohort, step: Step) -> Callable[..., Any]:
+        method, phase = self.method, step.phase
+
+        def loss(client: Client, own: Rows) -> Any:
+            return method.client_loss(client, MiniBatch(phase=phase, split="train", **own))
+
+        return torch.compile(self.clients.mapped(loss), mode=self.mode, dynamic=False)
+
+    def _call(self, program: Callable[..., Any], cohort: Cohort, step: Step, rows: Rows) -> Any:
+        """Call a program with rows for all clients of the cohort, the first one's again for those at their end."""
+        width, count = len(cohort.clients), len(step.clients)
+
+        def whole(part: Tensor) -> Tensor:
+            missing = width - len(part)
+            return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
+
+        made = program(cohort.round, cohort.received.common, cohort.rows(width), (tree_map(whole, rows),))
+        return tree_map(lambda part: part[:count], made)
+
+    def _mark(self) -> None:
+        if self.mode == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Say in one line that torch.compile failed inside."""
+        try:
+            yield
+        except torch._dynamo.exc.TorchDynamoException as error:
+            said = str(error).splitlines()[0]
+            raise ConfigurationError(
+                f"data.compile_steps: torch.compile failed on {type(self.method).__name__} ({said}); leave "
+                "data.compile_steps out, or mend what it needs (on a CPU a C++ compiler)"
+            ) from error
+
+    def compare(self, cohort: Cohort, step: Step, rows: Rows, program: Callable[..., Any]) -> None:
+        """Refuse a compiled step whose gradients are not those of the operations one by one.
+
+        Inductor's code is not always right: torch 2.15 makes a CLIP text tower's gradient on a CPU 2 % off. A CUDA
+        graph is warmed up at its first call and recorded at its second; the third, a replay, is what training uses.
+
+        Raises:
+            ConfigurationError: the gradient of a parameter is another, or there is no compiling it.
+        """
+        trained = [name for name in self.slots.names if self.slots.of(name).requires_grad]
+        slots = [self.slots.of(name) for name in trained]
+
+        def gradients(made: Any) -> list[Tensor]:
+            losses = made[0] if isinstance(made, tuple) else made
+            found = torch.autograd.grad(losses.sum(), slots, materialize_grads=True)
+            return [gradient.clone() for gradient in found]  # a CUDA graph writes its next ones to the same place
+
+        expected = gradients(self.plain(cohort, step, rows))
+        for _ in range(3 if self.mode == "reduce-overhead" else 1):
+            self._mark()
+            with self._compiling():
+                found = gradients(self._call(program, cohort, step, rows))
+            for name, right, made in zip(trained, expected, found, strict=True):
+                off = ((made - right).norm() / right.norm().clamp(min=1e-30)).item()
+                if not off <= self.limit:  # NaN is refused too
+                    raise ConfigurationError(
+                        f"data.compile_steps: torch.compile makes the gradient of {name!r} of "
+                        f"{type(self.method).__name__} {100 * off:.2g} % off, {100 * self.limit:g} % are allowed; "
+                        "leave data.compile_steps out"
+                    )
+
+
+def graphs_made() -> int:
+    """Count the graphs that torch.compile has made in this process so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

@@ -1,0 +1,125 @@
+"""Scores of every client on its own held-out images, of a fitted copy of it where the method asks for one."""
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.engine.cohort import Cohort
+from benchmark.engine.kept_rows import LAST
+from benchmark.engine.mistakes import place
+from benchmark.engine.plan import Rows, Step
+from benchmark.engine.scores import ClientScores
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Round, Values
+from benchmark.server import ServerRule
+
+if TYPE_CHECKING:
+    from benchmark.engine.simulation import Simulation
+
+
+class Evaluation:
+    """Scores cohorts, step by step.
+
+    Args:
+        simulation: whose clients.
+    """
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
+        #: per point and split
+        self.scores: dict[tuple[str, str], ClientScores] = {}
+        self._cohort: Cohort | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._received = Broadcast()
+        self._fitted = False
+
+    def start(self) -> None:
+        """Begin a new evaluation of all clients."""
+        self.scores = {}
+        self.simulation.watch.start()
+
+    def step(self, step: Step, round: Round, rule: ServerRule) -> None:
+        """Fit a copy of each client by a step, or score a mini-batch of each."""
+        if step.first:
+            self._received = self.simulation.received(rule, round, step.cohort)
+            self._fitted = False
+        if step.stage is Stage.EVALUATE:
+            self._score(step, round)
+        else:
+            self._fit(step, round, rule)
+
+    def _score(self, step: Step, round: Round) -> None:
+        simulation = self.simulation
+        if step.number == 0 or self._cohort is None:
+            values = simulation.slots.detached() if self._fitted else self._values(step)
+            self._cohort = simulation.gather(step.cohort, Stage.EVALUATE, round, self._received, values, step.split)
+        method, rows = simulation.method, simulation.rows(step)
+
+        def logits(client: Client, own: Rows) -> Tensor:
+            return method.client_logits(client, MiniBatch(phase=0, split=step.split, **own))
+
+        part = (step.stage, step.split)
+        made = simulation.clients("client_logits", logits, self._cohort, len(step.clients), rows, part=part)
+        if not isinstance(made, Tensor) or made.ndim != 3 or made.shape[:2] != rows["y"].shape:
+            given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
+            raise ConfigurationError(
+                f"{place(method, 'client_logits')} must return logits [B, C] of the {rows['y'].shape[1]} images of a "
+                f"mini-batch; it returns {given}"
+            )
+        key = (step.point, step.split)
+        if key not in self.scores:
+            self.scores[key] = ClientScores(simulation.federation.num_clients, made.shape[-1]).to(simulation.device)
+        self.scores[key].update(made, rows["y"], step.clients)
+
+    def _values(self, step: Step) -> Values:
+        """Return what clients differ in; what all have in common is the method's own."""
+        simulation, shared = self.simulation, self.simulation.roles.shared
+        own = {name: name for name in simulation.roles.personal}
+        if step.point == "local":
+            own |= {name: LAST + name for name in shared}
+        values = simulation.store.rows_of(own, step.cohort, simulation.device)
+        sent = self._received.own if step.point == "server" else {}
+        return {name: value for name, value in sent.items() if name in shared} | values
+
+    def _fit(self, step: Step, round: Round, rule: ServerRule) -> None:
+        """Take a step on copies of the clients, before these copies are scored."""
+        if torch.is_inference_mode_enabled():
+            raise ConfigurationError(
+                "fine-tuning before evaluation needs gradients: set trainer.inference_mode to false"
+            )
+        simulation = self.simulation
+        if not self._fitted or self._cohort is None:
+            self._cohort = simulation.begin(step.cohort, step.stage, round, self._received)
+            self._optimizers = simulation.local_steps.optimizers(simulation.phases[step.stage])
+            self._fitted = True
+        with torch.enable_grad():
+            simulation.train(self._cohort, step, self._optimizers[step.phase])
+        if step.stage is Stage.ADAPT and step.phase_end:
+            answer = rule.adapt(round, step.cohort, step.phase, simulation.slots.detached())
+            for name, value in answer.items():
+                simulation.slots.of(name).data.copy_(value)
+
+    def finish(self, round: Round, on_divergence: str) -> None:
+        """Say whose images got no prediction, since their logits were not finite; they count as wrong.
+
+        Raises:
+            ConfigurationError: nobody's got one, or ``on_divergence`` is ``"raise"``.
+        """
+        for (point, split), scores in self.scores.items():
+            images, without = scores.images(), scores.without_prediction()
+            clients = without.nonzero().flatten().tolist()
+            if not clients:
+                continue
+            said = (
+                f"the logits of {int(without.sum())} of {int(images.sum())} images of split {split!r} at point "
+                f"{point!r} are not finite (clients {clients[:5]})"
+            )
+            if torch.equal(without, images) or on_divergence == "raise":
+                raise ConfigurationError(
+                    f"nothing to evaluate after round {round.number}: {said}; lower the learning rate, or look at the "
+                    "images and at the frozen weights"
+                )
+            warnings.warn(f"{said}; they count as wrong", stacklevel=1)

@@ -1,0 +1,113 @@
+"""The stacked steps of an evaluation: per cohort and point the fitting of copies, then the test images."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from benchmark.contract import Stage
+from benchmark.engine.plan import Step
+from benchmark.engine.round_plan import RoundPlan
+
+Rows = Mapping[int, np.ndarray]
+
+
+def filling(clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, most: int) -> list[tuple[int, ...]]:
+    """Cut clients into cohorts of as many as the images of their first one, and so of each, fit into a step.
+
+    Args:
+        clients: their ids.
+        sizes: images of each.
+        batch_size: images in a step.
+        most: clients in a cohort at most.
+    """
+    ordered = sorted(clients, key=lambda client: (-sizes[client], client))
+    made: list[tuple[int, ...]] = []
+    start = 0
+    while start < len(ordered):
+        together = min(most, max(1, batch_size // max(sizes[ordered[start]], 1)))
+        made.append(tuple(ordered[start : start + together]))
+        start += together
+    return made
+
+
+class EvaluationPlan:
+    """Steps of all cohorts of an evaluation; item i is the i-th with its rows and masks.
+
+    As many clients are tested together as their images fit into one step; with fine-tuning, those that are fine-tuned
+    together. So the scores do not depend on the width of training's cohorts. The images of a split are cut into equal
+    steps, so that little is padding.
+
+    Args:
+        clients: the clients to evaluate.
+        held_out: per split name, per client, rows of the pool to test on.
+        training: the fine-tuning of a copy: a plan over the same clients, or None.
+        points: which states to evaluate, ``"server"`` and/or ``"local"``.
+        batch_size: images in one step at most: of one client, or of several that have few.
+        most_clients: tested together at most; with fine-tuning, the plan's own width holds.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        held_out: Mapping[str, Rows],
+        training: RoundPlan | None,
+        points: Sequence[str],
+        batch_size: int,
+        most_clients: int,
+    ) -> None:
+        self.held_out = held_out
+        self.training = training
+        sizes = {split: {client: len(lists[client]) for client in clients} for split, lists in held_out.items()}
+        largest = {split: max(of.values()) for split, of in sizes.items()}
+        fitting: dict[tuple[int, ...], list[int]] = {}
+        steps = training.steps if training is not None else []
+        if training is not None:  # both must step the same clients together
+            cohorts = training.cohorts
+            for position, step in enumerate(steps):
+                if step.clients:
+                    fitting.setdefault(step.cohort, []).append(position)
+        else:
+            cohorts = filling(
+                clients, {c: max(of[c] for of in sizes.values()) for c in clients}, batch_size, most_clients
+            )
+        self.steps: list[Step] = []
+        #: per step its position in ``training``, -1 for a step that scores
+        self._source: list[int] = []
+        #: per split, rows of a step
+        self._rows: list[int] = []
+        for cohort in cohorts:
+            for point in points:
+                begin = len(self.steps)
+                for position in fitting.get(cohort, ()) if point == "server" else ():
+                    self._add(replace(steps[position], point=point, first=False, end=False), position, 0)
+                for split, of in sizes.items():
+                    # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
+                    own = max(of[client] for client in cohort)
+                    most = own if training is None else largest[split]
+                    rows = -(-most // max(-(-most // batch_size), 1))
+                    for number in range(-(-own // max(rows, 1))):
+                        step = Step(cohort, cohort, Stage.EVALUATE, number=number, point=point, split=split)
+                        self._add(replace(step, own_end=(False,) * len(cohort)), -1, rows)
+                self.steps[begin] = replace(self.steps[begin], first=True)
+                self.steps[-1] = replace(self.steps[-1], end=True)
+
+    def _add(self, step: Step, source: int, rows: int) -> None:
+        self.steps.append(step)
+        self._source.append(source)
+        self._rows.append(rows)
+
+    def __getitem__(self, item: int) -> Step:
+        step, source, size = self.steps[item], self._source[item], self._rows[item]
+        if source >= 0 and self.training is not None:
+            drawn = self.training[source]
+            return replace(step, index=drawn.index, mask=drawn.mask, uniform=drawn.uniform)
+        index = torch.zeros(len(step.clients), size, dtype=torch.int64)
+        mask = torch.zeros(len(step.clients), size, dtype=torch.bool)
+        for k, client in enumerate(step.clients):
+            own = self.held_out[step.split][client][step.number * size : (step.number + 1) * size]
+            rows = torch.from_numpy(np.asarray(own))
+            index[k, : len(rows)] = rows
+            mask[k, : len(rows)] = True
+        return replace(step, index=index, mask=mask)

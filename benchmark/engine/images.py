@@ -1,0 +1,131 @@
+"""Mini-batches of steps: gathered, augmented and normalised on the device, or taken from kept features."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmark.contract import ClientMethod
+from benchmark.engine.features import FeatureTables
+from benchmark.engine.plan import Rows, Step
+from benchmark.engine.pool import Pool
+from benchmark.federation import Federation, Values
+from benchmark.masked import IGNORE
+
+
+class ImageFeed:
+    """Makes the stacked mini-batches of a federation.
+
+    Args:
+        method: says what its steps use.
+        pool: the images, and how they are transformed.
+        federation: who holds which.
+        cache_features: keep what frozen parts make of an image; ``"auto"`` where it fits into half of the free memory.
+    """
+
+    def __init__(
+        self, method: ClientMethod, pool: Pool, federation: Federation, cache_features: bool | str = "auto"
+    ) -> None:
+        self.method = method
+        self.pool = pool
+        self.federation = federation
+        self.cache_features = cache_features
+        #: the Trainer's precision, in which the frozen parts work
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self._positions: dict[tuple[str, torch.device], Tensor] = {}
+        self._tables: FeatureTables | None = None
+        self._own: FeatureTables | None = None
+
+    def settle(self, device: torch.device, resident: bool) -> None:
+        """Give the images, then what frozen parts make of them, their place, before others ask what memory is free.
+
+        Args:
+            device: of the steps.
+            resident: whether steps gather their images there.
+        """
+        if resident:
+            self.pool.on(device)
+        self._feature_tables()
+        if "own_images" in self.method.inputs:
+            self._own_tables()
+
+    def fill(self, step: Step) -> Rows:
+        """Return the stacked ``x``, ``y``, ``mask`` and ``features`` of a step."""
+        assert step.index is not None
+        assert step.mask is not None
+        mask = step.mask
+        tables = self._feature_tables()
+        features = tables.rows(step) if tables is not None else None
+        if step.images is None:
+            step = self.pool.gather(step, images=features is None or "images" in self.method.inputs)
+        assert step.images is not None
+        assert step.labels is not None
+        y = step.labels
+        if step.split in self.federation.label_spaces:
+            y = self._positions_in(step.split, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
+        x = step.images if step.images.shape[2] == 0 else self.pool.input(step.images, step.uniform, self._kind)
+        if features is None:
+            features = self._encode(x)
+        return {"x": x, "y": y, "mask": mask, "features": features}
+
+    @property
+    def _kind(self) -> torch.dtype:
+        """The method's type of numbers."""
+        return next(self.method.parameters()).dtype
+
+    def _encode(self, x: Tensor) -> Values:
+        """Make the features of images [K, B, 3, H, W], without mapping as for kept ones, so that both are equal."""
+        if "features" not in self.method.inputs:
+            return {}
+        with torch.no_grad():
+            made = self.method.frozen_features(x.flatten(0, 1))
+        return {name: value.unflatten(0, x.shape[:2]) for name, value in made.items()}
+
+    def _positions_in(self, split: str, device: torch.device) -> Tensor:
+        """Return per class its position in the split's label space; IGNORE where it is not in it."""
+        if (split, device) not in self._positions:
+            positions = torch.full((self.federation.class_counts.shape[1],), IGNORE)
+            classes = self.federation.label_spaces[split]
+            positions[list(classes)] = torch.arange(len(classes))
+            self._positions[split, device] = positions.to(device)
+        return self._positions[split, device]
+
+    def _feature_tables(self) -> FeatureTables | None:
+        """Return what the frozen parts make of each image, computed at the first step that asks for it."""
+        if self.cache_features is False or "features" not in self.method.inputs:
+            return None
+        if self._tables is None:
+            held = [rows for split in self.federation.held_out.values() for rows in split.values()]
+            trained = [] if self.pool.transform.augment_numbers else list(self.federation.train_rows.values())
+            rows = np.unique(np.concatenate(held + trained))
+            limited = self.cache_features == "auto"
+            self._tables = self._made(rows, limited)
+        return self._tables if self._tables.complete else None
+
+    def _own_tables(self) -> FeatureTables:
+        """Return what the frozen parts make of each client's training images without augmentation."""
+        if self._own is None:
+            tables = self._feature_tables()
+            rows = np.unique(np.concatenate(list(self.federation.train_rows.values())))
+            self._own = tables if tables is not None and not tables.augmented else self._made(rows, limited=False)
+        return self._own
+
+    def _made(self, rows: np.ndarray, limited: bool) -> FeatureTables:
+        with self.precision():
+            return FeatureTables(self.method, self.pool, rows, self.federation.eval_batch_size, limited)
+
+    def own_images(self, clients: Sequence[int]) -> Values:
+        """Return ``Client.own_images`` with a leading K: features, ``label`` and ``mask`` [K, n]."""
+        tables = self._own_tables()
+        sizes = self.federation.train_sizes
+        index = torch.zeros(len(clients), max(sizes.values()), dtype=torch.int64)
+        mask = torch.zeros(index.shape, dtype=torch.bool)
+        for k, client in enumerate(clients):
+            own = torch.from_numpy(self.federation.train_rows[client])
+            index[k, : len(own)], mask[k, : len(own)] = own, True
+        device = tables.position.device
+        label = self.pool.labels[index].to(device)
+        return {**tables.at(index.to(device)), "label": label, "mask": mask.to(device)}

@@ -1,0 +1,44 @@
+"""What the clients' store keeps between rounds, and under which names."""
+
+from collections.abc import Sequence
+
+import torch
+
+from benchmark.contract import ClientMethod, Phase, Stage
+from benchmark.engine.cohort import Cohort
+from benchmark.engine.roles import Roles, names_under, phases_of
+from benchmark.federation import Values
+
+#: Prefix of the rows that hold shared parameters as the client's last round left them.
+LAST = "last."
+PARTICIPATED = "participated"
+
+
+def initial_rows(method: ClientMethod, roles: Roles) -> Values:
+    """Return what every client keeps between rounds, at the start.
+
+    Personal parameters by their name; shared ones that are remembered, or scored after local training, under ``last.``;
+    momenta that go on, and whether the client has taken part, where somebody asks.
+    """
+    rows: Values = {name: method.get_parameter(name) for name in roles.personal}
+    kept = set(roles.remembered) | set(roles.shared if method.evaluate_local else ())
+    rows |= {LAST + name: method.get_parameter(name) for name in roles.shared if name in kept}
+    for number, phase in enumerate(phases_of(method)[Stage.TRAIN]):
+        for name, row in momenta_of(method, phase, number).items():
+            rows[row] = torch.zeros_like(method.get_parameter(name))
+    if roles.remembered:
+        rows[PARTICIPATED] = torch.zeros(())
+    return rows
+
+
+def momenta_of(method: ClientMethod, phase: Phase, number: int) -> dict[str, str]:
+    """Name the parameters whose momentum outlives the round, and by which name the store keeps it."""
+    if phase.optimizer_state == "fresh":
+        return {}
+    groups = [group.parameters for group in phase.groups if group.momentum]
+    return {name: f"momentum.{number}.{name}" for prefixes in groups for name in names_under(method, prefixes)}
+
+
+def owners(cohort: Cohort, phase: Phase) -> Sequence[int]:
+    """Say whose rows of the store hold the momenta of a cohort: its clients', or the first for all."""
+    return cohort.clients if phase.optimizer_state == "client" else (0,)

@@ -1,0 +1,205 @@
+"""Optimizer steps of a whole cohort, each client's exactly its own."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+
+from benchmark.contract import Client, ClientMethod, MiniBatch, Phase, Stage
+from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.compiled_step import CompiledLoss
+from benchmark.engine.kept_rows import momenta_of, owners
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.mistakes import place, tensors
+from benchmark.engine.plan import Rows, Step
+from benchmark.engine.roles import names_under
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Values
+
+Optimizer = LightningOptimizer | torch.optim.Optimizer
+
+#: ``(cohort, step, rows) -> losses [K], or losses and named tensors``.
+Program = Callable[[Cohort, Step, Rows], Any]
+
+
+def schedule_factor(phase: Phase, finished: int, rounds: int) -> float:
+    """Return what a phase's learning rates are multiplied with after so many finished ones of all rounds."""
+    return 1.0 if phase.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * finished / max(rounds, 1)))
+
+
+class LocalSteps:
+    """Steps cohorts: the loss is the sum over clients, so that each slot's gradient is its client's own.
+
+    Args:
+        method: whose loss.
+        clients: maps functions over cohorts.
+        slots: what is trained.
+    """
+
+    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots) -> None:
+        self.method = method
+        self.clients = clients
+        self.slots = slots
+        #: makes the losses in place of the plain operations
+        self.compiled: CompiledLoss | None = None
+        #: called after every step with its cohort, for measurements
+        self.on_step: list[Callable[[Cohort, Step], None]] = []
+        #: per client and tensor, what steps have moved when the client's own last step was done
+        self._finished: dict[tuple[int, str], Tensor] = {}
+
+    def optimizers(self, phases: Sequence[Phase]) -> list[torch.optim.Optimizer]:
+        """Make one optimizer a phase; its state is set whenever the phase starts."""
+        return [self._optimizer(phase) for phase in phases]
+
+    def _optimizer(self, phase: Phase) -> torch.optim.Optimizer:
+        groups = []
+        for group in phase.groups:
+            names = names_under(self.method, group.parameters)
+            settings = {"lr": group.lr, "weight_decay": group.weight_decay, "momentum": group.momentum}
+            if phase.optimizer == "adam":
+                settings.pop("momentum")
+            groups.append({"params": [self.slots.of(name) for name in names], **settings})
+        return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0)
+
+    def step(self, cohort: Cohort, step: Step, rows: Rows, phase: Phase, optimizer: Optimizer) -> None:
+        """Take one step of the clients in ``step``.
+
+        Args:
+            cohort: they and those that have finished.
+            step: whose and when.
+            rows: the stacked mini-batch, as keyword arguments of ``MiniBatch``.
+            phase: what is trained.
+            optimizer: the phase's.
+        """
+        losses, named = self._checked(self.compiled or self.losses, cohort, step, rows)
+        optimizer.zero_grad()
+        losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
+        if phase.clip is not None:
+            self._clip_each_client(phase.clip)
+        if phase.transform is None:
+            optimizer.step()
+        else:
+            self._transformed_step(cohort, step, phase.transform, optimizer)
+        cohort.report({"loss": losses, **named})
+        if step.phase_end or any(step.own_end):
+            self._keep_finished(cohort, step, phase, optimizer)
+        for watcher in self.on_step:
+            watcher(cohort, step)
+
+    def losses(self, cohort: Cohort, step: Step, rows: Rows) -> Any:
+        """Call ``client_loss`` for the clients of a step."""
+        method, phase = self.method, step.phase
+
+        def loss(client: Client, own: Rows) -> Any:
+            return method.client_loss(client, MiniBatch(phase=phase, split="train", **own))
+
+        part = (step.stage, step.phase)
+        return self.clients("client_loss", loss, cohort, len(step.clients), rows, part=part)
+
+    def _checked(self, way: Program, cohort: Cohort, step: Step, rows: Rows) -> tuple[Tensor, Values]:
+        """Return the clients' losses, [K], and the named tensors that came with them.
+
+        Raises:
+            ConfigurationError: the method returns something else.
+        """
+        made = way(cohort, step, rows)
+        losses, named = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+        if not isinstance(losses, Tensor) or losses.shape != (len(step.clients),) or not isinstance(named, dict):
+            given = tuple(losses.shape[1:]) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ConfigurationError(
+                f"{place(self.method, 'client_loss')} must return a scalar, or a scalar and a dict of named tensors; "
+                f"it returns {f'shape {given}' if isinstance(given, tuple) else given}"
+            )
+        return losses, named
+
+    def start(self, phase: Phase, optimizer: Optimizer, rate_factor: float, momenta: Values) -> None:
+        """Set the optimizer's state and this round's rates; only the phase's parameters take gradients.
+
+        Args:
+            phase: what is trained now.
+            optimizer: the phase's.
+            rate_factor: what its rates are multiplied with.
+            momenta: per parameter name [K, ...]; the others start at zero.
+        """
+        inner = getattr(optimizer, "optimizer", optimizer)
+        inner.state.clear()
+        for name, momentum in momenta.items():
+            inner.state[self.slots.of(name)]["momentum_buffer"] = momentum
+        for settings, group in zip(inner.param_groups, phase.groups, strict=True):
+            settings["lr"] = group.lr * rate_factor
+        trained = set(names_under(self.method, (name for group in phase.groups for name in group.parameters)))
+        for name in self.slots.names:
+            slot = self.slots.of(name)
+            slot.requires_grad_(name in trained)
+            slot.grad = None
+            if slot.requires_grad:
+                if phase.restart:
+                    slot.data.copy_(self.method.get_parameter(name).expand_as(slot))
+                _refuse_held_graph(type(self.method).__name__, name, slot)
+        self._finished = {}
+
+    def _transformed_step(
+        self, cohort: Cohort, step: Step, transform: Callable[[Client, Values], Values], optimizer: Optimizer
+    ) -> None:
+        """Take an optimizer step whose update goes through the phase's ``transform``.
+
+        Raises:
+            ConfigurationError: it gives something that the phase does not train, or another shape.
+        """
+        count = len(step.clients)
+        before = {n: self.slots.of(n).detach().clone() for n in self.slots.names if self.slots.of(n).requires_grad}
+        optimizer.step()
+        update = {name: (self.slots.of(name).detach() - value)[:count] for name, value in before.items()}
+        # The client's parameters are those before the step.
+        at_start = replace(cohort, values=before)
+        name_of = getattr(transform, "__name__", "transform")
+        changed = self.clients(name_of, transform, at_start, count, update, part=(step.phase,))
+        for name, value in tensors(self.method, name_of, changed).items():
+            if name not in before or value.shape[1:] != before[name].shape[1:]:
+                expected = tuple(before[name].shape[1:]) if name in before else f"some of: {', '.join(sorted(before))}"
+                raise ConfigurationError(
+                    f"{type(self.method).__name__}.{name_of} gives {name!r} of shape {tuple(value.shape[1:])}; "
+                    f"expected {expected}"
+                )
+            self.slots.of(name).data[:count] = before[name][:count] + value
+
+    def _clip_each_client(self, limit: float) -> None:
+        """Scale every client's own gradient to at most ``limit``; clipping the stack would couple clients."""
+        gradients = [slot.grad for slot in map(self.slots.of, self.slots.names) if slot.grad is not None]
+        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
+        scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale.view(-1, *(1,) * (gradient.ndim - 1)))
+
+    def _keep_finished(self, cohort: Cohort, step: Step, phase: Phase, optimizer: Optimizer) -> None:
+        """Set aside what the steps moved of clients at their own last step; write all back when the phase ends.
+
+        Momentum and weight decay go on moving a slot after its client's last step; that counts for nothing.
+        """
+        kept = momenta_of(self.method, phase, step.phase) if step.stage is Stage.TRAIN else {}
+        state = getattr(optimizer, "optimizer", optimizer).state
+        moved = {name: slot.data for name, slot in self.slots.all().items() if slot.requires_grad}
+        moved |= {row: state[self.slots.of(name)]["momentum_buffer"] for name, row in kept.items()}
+        if not step.phase_end:
+            for k, ended in enumerate(step.own_end):
+                if ended:
+                    self._finished |= {(k, name): value[k].clone() for name, value in moved.items()}
+            return
+        for (k, name), value in self._finished.items():
+            moved[name][k].copy_(value)
+        self._finished = {}
+        cohort.momenta |= {row: (owners(cohort, phase), moved[row]) for row in kept.values()}
+
+
+def _refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
+    """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently."""
+    accumulator = cast(Any, slot.view_as(slot).grad_fn).next_functions[0][0]
+    if tuple(accumulator._input_metadata[0].shape) != tuple(slot.shape):
+        raise RuntimeError(
+            f"{method} holds a tensor of an earlier cohort with the graph that made it, which spoils the gradient of "
+            f"{name!r}; detach what is kept from a step"
+        )

@@ -1,0 +1,114 @@
+"""A function of one client, called for all clients of a cohort at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from benchmark.contract import Client, ClientMethod
+from benchmark.engine.cohort import Cohort
+from benchmark.engine.mistakes import explained
+from benchmark.engine.roles import Roles
+from benchmark.engine.watch import Watch
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Round, Values
+
+#: ``function(client, *rows)``; while it runs, the method's parameters are that client's.
+ClientFunction = Callable[..., Any]
+
+
+class _Call(nn.Module):
+    """Calls a function of the method while ``functional_call`` has put other values in its parameters."""
+
+    def __init__(self, method: nn.Module) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, function: ClientFunction, *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+class ClientMap:
+    """Maps functions of one client over cohorts with ``torch.func.vmap``.
+
+    Args:
+        method: whose parameters the functions see.
+        roles: of its parameters.
+        watch: over what a function must not do.
+    """
+
+    def __init__(self, method: ClientMethod, roles: Roles, watch: Watch) -> None:
+        self._method = method
+        self._call = _Call(method)
+        self._has_frozen = roles.has_frozen
+        self._watch = watch
+        places: dict[int, list[str]] = {}
+        for prefix, module in method.named_modules():
+            for name, parameter in module.named_parameters(prefix, recurse=False):
+                places.setdefault(id(parameter), []).append(f"method.{name}")
+        #: where a parameter stands in the method; tied ones stand at several places
+        self._places = {name: places[id(method.get_parameter(name))] for name in roles.slots}
+
+    def __call__(
+        self, name: str, function: ClientFunction, cohort: Cohort, count: int, *rows: Any, part: tuple[Any, ...] = ()
+    ) -> Any:
+        """Call ``function(client, *rows)`` for the first ``count`` clients; what it returns has a leading dimension.
+
+        Args:
+            name: of the method's function that it calls, for messages.
+            function: of one client.
+            cohort: the clients.
+            count: how many of them.
+            rows: further arguments, trees of tensors [count, ...].
+            part: of the round; the first call in each part is watched.
+
+        Raises:
+            ConfigurationError: the function does what cannot be done for many clients at once.
+        """
+        own = cohort.rows(count)
+        try:
+            with self._watch.over(name, (*part, count > 1), cohort.class_counts.device):
+                if count > 1 or self._has_frozen:
+                    return self.mapped(function)(cohort.round, cohort.received.common, own, rows)
+                # One client of a method that trains everything needs no mapping, which would cost a tenth of a small
+                # network's step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what
+                # a product of matrices rounds by its number of rows.)
+                one = self._of_one_client(function)
+                single = one(cohort.round, cohort.received.common, *tree_map(lambda part: part.squeeze(0), (own, rows)))
+                for part_of_it in tree_leaves(single):
+                    if not isinstance(part_of_it, Tensor):  # as vmap says it
+                        raise ValueError(f"must only return Tensors, got type {type(part_of_it)}")
+                return tree_map(lambda part: part.unsqueeze(0), single)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if told := explained(self._method, name, error):
+                raise told from error
+            raise
+
+    def mapped(self, function: ClientFunction) -> Callable[..., Any]:
+        """Return ``(round, common, own, rows) -> results [K, ...]``."""
+        return vmap(self._of_one_client(function), in_dims=(None, None, 0, 0))
+
+    def _of_one_client(self, function: ClientFunction) -> Callable[..., Any]:
+        """Return ``(round, common, own, rows) -> function(client, *rows)`` with the client's values in the method."""
+
+        def one(round: Round, common: Values, own: dict[str, Values], rows: tuple[Any, ...]) -> Any:
+            values, facts = own["values"], own["facts"]
+            client = Client(
+                values,
+                common | own["received"],
+                own["previous"],
+                facts["participated"],
+                own["prepared"],
+                facts["class_counts"],
+                own["own_images"],
+                round,
+            )
+            # torch would look for tied parameters at every step, which takes a twentieth of a small network's.
+            named = {place: value for name, value in values.items() for place in self._places[name]}
+            return functional_call(self._call, named, (function, client, *rows), tie_weights=False)
+
+        return one

@@ -1,0 +1,57 @@
+"""What memory is free, and what operations take of it."""
+
+import os
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of the device, with those that torch holds unused; or of the host."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class HeldBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors on a device that operations inside have made and that somebody still holds.
+
+    Every storage counts once, as long as it lives: what autograd saves, gradients, momenta, and what an operation needs
+    for its result.
+
+    Args:
+        device: of the tensors that count.
+
+    Attributes:
+        most: bytes held at a time at most.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.most = 0
+        self._now = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = self._storages((args, kwargs))
+        made = func(*args, **(kwargs or {}))
+        for place, storage in self._storages(made).items():
+            if place not in given:
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.most = max(self.most, self._now)
+        return made
+
+    def _storages(self, tree: Any) -> dict[int, torch.UntypedStorage]:
+        """Return the storages of a tree's tensors; each is one object of Python as long as it lives."""
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        held = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == self.device.type]
+        return {id(storage): storage for storage in held}
+
+    def _free(self, size: int) -> None:
+        self._now -= size

@@ -1,0 +1,78 @@
+"""What travels between clients and a server's rule is checked: what it sends and makes, what they report."""
+
+from collections.abc import Collection
+
+from torch import nn
+
+from benchmark.engine.roles import Roles, names_under
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Values
+
+
+def check_broadcast(sent: Broadcast, count: int, title: str, method: nn.Module, roles: Roles) -> None:
+    """Refuse a message that its receivers could not read.
+
+    Args:
+        sent: what they receive.
+        count: how many there are.
+        title: who sends it.
+        method: whose parameters it may name.
+        roles: of these.
+
+    Raises:
+        ConfigurationError: a value has not the shape of its parameter, or not a row for each client.
+    """
+    trained = {name: tuple(method.get_parameter(name).shape) for name in roles.trained}
+    for values, ahead in ((sent.common, ()), (sent.own, (count,))):
+        for name, value in values.items():
+            given = f"{title} gives {name!r} of shape {tuple(value.shape)}"
+            if name in trained and tuple(value.shape) != ahead + trained[name]:
+                raise ConfigurationError(
+                    f"{given} to {count} clients; expected {trained[name]} in common, or {(count, *trained[name])} as "
+                    "their own"
+                )
+            if name not in trained and (below := names_under(method, [name])):
+                raise ConfigurationError(f"{title} gives {name!r}; expected the whole name, such as {below[0]!r}")
+            if ahead and tuple(value.shape[:1]) != ahead:
+                raise ConfigurationError(f"{given} as {count} clients' own; expected a row for each")
+
+
+def check_aggregate(values: Values, title: str, shared: Values) -> None:
+    """Refuse new values that are no shared parameters.
+
+    Args:
+        values: what the rule made.
+        title: of the rule's function, for messages.
+        shared: the old values.
+
+    Raises:
+        ConfigurationError: a name that is not shared, or another shape.
+    """
+    for name, value in values.items():
+        if name not in shared:
+            raise ConfigurationError(
+                f"{title} gives {name!r}, which is not shared; expected some of: {', '.join([*shared][:5])}"
+            )
+        if value.shape != shared[name].shape:
+            raise ConfigurationError(
+                f"{title} gives {name!r} of shape {tuple(value.shape)}; expected {tuple(shared[name].shape)}"
+            )
+
+
+def check_reported(reported: Collection[str], method: nn.Module, roles: Roles) -> None:
+    """Refuse a name in ``uploads`` that stands for nothing.
+
+    Args:
+        reported: names that the steps of a round have reported; none where there was no step.
+        method: that takes them.
+        roles: of its parameters.
+
+    Raises:
+        ConfigurationError: it is no parameter, and not reported.
+    """
+    unknown = [name for name in roles.reported if reported and name not in reported]
+    if unknown:
+        raise ConfigurationError(
+            f"{type(method).__name__}: uploads names {unknown[0]!r}, which is no parameter and which client_loss does "
+            f"not report; it reports {', '.join(reported)}"
+        )

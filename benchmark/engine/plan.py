@@ -1,0 +1,157 @@
+"""The local training of a round, laid out as stacked steps of cohorts.
+
+A cohort is up to ``width`` clients that are stepped together; everything in a step has a leading dimension K, one row a
+client. Within a phase a client's epochs are laid end to end as its own list of mini-batches, and the stacked steps run
+to the longest list of the cohort. A cohort lists its clients by falling size, so those that still have steps to do are
+always its first ones, and a step holds only them. What a client sees depends on (seed, round, client, phase, epoch)
+alone, so the plan of one client is the same in any cohort.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NotRequired, Protocol, TypedDict
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from benchmark.contract import Stage
+from benchmark.federation import Values
+
+
+@dataclass(frozen=True)
+class Step:
+    """One mini-batch of K clients: whose, when, and which rows of the image pool.
+
+    Attributes:
+        cohort: ids of all clients of the cohort.
+        clients: ids of those in this step, K of them: the first ones of ``cohort``; none where a cohort has no step at
+            all.
+        stage: what the step is for.
+        round: the round, from 1; 0 in evaluation.
+        phase: which phase this step belongs to.
+        number: of the step in its phase; part of the key of every random draw in the step.
+        first: first step of this cohort in this round, or of this evaluation.
+        phase_start: first step of the phase.
+        own_end: per client, whether this is its own last step of the phase.
+        phase_end: last stacked step of the phase.
+        end: last step of the cohort in this round.
+        point: what is evaluated: ``"server"`` or ``"local"``; empty in training.
+        split: ``"train"``, or the split that is evaluated: ``"test"``, ``"val"``, ``"new"``, ...
+        index: int64 [K, B], rows of the image pool; 0 where masked out.
+        mask: bool [K, B], False where a client's last batch is padded.
+        uniform: float32 [K, B, m] numbers in [0, 1) for the augmentation of each image, or None.
+        images: uint8 [K, B, 3, H, W] and
+        labels: int64 [K, B], where a loader process has gathered them.
+    """
+
+    cohort: tuple[int, ...]
+    clients: tuple[int, ...] = ()
+    stage: Stage = Stage.TRAIN
+    round: int = 0
+    phase: int = 0
+    number: int = 0
+    first: bool = False
+    phase_start: bool = False
+    own_end: tuple[bool, ...] = ()
+    phase_end: bool = False
+    end: bool = False
+    point: str = ""
+    split: str = "train"
+    index: Tensor | None = None
+    mask: Tensor | None = None
+    uniform: Tensor | None = None
+    images: Tensor | None = None
+    labels: Tensor | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Step":
+        """Put the tensors on a device."""
+        moved = {
+            name: tensor.to(device, non_blocking=non_blocking)
+            for name in ("index", "mask", "uniform", "images", "labels")
+            if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
+
+
+class Rows(TypedDict):
+    """The stacked mini-batch of a step, [K, ...] throughout, named as ``MiniBatch`` names a client's own."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    features: Values
+    noise: NotRequired[Values]
+
+
+class Block:
+    """Consecutive steps of one cohort, handed to the Trainer as one batch: its hooks cost a millisecond each time.
+
+    No dataclass, into which the Trainer would look for numbers to convert to its precision; images are when gathered.
+
+    Args:
+        steps: the steps, at least one.
+    """
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+
+    @property
+    def cohort(self) -> tuple[int, ...]:
+        """Ids of all clients of the cohort."""
+        return self.steps[0].cohort
+
+    @property
+    def first(self) -> bool:
+        """Whether the cohort begins here."""
+        return self.steps[0].first
+
+    @property
+    def end(self) -> bool:
+        """Whether the cohort ends here."""
+        return self.steps[-1].end
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Block":
+        """Put the tensors on a device."""
+        return Block(tuple(step.to(device, non_blocking) for step in self.steps))
+
+
+class Plan(Protocol):
+    """Steps by their position."""
+
+    steps: list[Step]
+
+    def __getitem__(self, item: int) -> Step: ...
+
+
+class Blocks(Dataset[Block]):
+    """Plans one after the other, in blocks of at most ``size`` steps; no block spans two cohorts."""
+
+    def __init__(self, plans: Sequence[Plan], size: int) -> None:
+        self.blocks: list[tuple[Plan, range]] = []
+        for plan in plans:
+            begin = 0
+            for position, step in enumerate(plan.steps):
+                if step.end or position + 1 - begin == size:
+                    self.blocks.append((plan, range(begin, position + 1)))
+                    begin = position + 1
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, item: int) -> Block:
+        plan, positions = self.blocks[item]
+        return Block(tuple(plan[position] for position in positions))
+
+
+def cohorts(clients: Sequence[int], sizes: Mapping[int, int], width: int) -> list[tuple[int, ...]]:
+    """Cut clients into cohorts of at most ``width``, similar sizes together, so that little work is masked out."""
+    ordered = sorted(clients, key=lambda client: (-sizes[client], client))
+    return [tuple(ordered[start : start + width]) for start in range(0, len(ordered), width)]
+
+
+def steps_per_epoch(num_samples: int, batch_size: int, drop_last: bool) -> int:
+    """Count the mini-batches in one epoch of a client; an incomplete one is dropped only if a full one remains."""
+    if drop_last and num_samples >= batch_size:
+        return num_samples // batch_size
+    return -(-num_samples // batch_size)

@@ -1,0 +1,50 @@
+"""What clients report of their local training: means over their steps of a round."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmark.engine.cohort import Cohort
+
+
+class Reports:
+    """Per name float64 [N], NaN for a client that did not take part; taken, and so emptied, once an evaluation.
+
+    Args:
+        num_clients: N.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        self.num_clients = num_clients
+        self._values: dict[str, Tensor] = {}
+
+    def add(self, cohort: Cohort, rows: Sequence[int]) -> None:
+        """Add the scalars that the steps of these rows of a cohort reported."""
+        chosen = list(rows)
+        for name, (total, steps) in cohort.totals.items():
+            if total.ndim == 1:
+                of_all = self._values.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
+                of_all[[cohort.clients[k] for k in chosen]] = total.cpu().double()[chosen] / steps[chosen]
+
+    def put(self, name: str, values: Tensor) -> None:
+        """Add a number of every client, [N], that is not made of steps."""
+        self._values[name] = values.double()
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean over the clients that have reported it so far, if any has."""
+        return self._values[name].nanmean().item() if name in self._values else None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what was reported since the last evaluation."""
+        return dict(self._values)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._values = dict(state)
+
+    def take(self) -> dict[str, Tensor]:
+        """Return everything that was reported since the last time."""
+        taken, self._values = self._values, {}
+        return {name: values for name, values in taken.items() if not values.isnan().all()}

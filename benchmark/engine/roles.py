@@ -1,0 +1,119 @@
+"""The part that every parameter of a method plays, read from what the method declares."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from benchmark.contract import ClientMethod, Phase, Stage
+from benchmark.errors import ConfigurationError
+from benchmark.ranges import check_fields
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names of parameters by role, in the order of the module.
+
+    Attributes:
+        shared: sent, trained, sent back.
+        personal: trained, kept by their client.
+        uploaded: of ``personal``, what the server sees as well.
+        reported: names that ``client_loss`` reports and whose sums are sent.
+        remembered: what ``client.previous`` holds.
+        slots: all that is ever trained: shared and personal ones, and what only the fitting of a copy trains.
+        has_frozen: whether there is anything else.
+    """
+
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+    uploaded: tuple[str, ...]
+    reported: tuple[str, ...]
+    remembered: tuple[str, ...]
+    slots: tuple[str, ...]
+    has_frozen: bool
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """What local training may move."""
+        return self.shared + self.personal
+
+
+def names_under(module: nn.Module, prefixes: Iterable[str]) -> tuple[str, ...]:
+    """List the parameters at or below one of these prefixes."""
+    prefixes = tuple(prefixes)
+    return tuple(
+        name for name, _ in module.named_parameters() if any(name == p or name.startswith(p + ".") for p in prefixes)
+    )
+
+
+def read_roles(method: ClientMethod) -> Roles:
+    """Read a method's roles and check them against its parameters and phases.
+
+    Raises:
+        ConfigurationError: a role or a phase names no parameter, two roles hold one, a frozen one is trained, or
+            something trained keeps batch statistics.
+    """
+    title = type(method).__name__
+    shared, personal = _role(method, "shared"), _role(method, "personal")
+    if both := sorted({name for name in shared + personal if (shared + personal).count(name) > 1}):
+        raise ConfigurationError(f"{title}: in two of the roles shared and personal: {both}")
+    uploaded = names_under(method, method.uploads)
+    reported = tuple(prefix for prefix in method.uploads if not names_under(method, [prefix]))
+    if foreign := sorted(set(uploaded) - set(personal)):
+        raise ConfigurationError(
+            f"{title}: uploads names {foreign[0]!r}, which is not personal; shared parameters are uploaded anyway"
+        )
+    finetuned: dict[str, None] = {}
+    phases = phases_of(method)
+    for phase in (*phases[Stage.TRAIN], *phases[Stage.FINETUNE], *phases[Stage.ADAPT]):
+        _check_phase(title, phase)
+        for group in phase.groups:
+            names = names_under(method, group.parameters)
+            if not names:
+                raise ConfigurationError(f"{title} trains {group.parameters}, which has no parameter")
+            rest = [name for name in names if name not in shared + personal]
+            if rest and phase in phases[Stage.TRAIN]:
+                raise ConfigurationError(f"{title} trains frozen parameters: {sorted(rest)[:3]}")
+            finetuned |= dict.fromkeys(rest)
+    slots = shared + personal + tuple(finetuned)
+    frozen = {name for name, _ in method.named_parameters()} - set(shared + personal)
+    return Roles(shared, personal, uploaded, reported, _role(method, "remembers"), slots, bool(frozen))
+
+
+def phases_of(method: ClientMethod) -> dict[Stage, list[Phase]]:
+    """Ask a method for its phases.
+
+    Raises:
+        ConfigurationError: it gives something else.
+    """
+    asked = {
+        Stage.TRAIN: ("local_phases", method.local_phases()),
+        Stage.FINETUNE: ("finetune_phases", method.finetune_phases(new=False)),
+        Stage.ADAPT: ("finetune_phases", method.finetune_phases(new=True)),
+    }
+    for name, made in asked.values():
+        if not isinstance(made, list | tuple) or not all(isinstance(phase, Phase) for phase in made):
+            raise ConfigurationError(
+                f"{type(method).__name__}.{name} must return a list of phases, such as "
+                f"[self.training_settings.phase('head')]; it returns {made!r:.80}"
+            )
+    return {stage: list(made) for stage, (_, made) in asked.items()}
+
+
+def _role(method: ClientMethod, role: str) -> tuple[str, ...]:
+    """Names of the parameters that an attribute's prefixes mean."""
+    for prefix in getattr(method, role):
+        if not names_under(method, [prefix]):
+            raise ConfigurationError(f"{type(method).__name__}: {role} names {prefix!r}, which has no parameter")
+    return names_under(method, getattr(method, role))
+
+
+def _check_phase(title: str, phase: Phase) -> None:
+    for settings in (phase, *phase.groups):
+        check_fields(settings)
+    momenta = [group.momentum for group in phase.groups]
+    if phase.optimizer_state != "fresh" and (phase.optimizer != "sgd" or not any(momenta)):
+        raise ConfigurationError(
+            f"{title}: optimizer_state {phase.optimizer_state!r} keeps the momentum of SGD, but the optimizer is "
+            f"{phase.optimizer} with momentum {momenta}; set training.momentum, or optimizer_state to fresh"
+        )

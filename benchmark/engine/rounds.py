@@ -1,0 +1,195 @@
+"""The rounds of a simulated federation, as a callback of the Trainer."""
+
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from benchmark.contract import Stage
+from benchmark.engine.data import FederatedData
+from benchmark.engine.finite import finite_rows
+from benchmark.engine.loaders import Loaders
+from benchmark.engine.plan import Block
+from benchmark.engine.settings import check_one_device, check_precision, check_whole_rounds
+from benchmark.engine.traffic import Traffic
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Round, Uploads, Values
+from benchmark.server import ServerRule
+
+if TYPE_CHECKING:
+    from benchmark.engine.simulation import Simulation
+    from benchmark.method import FederatedMethod
+
+
+class Server(Callback):
+    """Runs a server's rule: selects, broadcasts, collects and aggregates, one Trainer epoch a round.
+
+    A method brings its rule by ``make_server``; a server given to the Trainer wins.
+
+    Args:
+        rule: the weighted mean by default.
+    """
+
+    def __init__(self, rule: ServerRule | None = None) -> None:
+        self.rule = ServerRule() if rule is None else rule
+        self.traffic = Traffic()
+        self.finished_rounds = 0
+        self.inside_round = False
+        #: rounds of each client whose values were not finite, so that they were left out
+        self.dropped: dict[int, int] = {}
+        self._round = Round(0, (), 0)
+        self._uploads: list[tuple[tuple[int, ...], Values]] = []
+        self._missing: list[int] = []
+        #: the round that was last asked for, and its clients
+        self._selected: tuple[int, list[int]] = (0, [])
+
+    @property
+    def state_key(self) -> str:
+        """One server a run, whatever its rule."""
+        return "server"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the method and the rule join the federation.
+
+        Raises:
+            ConfigurationError: a Trainer setting that would couple clients or break exact resume, or a method that is
+                for another federation.
+        """
+        check_one_device(trainer)
+        check_precision(trainer.precision)
+        if stage == "fit":
+            check_whole_rounds(trainer)
+        method, data = cast("FederatedMethod", pl_module), cast(FederatedData, cast(Any, trainer).datamodule)
+        simulation = method.join(data, bf16="bf16" in str(trainer.precision))
+        simulation.rounds = trainer.max_epochs or 0
+        simulation.images.precision = trainer.precision_plugin.forward_context
+        # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
+        trainer.precision_plugin.convert_module(pl_module)
+        self.rule.start(method.initial_values(), simulation.federation)
+        self._selected = (0, [])
+        data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, self.next_clients)
+        self._on_divergence = data.on_divergence
+
+    def next_clients(self, number: int) -> list[int]:
+        """Return the clients of a round, ascending."""
+        if self._selected[0] != number:
+            self._selected = (number, sorted(self.rule.select(number)))
+        return self._selected[1]
+
+    @property
+    def evaluated(self) -> Round:
+        """The round that an evaluation is of: the last finished one."""
+        return Round(self.finished_rounds, (), self.rule.federation.seed)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a round; whatever asks to stop inside it (a callback, ``max_time``) is heard at its end."""
+        number = trainer.current_epoch + 1
+        trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, number)
+        self._round = Round(number, tuple(self.next_clients(number)), self.rule.federation.seed)
+        self.inside_round = True
+        self._uploads, self._missing = [], []
+        self.traffic.start_round()
+        cast("FederatedMethod", pl_module).simulation.watch.start()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
+        """Broadcast to a cohort at its first step."""
+        if batch.first:
+            simulation = cast("FederatedMethod", pl_module).simulation
+            received = simulation.received(self.rule, self._round, batch.cohort)
+            self.traffic.down(len(batch.cohort), received.message())
+            simulation.cohort = simulation.begin(batch.cohort, Stage.TRAIN, self._round, received)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Block, batch_idx: int
+    ) -> None:
+        """Collect a cohort at its last step; aggregate after the last cohort of the round.
+
+        Raises:
+            ConfigurationError: training diverged; the last round's checkpoint is as it was.
+        """
+        simulation = cast("FederatedMethod", pl_module).simulation
+        if batch.end and simulation.cohort is not None:
+            clients, sent = simulation.end(simulation.cohort)
+            simulation.cohort = None
+            self.traffic.up(len(clients), [value[:1] for value in sent.values()])
+            self._uploads.append((clients, sent))
+            self._missing += sorted(set(batch.cohort) - set(clients))
+            if self._missing and self._on_divergence == "raise":
+                raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
+        if trainer.is_last_batch:
+            self._finish(simulation)
+
+    def _finish(self, simulation: "Simulation") -> None:
+        uploads = Uploads.gathered(self._uploads, simulation.federation.train_sizes)
+        if not uploads.clients:
+            raise ConfigurationError(self._diverged())
+        new = self.rule.aggregate(self._round, simulation.shared(), uploads)
+        simulation.set_shared(self.rule, new)
+        self._refuse_lost_state(simulation)
+        self._count_missing(simulation)
+        self._uploads = []
+        self.finished_rounds = self._round.number
+        self.inside_round = False
+
+    def _diverged(self, choice: str = "") -> str:
+        """Say who came to values that are not finite, and what to do."""
+        arrived = sum(len(clients) for clients, _ in self._uploads)
+        return (
+            f"training diverged: losses or values of {len(self._missing)} of {len(self._missing) + arrived} clients "
+            f"were not finite in round {self._round.number} (clients {sorted(self._missing)[:5]}); lower the learning "
+            f"rate, clip gradients or look at these clients' images{choice}"
+        )
+
+    def _refuse_lost_state(self, simulation: "Simulation") -> None:
+        """Raise if what was made of finite uploads, shared values and the rule's own state, is not finite."""
+        own = [*self.rule.parameters(), *self.rule.buffers()]
+        for values in (list(simulation.shared().values()), own):
+            if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
+                raise ConfigurationError(
+                    f"training diverged: values that {type(self.rule).__name__} made of finite uploads were not finite "
+                    f"in round {self._round.number}; lower the server's learning rate, or the clients'"
+                )
+
+    def _count_missing(self, simulation: "Simulation") -> None:
+        """Note whose uploads the round went without, as a client metric of training, and say so at their first time."""
+        if new := sorted(set(self._missing) - set(self.dropped)):
+            warnings.warn(
+                f"losses or values of {len(new)} clients were not finite in round {self._round.number} (clients "
+                f"{new[:5]}): the round goes without them, and they keep what they had before; so it will be in later "
+                "rounds, counted as train/dropped",
+                stacklevel=1,
+            )
+        for client in self._missing:
+            self.dropped[client] = self.dropped.get(client, 0) + 1
+        if self.dropped:
+            counts = torch.zeros(simulation.federation.num_clients, dtype=torch.float64)
+            counts[list(self.dropped)] = torch.tensor(list(self.dropped.values()), dtype=torch.float64)
+            simulation.reports.put("dropped", counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters and the rule's state."""
+        return {
+            "finished_rounds": self.finished_rounds,
+            "inside_round": self.inside_round,
+            "traffic": self.traffic.state_dict(),
+            "dropped": dict(self.dropped),
+            "rule": dict(self.rule.state_dict()),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            ConfigurationError: the checkpoint was saved inside a round.
+        """
+        if state_dict["inside_round"]:
+            raise ConfigurationError(
+                f"the checkpoint was saved inside round {state_dict['finished_rounds'] + 1}, which can't be resumed "
+                "exactly; use one saved at the end of a round (checkpoints/last.ckpt of the run's directory)"
+            )
+        self.finished_rounds = state_dict["finished_rounds"]
+        self.traffic.load_state_dict(state_dict["traffic"])
+        self.dropped = dict(state_dict["dropped"])
+        self.rule.load_state_dict(state_dict["rule"])

@@ -1,0 +1,65 @@
+"""What a checkpoint holds of a method: what was learned. Frozen weights are only named, by their hash."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmark.engine.roles import Roles
+from benchmark.errors import ConfigurationError
+
+#: Number of the form of what a checkpoint holds: names in the clients' store, the server's state. 1 had no number.
+FORMAT = 2
+
+#: what the engine has put into the method
+ENGINE = ("slots.", "store.")
+
+
+def frozen_hash(method: nn.Module, roles: Roles) -> str:
+    """Hash everything that is neither trained nor the engine's own: the backbone a run was made with."""
+    digest = hashlib.blake2b(digest_size=16)
+    trained = set(roles.trained)
+    for name, tensor in sorted(method.state_dict().items()):
+        if name not in trained and not name.startswith(ENGINE):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def learned(state: dict[str, Any], roles: Roles) -> dict[str, Any]:
+    """Keep shared values and every client's state of a ``state_dict``."""
+    keep = set(roles.trained)
+    return {name: value for name, value in state.items() if name in keep or name.startswith("store.")}
+
+
+def without_momenta(checkpoint: dict[str, Any]) -> None:
+    """Empty the optimizers' states: they are the last cohort's; what outlives a phase is in the clients' store."""
+    for optimizer in checkpoint.get("optimizer_states", ()):
+        optimizer["state"] = {}
+
+
+def check(checkpoint: dict[str, Any], method: nn.Module, roles: Roles, frozen: str) -> None:
+    """Refuse a checkpoint of other parameters or of another frozen backbone.
+
+    Raises:
+        ConfigurationError: it is not one of this method with this backbone and these clients.
+    """
+    held, mine = checkpoint["state_dict"], learned(method.state_dict(), roles)
+    if differing := sorted(set(held) ^ set(mine)):
+        raise ConfigurationError(
+            f"the checkpoint is not one of {type(method).__name__} with this configuration: it and the method differ "
+            f"in {', '.join(differing[:3])}; give the configuration it was made with, or start without --ckpt_path"
+        )
+    for name, value in mine.items():
+        there, here = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (held[name], value))
+        if there != here:
+            raise ConfigurationError(
+                f"the checkpoint is of another configuration: {name} has shape and type {there} there and {here} here; "
+                "give the configuration it was made with, or start without --ckpt_path"
+            )
+    if checkpoint.get("frozen_hash") != frozen:
+        raise ConfigurationError(
+            "the checkpoint was made with other frozen weights than those loaded now; give the same backbone, weights "
+            "and seed, or start without --ckpt_path"
+        )

@@ -1,0 +1,200 @@
+"""All clients of a federation in one process: stepped in cohorts, kept between rounds, scored."""
+
+from functools import cached_property
+
+import torch
+
+from benchmark.contract import ClientMethod, Phase, Stage
+from benchmark.engine.client_store import ClientStore
+from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.evaluation import Evaluation
+from benchmark.engine.finite import finite_rows
+from benchmark.engine.images import ImageFeed
+from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners
+from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported
+from benchmark.engine.mistakes import tensors
+from benchmark.engine.plan import Rows, Step
+from benchmark.engine.reports import Reports
+from benchmark.engine.roles import Roles, phases_of
+from benchmark.engine.watch import Watch
+from benchmark.federation import Broadcast, Federation, Round, Values
+from benchmark.seeds import drawn_in_float32, torch_generator
+from benchmark.server import ServerRule
+
+
+class Simulation:
+    """Runs a method's contract for cohorts of clients.
+
+    Args:
+        method: the contract.
+        roles: of its parameters.
+        slots: the stacked parameters of the cohort that is stepped.
+        store: what belongs to the clients between rounds.
+        federation: who there is.
+        images: mini-batches of steps.
+    """
+
+    def __init__(
+        self,
+        method: ClientMethod,
+        roles: Roles,
+        slots: Slots,
+        store: ClientStore,
+        federation: Federation,
+        images: ImageFeed,
+    ) -> None:
+        self.method = method
+        self.roles = roles
+        self.slots = slots
+        self.store = store
+        self.federation = federation
+        self.images = images
+        self.watch = Watch(method, (slots, store))
+        self.clients = ClientMap(method, roles, self.watch)
+        self.local_steps = LocalSteps(method, self.clients, slots)
+        self.evaluation = Evaluation(self)
+        self.reports = Reports(federation.num_clients)
+        self.cohort: Cohort | None = None
+        #: rounds of the whole run, for schedules
+        self.rounds = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the method lies."""
+        return next(self.method.parameters()).device
+
+    def shared(self) -> Values:
+        """Return the server's values, by name."""
+        return {name: self.method.get_parameter(name).detach() for name in self.roles.shared}
+
+    def set_shared(self, rule: ServerRule, values: Values) -> None:
+        """Take the new values of some shared parameters that a server's rule made.
+
+        Raises:
+            ConfigurationError: see :func:`benchmark.engine.messages.check_aggregate`.
+        """
+        check_aggregate(values, f"{type(rule).__name__}.aggregate", self.shared())
+        for name, value in values.items():
+            self.method.get_parameter(name).data.copy_(value)
+
+    # ------------------------------------------------------------------ a cohort
+
+    def received(self, rule: ServerRule, round: Round, clients: tuple[int, ...]) -> Broadcast:
+        """Return what a server's rule sends to these clients, on the device.
+
+        Raises:
+            ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
+        """
+        sent = rule.broadcast(round, self.shared(), clients)
+        check_broadcast(sent, len(clients), f"{type(rule).__name__}.broadcast", self.method, self.roles)
+        return sent.to(self.device)
+
+    def begin(self, clients: tuple[int, ...], stage: Stage, round: Round, received: Broadcast) -> Cohort:
+        """Put into the slots what each client starts from: what it received, else its own, else the frozen value."""
+        for name in self.slots.names:
+            if name in self.roles.personal:
+                value = self.store.rows(name, clients, self.device)
+            elif name in received.own:
+                value = received.own[name]
+            else:
+                value = received.common.get(name, self.method.get_parameter(name))
+                value = value.expand(len(clients), *value.shape)
+            self.slots.fill(name, value)
+        return self.gather(clients, stage, round, received, self.slots.all(), "train")
+
+    def gather(
+        self, clients: tuple[int, ...], stage: Stage, round: Round, received: Broadcast, values: Values, split: str
+    ) -> Cohort:
+        """Make a cohort of clients with these parameters, [K, ...] each, and call ``prepare``."""
+        own = {name: name if name in self.roles.personal else LAST + name for name in self.roles.remembered}
+        asked = "own_images" in self.method.inputs
+        took_part = self.store.rows(PARTICIPATED, clients, self.device) if own else torch.zeros(len(clients))
+        cohort = Cohort(
+            clients,
+            stage,
+            round,
+            values,
+            received,
+            previous=self.store.rows_of(own, clients, self.device),
+            participated=took_part.to(self.device) > 0,
+            class_counts=self.federation.class_counts[list(clients)].to(self.device),
+            own_images=self.images.own_images(clients) if asked else {},
+        )
+        with torch.no_grad():
+            made = self.clients("prepare", lambda c: self.method.prepare(c, stage, split), cohort, len(clients))
+        cohort.prepared = tensors(self.method, "prepare", made)
+        return cohort
+
+    # ------------------------------------------------------------------ training
+
+    @cached_property
+    def phases(self) -> dict[Stage, list[Phase]]:
+        """The phases of local training, and of the fitting of copies."""
+        return phases_of(self.method)
+
+    def train(self, cohort: Cohort, step: Step, optimizer: Optimizer) -> None:
+        """Take one step of a cohort."""
+        phase = self.phases[step.stage][step.phase]
+        if step.phase_start:
+            factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
+            momenta = self._momenta(cohort, step, phase)
+            self.local_steps.start(phase, optimizer, factor, momenta)
+        self.local_steps.step(cohort, step, self.rows(step), phase, optimizer)
+
+    def _momenta(self, cohort: Cohort, step: Step, phase: Phase) -> Values:
+        """Return the momenta that the phase starts with, by parameter name; none for copies."""
+        if step.stage is not Stage.TRAIN:
+            return {}
+        kept = momenta_of(self.method, phase, step.phase)
+        return self.store.rows_of(kept, owners(cohort, phase), self.device)
+
+    def rows(self, step: Step) -> Rows:
+        """Return the stacked mini-batch of a step, with its noise."""
+        rows = self.images.fill(step)
+        with drawn_in_float32():
+            drawn = self._noise(step, rows["y"].shape[1])
+        kind = next(self.method.parameters()).dtype
+        noise = {name: value.to(kind) if value.dtype == torch.float32 else value for name, value in drawn.items()}
+        return {**rows, "noise": noise}
+
+    def _noise(self, step: Step, batch_size: int) -> Values:
+        """Draw what the method needs of chance, for each client on its own key."""
+        key = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
+        drawn: list[Values] = []
+        for client in step.clients:
+            generator = torch_generator(self.federation.seed, "noise", *key, client, device=self.device)
+            drawn.append(tensors(self.method, "draw_noise", self.method.draw_noise(generator, batch_size, step.stage)))
+            if not drawn[0]:
+                return {}
+        return {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
+
+    def end(self, cohort: Cohort) -> tuple[tuple[int, ...], Values]:
+        """Keep what stays with the clients; return what they upload, and whose it is, [K', ...] each.
+
+        A client whose loss or whose values are not finite is left out, and everything of its own stays as it was before
+        the round.
+
+        Raises:
+            ConfigurationError: see :func:`benchmark.engine.messages.check_reported`.
+        """
+        check_reported(cohort.totals, self.method, self.roles)
+        values = self.slots.detached()
+        uploads = {name: values[name] for name in self.roles.shared + self.roles.uploaded}
+        uploads |= {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
+        losses = [cohort.totals["loss"][0]] if cohort.totals else []
+        finite = finite_rows([*losses, *values.values(), *uploads.values()], len(cohort.clients))
+        rows = [k for k, all_finite in enumerate(finite) if all_finite]
+        kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in self._kept_values}
+        if PARTICIPATED in self.store.names:
+            kept[PARTICIPATED] = (cohort.clients, torch.ones(len(cohort.clients)))
+        for name, (whose, value) in (kept | cohort.momenta).items():
+            self.store.write(name, [whose[k] for k in rows], value if all(finite) else value[rows])
+        self.reports.add(cohort, rows)
+        return tuple(cohort.clients[k] for k in rows), {name: value[rows] for name, value in uploads.items()}
+
+    @property
+    def _kept_values(self) -> list[str]:
+        """Names in the store that hold values of parameters."""
+        return [n for n in self.store.names if n.removeprefix(LAST) in self.roles.trained]

@@ -1,0 +1,64 @@
+"""Notice in the first steps of a round what would couple clients without a word."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmark.engine.mistakes import NOT_OWNED, UNKEYED, place
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import global_states
+
+
+class Watch:
+    """Watches the first call of each function in each part of a round, with and without mapping.
+
+    Args:
+        method: whose functions; its slots and its clients' rows may change, nothing else of it.
+        engine: modules that the engine has put into the method.
+    """
+
+    def __init__(self, method: nn.Module, engine: tuple[nn.Module, ...]) -> None:
+        self._method = method
+        self._seen: set[tuple[Any, ...]] = set()
+        #: the place of every buffer and frozen parameter, and of what all clients start from
+        self._standing = [
+            (f"{prefix}.{name}".lstrip("."), held, name)
+            for prefix, module in method.named_modules()
+            if module not in engine
+            for held in (module._parameters, module._buffers)
+            for name, value in held.items()
+            if value is not None
+        ]
+
+    def start(self) -> None:
+        """Begin anew: a round or an evaluation starts."""
+        self._seen = set()
+
+    @contextmanager
+    def over(self, name: str, part: tuple[Any, ...], device: torch.device) -> Iterator[None]:
+        """Refuse what vmap may let pass, and a single client without vmap always would.
+
+        Args:
+            name: of the method's function that is called inside.
+            part: of the round.
+            device: of the method.
+
+        Raises:
+            ConfigurationError: a draw from a global generator, which has no key, or another value of a buffer or a
+                frozen parameter, which would pass from client to client.
+        """
+        if (name, *part) in self._seen:
+            yield
+            return
+        self._seen.add((name, *part))
+        states = global_states(device)
+        before = [(value := held[key], value._version) for _, held, key in self._standing]
+        yield
+        if global_states(device) != states:
+            raise ConfigurationError(f"{place(self._method, name)} {UNKEYED}")
+        for (where, held, key), (value, version) in zip(self._standing, before, strict=True):
+            if held[key] is not value or value._version != version:
+                raise ConfigurationError(f"{place(self._method, name)} changes {where!r}: {NOT_OWNED}")

@@ -1,0 +1,129 @@
+"""The values that travel between clients and server, and the facts of a federation that both know."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of the federation.
+
+    Attributes:
+        number: from 1; in an evaluation that of the last finished round, 0 before any.
+        clients: ids of its clients, ascending; none in an evaluation.
+        seed: seed of the run, for keyed draws.
+    """
+
+    number: int
+    clients: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What K clients receive.
+
+    Attributes:
+        common: per name, one value for all of them.
+        own: per name [K, ...], a row for each.
+    """
+
+    common: Values = field(default_factory=dict)
+    own: Values = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> "Broadcast":
+        """Detach the tensors and put them on a device."""
+        return Broadcast(
+            {name: value.detach().to(device) for name, value in self.common.items()},
+            {name: value.detach().to(device) for name, value in self.own.items()},
+        )
+
+    def message(self) -> list[Tensor]:
+        """Return the tensors that the first client receives; the others' have the same shapes."""
+        return [*self.common.values(), *(rows[0] for rows in self.own.values())]
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the server receives in a round.
+
+    Attributes:
+        clients: S ids, ascending, so that no result depends on the order of arrival.
+        values: per name [S, ...].
+        weights: float64 [S], the clients' numbers of training images.
+    """
+
+    clients: tuple[int, ...]
+    values: Values
+    weights: Tensor
+
+    @classmethod
+    def gathered(cls, arrived: Sequence[tuple[tuple[int, ...], Values]], sizes: Mapping[int, int]) -> "Uploads":
+        """Put messages together, clients ascending.
+
+        Args:
+            arrived: ids and their values, per name [K, ...], in any order; at least one.
+            sizes: per client, its number of training images.
+        """
+        clients = [client for ids, _ in arrived for client in ids]
+        order = sorted(range(len(clients)), key=clients.__getitem__)
+        ascending = tuple(clients[place] for place in order)
+        return cls(
+            ascending,
+            {name: torch.cat([sent[name] for _, sent in arrived])[order] for name in arrived[0][1]},
+            torch.tensor([sizes[client] for client in ascending], dtype=torch.float64),
+        )
+
+    def only(self, names: Iterable[str]) -> "Uploads":
+        """Keep the tensors of these names."""
+        return replace(self, values={name: self.values[name] for name in names})
+
+    def of(self, places: Sequence[int]) -> "Uploads":
+        """Keep the rows at these places, ascending."""
+        rows = list(places)
+        return Uploads(
+            tuple(self.clients[row] for row in rows),
+            {name: value[rows] for name, value in self.values.items()},
+            self.weights[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The facts of a federation: who there is and what each holds, images aside.
+
+    Attributes:
+        seed: seed of the run.
+        num_clients: N.
+        training_clients: ids of the clients that can be selected, ascending.
+        new_clients: ids of those that never train, ascending.
+        participants: clients in a round.
+        train_rows: per client, its training rows of the image pool, int64 [n_k].
+        train_sizes: per client, n_k.
+        held_out: per split, per client, the rows it is evaluated on.
+        class_counts: int64 [N, C], training images of each class.
+        label_spaces: per split that has one, its own classes in the order in which labels are counted.
+        batch_size: B.
+        drop_last: drop a client's incomplete last batch if it has a full one.
+        eval_batch_size: images in one evaluation step.
+    """
+
+    seed: int
+    num_clients: int
+    training_clients: tuple[int, ...]
+    new_clients: tuple[int, ...]
+    participants: int
+    train_rows: Mapping[int, np.ndarray]
+    train_sizes: Mapping[int, int]
+    held_out: Mapping[str, Mapping[int, np.ndarray]]
+    class_counts: Tensor
+    label_spaces: Mapping[str, tuple[int, ...]]
+    batch_size: int
+    drop_last: bool
+    eval_batch_size: int

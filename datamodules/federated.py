@@ -1,0 +1,292 @@
+"""The LightningDataModule of every data set: a source of images, a partition over clients, and how they are batched."""
+
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmark.engine.compiled_step import CompileMode
+from benchmark.engine.loaders import Loaders
+from benchmark.engine.plan import Block
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Federation
+from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
+from benchmark.results import manifest_hash
+from benchmark.seeds import derived_seed, numpy_generator
+from datamodules.manifest import make_manifest
+from datamodules.partition import ClientSplits, Partition
+from datamodules.source import ImagePool, ImageSource
+from datamodules.transform import ImageTransform
+
+
+class FederatedDataModule(Checked, LightningDataModule):
+    """Clients' images, and the protocol by which clients take part.
+
+    The images live in memory as uint8, on the device if they fit; a loader yields rows of the pool, and the images are
+    gathered, resized, augmented and normalised on the device.
+
+    Args:
+        source: the data set.
+        partition: which client holds which images.
+        transform: from stored images to the backbone's input; what it leaves open is the backbone's.
+        batch_size: B, a client's mini-batch.
+        drop_last: drop a client's incomplete last batch if it has at least one full batch. The protocols say it for
+            pFedPT's comparison (PFLlib) and the CLIP family (Dassl), whose files in ``configs/data`` set it; the
+            others keep every batch.
+        participation: fraction of the clients that train in a round (at least one does).
+        clients_per_round: the same as a number; wins over ``participation``.
+        cohort_width: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory:
+            what fits on a GPU; on a CPU several clients where their steps are small.
+        eval_batch_size: images in one evaluation step: of one client, or of several with few images.
+        val_fraction: part of each client's training images held out as split ``val``, to tune on; stratified where the
+            classes allow it.
+        new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
+            ``new``, after a copy was fitted as the method says.
+        cache_features: compute what the method makes of an image with frozen parts once for each image, where the
+            transform is deterministic; changes speed and memory, not results. ``auto`` does so if it fits in half of
+            the free memory.
+        on_divergence: what becomes of a client whose losses or values were not finite in a round: ``drop`` takes the
+            round without its upload, and leaves everything of its own as it was before; ``raise`` ends the run, as do
+            rounds in which no client is left. The same holds for logits that are not finite: as ``drop``, the images
+            count as wrong.
+        compile_steps: a mode of ``torch.compile``, ``default`` or ``reduce-overhead`` (CUDA graphs), that makes one
+            program of a stacked training step; None runs its operations one by one. Results agree up to rounding;
+            the gradients of each program's first step are compared. Compiling takes a minute.
+        num_workers: loader processes that gather the images; 0 gathers on the device.
+        seed: seed of the run: order of batches, selection of clients, augmentation. Linked to ``seed_everything``.
+        partition_seed: seed of the partition alone, so that all seeds of a run share one split; None takes ``seed``.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        partition: Partition,
+        transform: ImageTransform | None = None,
+        batch_size: PositiveInt = 64,
+        drop_last: bool = False,
+        participation: AboveZero = 1.0,
+        clients_per_round: PositiveInt | None = None,
+        cohort_width: PositiveInt | Literal["auto"] = "auto",
+        eval_batch_size: PositiveInt = 256,
+        val_fraction: BelowOne = 0.0,
+        new_clients: BelowOne = 0.0,
+        cache_features: bool | Literal["auto"] = "auto",
+        on_divergence: Literal["drop", "raise"] = "drop",
+        compile_steps: CompileMode | None = None,
+        num_workers: FewOrNone = 0,
+        seed: Seed = 0,
+        partition_seed: Seed | None = 0,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.partition = partition
+        self.transform = self._transform = transform or ImageTransform()
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.cohort_width = cohort_width
+        self.eval_batch_size = eval_batch_size
+        self.val_fraction = val_fraction
+        self.num_workers = num_workers
+        self.seed = seed
+        self.partition_seed = seed if partition_seed is None else partition_seed
+        self.client_names = partition.client_names(source)
+        self.num_clients = len(self.client_names)
+        self.num_classes = len(source.class_names)
+        self.class_names = list(source.class_names)
+        order = numpy_generator(self.partition_seed, "new clients").permutation(self.num_clients).tolist()
+        new = min(round(new_clients * self.num_clients), self.num_clients - 1)
+        self.new_clients = sorted(order[self.num_clients - new :])
+        self.training_clients = sorted(order[: self.num_clients - new])
+        available = len(self.training_clients)
+        if clients_per_round is None:
+            clients_per_round = max(1, round(participation * available))
+        if clients_per_round > available:
+            raise ConfigurationError(
+                f"data.clients_per_round must be between 1 and the number of clients that train, {available}; got "
+                f"{clients_per_round}"
+            )
+        self.participants = clients_per_round
+        self.cache_features = cache_features
+        self.on_divergence = on_divergence
+        self.compile_steps = compile_steps
+        #: set from the partition: per split that has one, its own classes in the order in which labels are counted
+        self.label_spaces: dict[str, tuple[int, ...]] = {}
+        self._pool: ImagePool | None = None
+        #: what the Trainer iterates over; from the engine, once a method has joined
+        self.loaders: Loaders | None = None
+
+    @property
+    def pool(self) -> ImagePool:
+        """All images; read when the data are set up."""
+        assert self._pool is not None, "setup() comes first"
+        return self._pool
+
+    def setup(self, stage: str = "fit") -> None:
+        """Read the images and divide them; with a Trainer, match them to the backbone of its method.
+
+        Raises:
+            ConfigurationError: data missing or damaged, a partition that the data do not allow, or a transform that the
+                backbone does not.
+        """
+        if self._pool is None:
+            self._read()
+        if self.trainer is not None:
+            self.match(self.trainer.lightning_module)
+
+    def match(self, method: nn.Module) -> None:
+        """Take from the method's backbone, if it says so, the size and the statistics of the pixels it takes.
+
+        Raises:
+            ConfigurationError: the transform was given others.
+        """
+        for module in method.modules():
+            if all(hasattr(module, name) for name in ("image_size", "mean", "std", "pretrained")):
+                self.transform = self._transform.matched(module)
+                return
+
+    def _read(self) -> None:
+        pool = self.source.load()
+        splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
+        self._pool = pool
+        self.splits = splits
+        self.label_spaces = dict(splits.label_spaces)
+        self.train_indices, self.held_out = self._hold_out(splits)
+        self.train_sizes = {client: len(rows) for client, rows in self.train_indices.items()}
+        labels = pool.labels.numpy()
+        counts = [
+            np.bincount(labels[rows], minlength=self.num_classes) for _, rows in sorted(self.train_indices.items())
+        ]
+        #: training images of each class, without those held out, [N, C]
+        self.class_counts = torch.from_numpy(np.stack(counts))
+        self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
+
+    def _hold_out(self, splits: ClientSplits) -> tuple[dict[int, np.ndarray], dict[str, dict[int, np.ndarray]]]:
+        """Training rows, and the rows to evaluate on by split."""
+        train = dict(enumerate(splits.train))
+        held_out: dict[str, dict[int, np.ndarray]] = {}
+        for name, lists in {"test": splits.test, **splits.others}.items():
+            held_out[name] = {client: lists[client] for client in self.training_clients}
+        if self.val_fraction:
+            held_out["val"] = {}
+            for client in self.training_clients:
+                train[client], held_out["val"][client] = self._cut_validation(client, train[client])
+        if self.new_clients:
+            held_out["new"] = {client: splits.test[client] for client in self.new_clients}
+        if "train" in self.label_spaces:
+            self.label_spaces |= {n: self.label_spaces["train"] for n in ("val", "new") if n in held_out}
+        return train, held_out
+
+    def _cut_validation(self, client: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cut a client's training rows; images that show the same thing stay together."""
+        groups, which = np.unique(self.pool.group.numpy()[rows], return_inverse=True)
+        if len(groups) < 2:
+            raise ConfigurationError(
+                f"data.val_fraction={self.val_fraction}: client {client} has too few training images to hold any out"
+            )
+        labels = self.pool.labels.numpy()[rows][np.unique(which, return_index=True)[1]]
+        held = max(1, round(self.val_fraction * len(groups)))
+        if held == len(groups):
+            raise ConfigurationError(
+                f"data.val_fraction={self.val_fraction} leaves client {client} none of its {len(rows)} images to train "
+                "on; lower it"
+            )
+        counts = np.unique(labels, return_counts=True)[1]
+        allowed = counts.min() >= 2 and held >= len(counts) and len(groups) - held >= len(counts)
+        keep, cut = train_test_split(
+            np.arange(len(groups)),
+            test_size=held,
+            stratify=labels if allowed else None,
+            random_state=derived_seed(self.partition_seed, "val", client) % 2**32,
+        )
+        return rows[np.isin(which, keep)], rows[np.isin(which, cut)]
+
+    @property
+    def federation(self) -> Federation:
+        """Who there is and what each holds; known once the data are set up."""
+        return Federation(
+            seed=self.seed,
+            num_clients=self.num_clients,
+            training_clients=tuple(self.training_clients),
+            new_clients=tuple(self.new_clients),
+            participants=self.participants,
+            train_rows=self.train_indices,
+            train_sizes=self.train_sizes,
+            held_out=self.held_out,
+            class_counts=self.class_counts,
+            label_spaces=self.label_spaces,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            eval_batch_size=self.eval_batch_size,
+        )
+
+    # ------------------------------------------------------------------ loaders
+
+    def train_dataloader(self) -> DataLoader[Block]:
+        """Return the stacked steps of the round that begins."""
+        assert self.trainer is not None
+        return self._joined.training(self.trainer.current_epoch + 1)
+
+    def val_dataloader(self) -> DataLoader[Block]:
+        """Return every client on its held-out images: split ``test``, and whatever other splits there are."""
+        return self._joined.evaluation(list(self.held_out))
+
+    def test_dataloader(self) -> DataLoader[Block]:
+        """Return every client on its test images."""
+        return self._joined.evaluation([name for name in self.held_out if name != "val"])
+
+    @property
+    def _joined(self) -> Loaders:
+        assert self.loaders is not None, "a method joins the federation first"
+        return self.loaders
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @cached_property
+    def _manifest_hash(self) -> str:
+        """Of the split; made once, since every round's checkpoint holds it."""
+        return manifest_hash(self.manifest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume must find again: the split, the images, and the width that ``auto`` chose (for bit-identical
+        arithmetic).
+        """
+        images = self.manifest["images_sha256"]
+        return {
+            "manifest": self._manifest_hash,
+            "images": images,
+            "width": self.loaders.chosen if self.loaders else None,
+            "seed": self.seed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the width; refuse another split, and other images.
+
+        Raises:
+            ConfigurationError: the checkpoint was made with other data, another partition or another seed.
+        """
+        if state_dict["seed"] != self.seed:
+            raise ConfigurationError(
+                f"the checkpoint is of another configuration: it was made with seed {state_dict['seed']}, this run has "
+                f"{self.seed}"
+            )
+        if state_dict["manifest"] != self._manifest_hash:
+            raise ConfigurationError(
+                "the checkpoint is of another configuration: it was made with another data set or partition than "
+                "this run's; "
+                "give the data it was made with, or start without --ckpt_path"
+            )
+        if state_dict.get("images") != self.manifest["images_sha256"]:
+            raise ConfigurationError(
+                "the checkpoint was made with other images than this run reads: the partition and the labels are the "
+                "same, the pixels are not; give the images it was made with, or start without --ckpt_path"
+            )
+        if self.loaders is not None:
+            self.loaders.chosen = state_dict["width"]
