@@ -67,7 +67,7 @@ class FederatedParser(LightningArgumentParser):
         refused = self._refused(message, ex)
         if not self.exit_on_error:
             raise refused from ex
-        raise ConfigurationError(refused.line()) from ex
+        raise ConfigurationError(str(refused)) from ex
 
     def _known(self) -> list[str]:
         """The options of a run, or of a class."""
@@ -129,7 +129,7 @@ class _RefusedError(ArgumentError):
         known = None if known is None else [name for name in known if name not in _linked_options()]
         return _RefusedError([f"{place}.init_args.{name}" for name in self.options] or [place], self.reason, known)
 
-    def line(self) -> str:
+    def __str__(self) -> str:
         """What the command line prints."""
         if self.known is None:
             return f"{', '.join(self.options)}{': ' if self.options else ''}{self.reason}"

@@ -164,7 +164,8 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     assert main(["partition", str(tmp_path / "gone.yaml"), str(picture)]) == 2
     assert "no manifest or data configuration at" in capsys.readouterr().err
     assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0"]) == 2
-    assert "expected a number above 0 and at most 1,000,000, got 0" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "partition.init_args.alpha: expected a number above 0 and at most 1,000,000, got 0" in said
 
 
 def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
