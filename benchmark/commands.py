@@ -15,8 +15,8 @@ KEPT_RUNS = Path("results/runs")
 
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
-    from benchmark.runner import Cluster
-    from benchmark.tables import run_table
+    from benchmark.cells.queue import Cluster
+    from benchmark.tables.run_table import run_table
 
     result = run_table(
         arguments.name,
@@ -43,7 +43,7 @@ def table(arguments: argparse.Namespace) -> int:
 
 def figure(arguments: argparse.Namespace) -> int:
     """Do the runs that figures of a paper need and draw them, with their numbers as CSV and a caption."""
-    from benchmark.pfedpt_figures import make_figure
+    from benchmark.figures.pfedpt.make import make_figure
 
     for name in arguments.names:
         made = make_figure(name, arguments.preset, _data_dir(arguments), arguments.run_dir, arguments.jobs)
@@ -61,7 +61,7 @@ def show(arguments: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from benchmark.results import read_record
+    from benchmark.records.results import read_record
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
@@ -103,7 +103,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
     Hashes show damage; they are no signature.
     """
-    from benchmark.verification import check_run
+    from benchmark.run.verification import check_run
 
     run_dirs = arguments.run_dirs or sorted(path.parent for path in KEPT_RUNS.glob("*/record.json"))
     if not run_dirs:
@@ -121,7 +121,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write one HTML page of all records and tables that opens from disk."""
-    from benchmark.report import write_report
+    from benchmark.report.page import write_report
 
     page = write_report(arguments.page, arguments.results_dir, arguments.runs)
     print(f"written: {page.path} ({page.path.stat().st_size / 1e6:.1f} MB, {page.runs} runs, {page.tables} tables)")
@@ -132,7 +132,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def reproduction(arguments: argparse.Namespace) -> int:
     """Write results/REPRODUCTION.md: every published table, and what was run of it here."""
-    from benchmark.reproduction import write_notes
+    from benchmark.report.reproduction import write_notes
 
     print(f"written: {write_notes(arguments.results_dir)}")
     return 0
@@ -140,7 +140,7 @@ def reproduction(arguments: argparse.Namespace) -> int:
 
 def keep(arguments: argparse.Namespace) -> int:
     """Copy finished runs' small files to results/runs, to be committed."""
-    from benchmark.results import keep_record
+    from benchmark.records.results import keep_record
 
     for run_dir in arguments.run_dirs:
         print(f"{run_dir} -> {keep_record(run_dir, KEPT_RUNS)}")
@@ -151,8 +151,8 @@ def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
     import numpy as np
 
-    from benchmark.figures import partition_heatmap
-    from benchmark.restore import configured_data
+    from benchmark.drawing import partition_heatmap
+    from benchmark.run.reload import configured_data
     from datamodules.manifest import read_manifest, write_manifest
 
     if arguments.what.suffix == ".json":

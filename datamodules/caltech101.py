@@ -1,6 +1,6 @@
 """Caltech-101 (Fei-Fei et al., "Learning Generative Visual Models from Few Training Examples", 2004)."""
 
-from datamodules.coop import DownloadableCoOpSource
+from datamodules.coop_layout import DownloadableCoOpSource
 
 #: CoOp's names where they are not the folders'
 FOLDERS = {"face": "Faces", "leopard": "Leopards", "motorbike": "Motorbikes", "airplane": "airplanes"}

@@ -1,6 +1,6 @@
 """The Describable Textures Dataset (Cimpoi et al., "Describing Textures in the Wild", CVPR 2014)."""
 
-from datamodules.coop import DownloadableCoOpSource
+from datamodules.coop_layout import DownloadableCoOpSource
 
 
 class DTD(DownloadableCoOpSource):

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from benchmark.ranges import Seed, Size
-from datamodules.coop import DownloadableCoOpSource
+from datamodules.coop_layout import DownloadableCoOpSource
 
 #: class names in CoOp's order, and their folders
 CLASSES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.coop import DownloadableCoOpSource, check_numbers, read_mat
+from datamodules.coop_layout import DownloadableCoOpSource, check_numbers, read_mat
 
 
 class Flowers102(DownloadableCoOpSource):

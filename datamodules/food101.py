@@ -1,6 +1,6 @@
 """Food-101 (Bossard et al., "Food-101 - Mining Discriminative Components with Random Forests", ECCV 2014)."""
 
-from datamodules.coop import DownloadableCoOpSource
+from datamodules.coop_layout import DownloadableCoOpSource
 
 
 class Food101(DownloadableCoOpSource):

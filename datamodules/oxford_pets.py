@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from datamodules.coop import DownloadableCoOpSource, check_numbers, read_lines
+from datamodules.coop_layout import DownloadableCoOpSource, check_numbers, read_lines
 
 
 class OxfordPets(DownloadableCoOpSource):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from datamodules.coop import CoOpSource, check_numbers, read_mat
+from datamodules.coop_layout import CoOpSource, check_numbers, read_mat
 
 
 class StanfordCars(CoOpSource):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from datamodules.coop import CoOpSource, read_lines
+from datamodules.coop_layout import CoOpSource, read_lines
 
 
 class UCF101(CoOpSource):

@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from benchmark.checkpoint import AtomicCheckpointIO, round_checkpoint
-from benchmark.cli import TRAINER_DEFAULTS, FederatedCLI
 from benchmark.federation import Federation, Round, Uploads, Values
 from benchmark.method import FederatedMethod
-from benchmark.recorder import Recorder
+from benchmark.run.checkpoint import AtomicCheckpointIO, round_checkpoint
+from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI
+from benchmark.run.recorder import Recorder
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import ClientSplits, Partition

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.results import RunRecord, manifest_hash, write_json, write_record, write_text
+from benchmark.records.results import RunRecord, manifest_hash, write_json, write_record, write_text
 
 
 def write_finished_run(
@@ -17,7 +17,7 @@ def write_finished_run(
     Args:
         folder: is made.
         record: its ``manifest_hash`` is replaced by that of the manifest.
-        metrics: columns of :data:`benchmark.results.COLUMNS`.
+        metrics: columns of :data:`benchmark.records.results.COLUMNS`.
         config: YAML; by default what the record says.
         manifest: further fields, or in place of those made of the record.
     """

@@ -17,7 +17,7 @@ def refused(capsys: pytest.CaptureFixture[str], command: Callable[..., Any], arg
 
     Args:
         capsys: pytest's fixture.
-        command: ``benchmark.cli.main`` or ``benchmark.commands.main``.
+        command: ``benchmark.run.cli.main`` or ``benchmark.commands.main``.
         arguments: of its command line.
 
     Raises:

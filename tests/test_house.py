@@ -8,12 +8,29 @@ ROOT = Path(__file__).parent.parent
 
 #: From the ground up; a module may import what stands on its own floor or below. The longest name that fits counts.
 FLOORS = (
-    ("benchmark.errors", "benchmark.seeds", "benchmark.ranges", "benchmark.masked", "benchmark.yaml_files"),
+    (
+        "benchmark.errors",
+        "benchmark.seeds",
+        "benchmark.ranges",
+        "benchmark.masked",
+        "benchmark.yaml_files",
+        "benchmark.locks",
+        "benchmark.drawing",
+    ),
     ("benchmark.federation", "benchmark.server", "benchmark.contract"),
     ("benchmark.backbones",),
     ("benchmark.engine",),
     ("benchmark.method",),
-    ("benchmark", "methods", "datamodules"),
+    ("benchmark.records",),
+    ("methods", "datamodules"),
+    ("benchmark.run",),
+    ("benchmark.cells",),
+    ("benchmark.tables",),
+    ("benchmark.figures",),
+    ("benchmark.report",),
+    ("benchmark.speed",),
+    ("benchmark.commands",),
+    ("benchmark",),
 )
 #: What trains and commits the micro backbones is a program of its own.
 PROGRAMS = ("benchmark.backbones.micro.pretrain",)

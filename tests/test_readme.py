@@ -11,13 +11,13 @@ import torch
 from federation import CONF, build, federation
 from refusal import refused
 
-from benchmark.checkpoint import read_checkpoint
-from benchmark.cli import main
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
-from benchmark.results import read_record
+from benchmark.records.results import read_record
+from benchmark.records.source_code import changed_files
+from benchmark.run.checkpoint import read_checkpoint
+from benchmark.run.cli import main
 from benchmark.server import ServerRule
-from benchmark.source_code import changed_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

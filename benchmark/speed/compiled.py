@@ -8,7 +8,7 @@ import torch
 from benchmark.engine.compiled_step import CompileMode
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit
-from benchmark.speed.works import Work, cnn, fedvpt, headtune, large_clip, large_vit, promptfl, tiny_vit
+from benchmark.speed.workloads import Work, cnn, fedvpt, headtune, large_clip, large_vit, promptfl, tiny_vit
 
 CLIENTS, STEPS, ROUNDS = 8, 4, 5
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Laps, Row, device, fit
-from benchmark.speed.works import Work, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
+from benchmark.speed.workloads import Work, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
 
 
 @dataclass(frozen=True)

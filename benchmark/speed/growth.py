@@ -20,9 +20,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.checkpoint import AtomicCheckpointIO
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
+from benchmark.run.checkpoint import AtomicCheckpointIO
 from benchmark.speed.measure import RandomImages, Row, fit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID

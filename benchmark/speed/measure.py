@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
-from benchmark.cli import TRAINER_DEFAULTS
 from benchmark.engine.allocator import keep_freed_memory
 from benchmark.method import FederatedMethod
-from benchmark.results import environment, write_json, write_text
+from benchmark.records.results import environment, write_json, write_text
+from benchmark.run.cli import TRAINER_DEFAULTS
 from datamodules.federated import FederatedDataModule
 from datamodules.source import ImagePool, ImageSource
 

@@ -15,13 +15,13 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmark.drawing import new_figure, save_figure
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.plan import Blocks
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.rounds import Server
-from benchmark.figures import new_figure, save_figure
 from benchmark.speed.measure import Row, device, fit, now
-from benchmark.speed.works import Work, cnn, fedvpt, large_clip, large_vit, promptfl
+from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl
 
 CLIENTS, STEPS = 8, 10
 PICTURE = "where_the_time_goes.png"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmark.speed.measure import Row, device, fit
-from benchmark.speed.works import CLASSES, TRAINING, Work, frozen_vit, large_vit
+from benchmark.speed.workloads import CLASSES, TRAINING, Work, frozen_vit, large_vit
 from methods.fedvpt import FedVPTDeep
 from methods.pfedbayespt import PFedBayesPT
 

@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
+from benchmark.run.command import PROGRAM
 from benchmark.speed.growth import SIZE, TRAINING, SmallBackbone
 from benchmark.speed.measure import RandomImages, Row, fit, seconds
 from datamodules.federated import FederatedDataModule
@@ -84,7 +84,7 @@ def long_run(clients: int, rounds: int) -> list[tuple[float, float, int]]:
         (Path(folder) / "noise.py").write_text(MODULE)
         search = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"PYTHONPATH": search}
-        command = [sys.executable, "-m", "benchmark.cli", *arguments(clients, rounds, Path(folder) / "run", watched)]
+        command = [*PROGRAM, *arguments(clients, rounds, Path(folder) / "run", watched)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             last = " / ".join(done.stderr.strip().splitlines()[-3:])

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Row, device, fit, matmul_peak
-from benchmark.speed.works import fedvpt
+from benchmark.speed.workloads import fedvpt
 
 CLIENTS, STEPS = 8, 2
 

@@ -9,7 +9,7 @@ import torch
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.speed.measure import Laps, Row, device, fit
-from benchmark.speed.works import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
+from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import DirichletShared, Partition
 

@@ -14,10 +14,10 @@ import torch
 from federation import CONF
 from refusal import refused
 
-from benchmark.checkpoint import AtomicCheckpointIO, read_checkpoint
-from benchmark.cli import main
 from benchmark.errors import ConfigurationError
-from benchmark.results import read_record, verify_record
+from benchmark.records.results import read_record, verify_record
+from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint
+from benchmark.run.cli import main
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml")]
 Change = Callable[[dict[str, Any]], Any]

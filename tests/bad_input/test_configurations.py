@@ -9,9 +9,9 @@ import yaml
 from federation import CONF
 from refusal import refused
 
-from benchmark.cli import FederatedCLI, main
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
+from benchmark.run.cli import FederatedCLI, main
 
 ROOT = Path(__file__).parents[2]
 TRAINING = "model.init_args.training"
@@ -122,7 +122,7 @@ OPTIONS = {
         [f"--{PARTITION}=datamodules.Partition"],
         f"{PARTITION}: datamodules.Partition is a base of others; expected one of AtMostClasses, ",
     ),
-    "a base below another": (["--data.source=datamodules.coop.CoOpSource"], "CoOpSource is a base of others"),
+    "a base below another": (["--data.source=datamodules.coop_layout.CoOpSource"], "CoOpSource is a base of others"),
     "a number for a class": (["--model={class_path: 5}"], "model: expected the name of a class"),
     "no such backbone": (["--model.backbone=Nonsense"], "model.init_args.backbone: there is no 'Nonsense'"),
     "no such module": (["--data.source=pacs.PACS"], "No module named 'pacs'; put the folder of your module on PYTHON"),
@@ -257,7 +257,7 @@ def test_every_configuration_is_read(capsys: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.slow
 def test_the_configuration_of_an_earlier_run_is_read_as_it_was() -> None:
     run = sorted((ROOT / "results" / "runs").iterdir())[0]
-    command = [sys.executable, "-m", "benchmark.cli", "fit", "--config", str(run / "config.yaml"), "--print_config"]
+    command = [sys.executable, "-m", "benchmark.run.cli", "fit", "--config", str(run / "config.yaml"), "--print_config"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     then, now = yaml.safe_load((run / "config.yaml").read_text()), yaml.safe_load(ended.stdout)

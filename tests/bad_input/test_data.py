@@ -13,8 +13,8 @@ import refusal
 from federation import CONF, build, fit
 from PIL import Image
 
-from benchmark.cli import main
 from benchmark.errors import ConfigurationError
+from benchmark.run.cli import main
 from datamodules import folders
 from datamodules.domainnet import DomainNet10
 from datamodules.folders import list_class_folders, read_images, without_copies

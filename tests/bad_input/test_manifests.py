@@ -9,7 +9,8 @@ import pytest
 from federation import CONF, build
 from refusal import refused
 
-from benchmark import cli, commands
+from benchmark import commands
+from benchmark.run import cli
 from datamodules.manifest import write_manifest
 
 RUN = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedAvg.yaml"), "--run_dir=run"]

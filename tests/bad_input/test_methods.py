@@ -11,12 +11,12 @@ from federation import CONF, build, fit
 from refusal import refused
 from torch import Tensor, nn
 
-from benchmark.cli import main
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Uploads, Values
 from benchmark.method import FederatedMethod
+from benchmark.run.cli import main
 from benchmark.server import ServerRule
 from methods.fedvpt import FedVPT
 

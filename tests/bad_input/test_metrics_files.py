@@ -8,8 +8,8 @@ import pytest
 import refusal
 from federation import CONF
 
-from benchmark.cli import main
-from benchmark.results import read_table, write_parquet
+from benchmark.records.results import read_table, write_parquet
+from benchmark.run.cli import main
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedAvg.yaml"), "--run_dir=run"]
 

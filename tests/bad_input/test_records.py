@@ -13,7 +13,7 @@ from finished_run import write_finished_run
 from refusal import refused, within
 
 from benchmark.commands import main
-from benchmark.results import COLUMNS, RunRecord, canonical
+from benchmark.records.results import COLUMNS, RunRecord, canonical
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -235,7 +235,7 @@ def test_a_damaged_run_is_left_out_of_the_report_and_does_not_verify(run: Path, 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(
     run: Path, place: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmark.report.read_runs", lambda folders: pytest.fail("work was begun"))
+    monkeypatch.setattr("benchmark.report.page.read_runs", lambda folders: pytest.fail("work was begun"))
     assert "cannot be written to" in refused(capsys, main, ["report", place])
 
 

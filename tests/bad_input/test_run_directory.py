@@ -8,10 +8,10 @@ import pytest
 from federation import CONF
 from refusal import refused
 
-from benchmark import results
-from benchmark.cli import main
-from benchmark.recorder import Recorder
-from benchmark.run_directory import LOCK, FileLock
+from benchmark.records import results
+from benchmark.run.cli import main
+from benchmark.run.recorder import Recorder
+from benchmark.run.run_directory import LOCK, FileLock
 
 BASE = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--trainer.max_epochs=2"]
 

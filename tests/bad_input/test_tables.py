@@ -10,11 +10,11 @@ import pytest
 import yaml
 from refusal import refused
 
-import benchmark.cli  # noqa: F401  (slow: not part of the time within which bad input is answered)
-from benchmark import tables
+import benchmark.run.cli  # noqa: F401  (slow: not part of the time within which bad input is answered)
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
-from benchmark.readings import Readable
+from benchmark.tables import run_table as tables
+from benchmark.tables.readings import Readable
 
 ROOT = Path(__file__).resolve().parents[2]
 Capsys = pytest.CaptureFixture[str]

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmark.backbones.micro import micro_clip_path, micro_vit_path
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.vit import TimmViT
-from benchmark.cli import main
 from benchmark.errors import ConfigurationError
+from benchmark.run.cli import main
 
 DTYPES = {"int8": "int8", "complex64": "complex64", "int64": "int64", "bool": "bool"}
 BAD = [*DTYPES, "nan", "inf"]

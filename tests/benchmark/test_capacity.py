@@ -15,7 +15,7 @@ from benchmark.engine import capacity
 from benchmark.engine.capacity import bytes_per_client, widest
 from benchmark.engine.memory import HeldBytes
 from benchmark.speed import measure
-from benchmark.speed.works import Work, cnn, fedvpt, tiny_vit
+from benchmark.speed.workloads import Work, cnn, fedvpt, tiny_vit
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ import yaml
 from federation import CONF
 from PIL import Image
 
-from benchmark.cli import main
-from benchmark.results import read_record, verify_record
+from benchmark.records.results import read_record, verify_record
+from benchmark.run.cli import main
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedVPT.yaml")]
 ONE_ROUND = ["--trainer.max_epochs=1"]

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from finished_run import write_finished_run
 
-from benchmark import commands, tables
+from benchmark import commands
+from benchmark.cells.queue import Cluster, Outcome
 from benchmark.commands import main
-from benchmark.results import COLUMNS, RunRecord
-from benchmark.runner import Cluster, Outcome
-from benchmark.tables import TableResult
+from benchmark.records.results import COLUMNS, RunRecord
+from benchmark.tables import run_table as tables
+from benchmark.tables.run_table import TableResult
 
 
 @pytest.fixture

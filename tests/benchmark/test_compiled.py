@@ -18,7 +18,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.masked import cross_entropy
 from benchmark.method import FederatedMethod
 from benchmark.speed.compiled import mode_rows
-from benchmark.speed.works import headtune
+from benchmark.speed.workloads import headtune
 
 TRAINED = sorted(set(methods.__all__) - {"ZeroShotCLIP"})
 

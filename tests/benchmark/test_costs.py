@@ -10,12 +10,12 @@ import pytest
 import torch
 from federation import build, fit
 
-from benchmark.checkpoint import read_checkpoint
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine import evaluation, simulation
 from benchmark.engine.evaluation_plan import EvaluationPlan, filling
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.scores import ClientScores
+from benchmark.run.checkpoint import read_checkpoint
 from benchmark.seeds import torch_generator
 
 

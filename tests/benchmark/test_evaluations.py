@@ -11,11 +11,11 @@ from federation import build
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from benchmark.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
-from benchmark.cli import TRAINER_DEFAULTS
 from benchmark.errors import ConfigurationError
-from benchmark.recorder import Recorder
-from benchmark.results import read_table, rows_sha256, verify_record, write_parquet
+from benchmark.records.results import read_table, rows_sha256, verify_record, write_parquet
+from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
+from benchmark.run.cli import TRAINER_DEFAULTS
+from benchmark.run.recorder import Recorder
 
 
 def train(run: Path, rounds: int, *callbacks: Callback, every: int = 1, resume: Path | None = None) -> Any:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmark.figures import Curve, _ticks, learning_curves, partition_heatmap
+from benchmark.drawing import Curve, _ticks, learning_curves, partition_heatmap
 
 
 def draw(path, clients, classes, largest=500):
@@ -66,7 +66,7 @@ def test_pyplot_is_left_alone(tmp_path, monkeypatch):
 
 def test_learning_curves_have_a_line_for_every_method(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("benchmark.figures.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("benchmark.drawing.save_figure", lambda figure, path: drawn.append(figure))
     rounds = np.arange(3)
     two_seeds = Curve("A", rounds, [np.array([0.0, 10.0, 20.0]), np.array([10.0, 20.0, 30.0])])
     learning_curves([("left", [two_seeds]), ("right", [two_seeds, Curve("B", rounds, [rounds * 1.0])])], "%", tmp_path)

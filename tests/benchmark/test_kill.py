@@ -19,7 +19,7 @@ ROUNDS = 8
 def command(conf: str, run_dir: Path) -> list[str]:
     last = run_dir / "checkpoints" / "last.ckpt"
     return [
-        *(sys.executable, "-m", "benchmark.cli", "fit"),
+        *(sys.executable, "-m", "benchmark.run.cli", "fit"),
         *("--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml")),
         *(f"--trainer.max_epochs={ROUNDS}", f"--run_dir={run_dir}"),
         *([f"--ckpt_path={last}"] if last.exists() else []),

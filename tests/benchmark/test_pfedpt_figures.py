@@ -12,11 +12,11 @@ import torch
 from federation import CONF
 from PIL import Image
 
-from benchmark import commands, pfedpt_figures
-from benchmark.cli import main
+from benchmark import commands
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
-from benchmark.pfedpt_figures import (
+from benchmark.figures.pfedpt import make as pfedpt_figures
+from benchmark.figures.pfedpt.make import (
     FIGURES,
     FigureFiles,
     adaptation_curve,
@@ -32,12 +32,13 @@ from benchmark.pfedpt_figures import (
     sizes_by_template,
     total_variation,
 )
-from benchmark.restore import become_client, restore
-from benchmark.results import read_metrics
+from benchmark.records.results import read_metrics
+from benchmark.run.cli import main
+from benchmark.run.reload import become_client, restore
 
 ROOT = Path(__file__).parents[2]
 MOVEMENT = (
-    '--trainer.callbacks=[{"class_path": "benchmark.movement.PersonalMovement", '
+    '--trainer.callbacks=[{"class_path": "benchmark.run.parameter_movement.PersonalMovement", '
     '"init_args": {"parameters": ["visual_prompt"]}}]'
 )
 

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from benchmark import charts
 from benchmark.errors import ConfigurationError
-from benchmark.experiments import Run, group, read_runs
-from benchmark.report import write_report
-from benchmark.results import COLUMNS, RunRecord, write_json, write_record
-from benchmark.tables import LONG_COLUMNS
+from benchmark.records.grouped_runs import Run, group, read_runs
+from benchmark.records.results import COLUMNS, RunRecord, write_json, write_record
+from benchmark.report import svg
+from benchmark.report.page import write_report
+from benchmark.tables.run_table import LONG_COLUMNS
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
 
@@ -276,18 +276,18 @@ def test_a_run_that_kept_only_class_counts_shows_its_partition(results: Path, tm
 
 
 def test_positions_of_a_line_chart() -> None:
-    drawing = charts.line_chart([charts.Series("<m>", 0, [0, 10], [0.0, 100.0])], "round", "%", "what & why")
+    drawing = svg.line_chart([svg.Series("<m>", 0, [0, 10], [0.0, 100.0])], "round", "%", "what & why")
     start, end = re.search(r'class="line c0" d="M([\d.]+ [\d.]+)L([\d.]+ [\d.]+)"', drawing).groups()  # type: ignore[union-attr]
     assert start == "40.0 244.0"
-    assert end == f"{charts.WIDTH - 12:.1f} 26.0"
+    assert end == f"{svg.WIDTH - 12:.1f} 26.0"
     assert 'aria-label="what &amp; why"' in drawing
     assert "&lt;m&gt;, round 0: 0.00" in drawing
-    broken = charts.line_chart([charts.Series("m", 0, [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0])], "r", "%", "l")
+    broken = svg.line_chart([svg.Series("m", 0, [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0])], "r", "%", "l")
     assert re.search(r'class="line c0" d="M[\d. ]+M[\d. ]+L[\d. ]+"', broken)
 
 
 def test_zero_bytes_have_their_own_place() -> None:
-    drawing = charts.scatter_chart([("Local", 0, 0.0, 80.0), ("Sent", 1, 1000.0, 90.0)], "kB", "%", "l")
+    drawing = svg.scatter_chart([("Local", 0, 0.0, 80.0), ("Sent", 1, 1000.0, 90.0)], "kB", "%", "l")
     places = [float(x) for x in re.findall(r'class="mark c\d" transform="translate\(([\d.]+)', drawing)]
     assert places[0] > places[1]  # the best is drawn first
     assert ">0</text>" in drawing
@@ -295,7 +295,7 @@ def test_zero_bytes_have_their_own_place() -> None:
 
 
 def test_a_heat_map_leaves_out_what_is_not_held() -> None:
-    drawing = charts.heat_map(np.array([[4, 0], [1, 16]]), ["bike", "mug"], ["a", "b"], "l")
+    drawing = svg.heat_map(np.array([[4, 0], [1, 16]]), ["bike", "mug"], ["a", "b"], "l")
     assert drawing.count("<rect") == 3
     assert 'fill-opacity="1.000"><title>b, mug: 16' in drawing
     assert 'fill-opacity="0.540"><title>a, bike: 4' in drawing  # the square root: half way up

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from benchmark.errors import ConfigurationError
-from benchmark.reproduction import write_notes
-from benchmark.tables import LONG_COLUMNS
+from benchmark.report.reproduction import write_notes
+from benchmark.tables.run_table import LONG_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 

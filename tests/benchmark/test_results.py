@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from finished_run import write_finished_run
 
-from benchmark import results
 from benchmark.errors import ConfigurationError
-from benchmark.results import (
+from benchmark.records import results
+from benchmark.records.results import (
     COLUMNS,
     RunRecord,
     client_values,
@@ -401,7 +401,7 @@ def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
     for _ in range(200):
         read_record(run_dir)
     assert (time.process_time() - began) / 200 < 0.005  # of this process alone, about 0.6 ms on an idle core
-    code = "import sys, benchmark.results as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
+    code = "import sys, benchmark.records.results as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(run_dir)], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
 

@@ -14,7 +14,7 @@ from benchmark.contract import Stage
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
-from benchmark.recorder import Recorder
+from benchmark.run.recorder import Recorder
 from benchmark.server import ServerRule, weighted_mean
 
 

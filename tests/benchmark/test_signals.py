@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from federation import CONF
 
-from benchmark.checkpoint import finished_rounds, read_checkpoint
-from benchmark.results import verify_record
-from benchmark.signals import Interrupted, interrupting_signal, termination_as_interrupt
+from benchmark.records.results import verify_record
+from benchmark.run.checkpoint import finished_rounds, read_checkpoint
+from benchmark.run.signals import Interrupted, interrupting_signal, termination_as_interrupt
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, "-m", "benchmark.cli"]
+PROGRAM = [sys.executable, "-m", "benchmark.run.cli"]
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--data.cohort_width=1"]
 
 

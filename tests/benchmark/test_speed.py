@@ -19,7 +19,7 @@ from benchmark.engine.round_plan import RoundPlan
 from benchmark.speed import __main__ as speed
 from benchmark.speed import convolution, features, overhead, posterior, vit, widths
 from benchmark.speed.measure import Row, report
-from benchmark.speed.works import Work, cnn, headtune, promptfl
+from benchmark.speed.workloads import Work, cnn, headtune, promptfl
 from datamodules.partition import DirichletShared
 from methods.fedvpt import FedVPT
 

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from benchmark.cli import main
-from benchmark.results import read_record
+from benchmark.records.results import read_record
+from benchmark.run.cli import main
 
 utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmark.tables import load_table, read_paper
+from benchmark.tables.run_table import load_table, read_paper
 
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, dict[str, Any]] = {

@@ -20,10 +20,8 @@ from finished_run import write_finished_run
 from rich.console import Console
 from scipy import stats
 
-from benchmark import runner as runner_module
-from benchmark.errors import ConfigurationError
-from benchmark.results import COLUMNS, RunRecord, keep_record, stored_run
-from benchmark.runner import (
+from benchmark.cells import queue as runner_module
+from benchmark.cells.queue import (
     Cell,
     Cluster,
     Outcome,
@@ -34,7 +32,9 @@ from benchmark.runner import (
     run_cells,
     visible_gpus,
 )
-from benchmark.tables import PaperNumber, load_table, make_cells, paper_value, read_paper, render, run_table
+from benchmark.errors import ConfigurationError
+from benchmark.records.results import COLUMNS, RunRecord, keep_record, stored_run
+from benchmark.tables.run_table import PaperNumber, load_table, make_cells, paper_value, read_paper, render, run_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -199,7 +199,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 def runner(seeds: str = "[0]", jobs: int = 1) -> Iterator["subprocess.Popen[str]"]:
     """Another process that makes the demo table."""
     code = (
-        "import sys; from benchmark.tables import run_table\n"
+        "import sys; from benchmark.tables.run_table import run_table\n"
         f"result = run_table('two', jobs={jobs}, seeds={seeds}, program=[sys.executable, 'fake_run.py'])\n"
         "sys.exit(len(result.failed))"
     )
@@ -314,9 +314,9 @@ def test_a_cells_directory_follows_from_contents_alone(root: Path) -> None:
 
 def test_the_command_of_a_cell(root: Path) -> None:
     cell = Cell("c", ("a.yaml", "b.yaml"), ("--data.root={data_dir}", "--x=1"), 7)
-    command = cell_command(cell, Path("runs/c"), Path("/data"), ("python", "-m", "benchmark.cli"))
+    command = cell_command(cell, Path("runs/c"), Path("/data"), ("python", "-m", "benchmark.run.cli"))
     assert " ".join(command) == (
-        "python -m benchmark.cli fit --config a.yaml --config b.yaml --run_dir runs/c --seed_everything 7 "
+        "python -m benchmark.run.cli fit --config a.yaml --config b.yaml --run_dir runs/c --seed_everything 7 "
         "--data.root=/data --x=1"
     )
     checkpoint = Path("runs/c/checkpoints/last.ckpt")
@@ -684,7 +684,7 @@ def test_a_cancelled_call_cancels_its_jobs(root: Path) -> None:
     pytest.importorskip("submitit")
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     code = (
-        "from benchmark.tables import run_table; from benchmark.runner import Cluster\n"
+        "from benchmark.tables.run_table import run_table; from benchmark.cells.queue import Cluster\n"
         f"run_table('two', cluster=Cluster(kind='local', gpus=0), program={list(PROGRAM)})"
     )
     process = subprocess.Popen(

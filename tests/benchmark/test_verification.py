@@ -7,10 +7,10 @@ import yaml
 from federation import CONF
 from finished_run import write_finished_run
 
-from benchmark.cli import main
 from benchmark.errors import ConfigurationError
-from benchmark.results import COLUMNS, RunRecord
-from benchmark.verification import check_run, rerun, resolved_differences
+from benchmark.records.results import COLUMNS, RunRecord
+from benchmark.run.cli import main
+from benchmark.run.verification import check_run, rerun, resolved_differences
 
 # A "run" that writes the record of another accuracy.
 AGAIN = """

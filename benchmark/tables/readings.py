@@ -1,15 +1,13 @@
 """What a run can be read at, before it was run: its points, splits and clients, from its configuration alone."""
 
-import contextlib
 import importlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.record import SPLITS, RunRecord
-from benchmark.yaml_files import parse_yaml
+from benchmark.records.record import SPLITS, RunRecord
+from benchmark.run.command import resolved
 
 
 @dataclass(frozen=True)
@@ -66,25 +64,6 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
         tuple(split for split in SPLITS if held_out.get(split, True)),
         tuple(partition.client_names(source)),
     )
-
-
-def resolved(arguments: Sequence[str]) -> dict[str, Any]:
-    """The configuration that arguments of ``lightning-cli fit`` make, with every default; nothing is built.
-
-    Raises:
-        ConfigurationError: the command line refuses them.
-    """
-    from benchmark.cli import main
-
-    printed, complained = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
-        try:
-            main(["fit", *arguments, "--print_config"])
-        except SystemExit as error:
-            if error.code not in (0, None):
-                said = complained.getvalue().strip().splitlines()
-                raise ConfigurationError(said[-1].removeprefix("error: ") if said else "no reason given") from error
-    return dict(parse_yaml(printed.getvalue(), "the resolved configuration"))
 
 
 def _class(given: dict[str, Any]) -> Any:

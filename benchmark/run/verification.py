@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.readings import resolved
-from benchmark.results import (
+from benchmark.records.results import (
     RunRecord,
     config_hash,
     is_finished,
@@ -17,7 +16,7 @@ from benchmark.results import (
     read_record,
     verify_record,
 )
-from benchmark.runner import CELL_PROGRAM
+from benchmark.run.command import PROGRAM, resolved
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def resolved_differences(run_dir: str | Path) -> tuple[list[str], list[str]]:
     Raises:
         ConfigurationError: the file is not there.
     """
-    from benchmark.recorder import differences
+    from benchmark.run.recorder import differences
 
     path = Path(run_dir) / "config.yaml"
     given = read_mapping(path)
@@ -60,7 +59,7 @@ def _with_absent(before: Any, now: Any) -> Any:
     return before
 
 
-def rerun(run_dir: str | Path, data_dir: str | Path | None = None, program: Sequence[str] = CELL_PROGRAM) -> list[str]:
+def rerun(run_dir: str | Path, data_dir: str | Path | None = None, program: Sequence[str] = PROGRAM) -> list[str]:
     """Run a finished run's configuration again in a temporary folder; how the two differ, one sentence each.
 
     The same code on the same machine gives the same metrics bit for bit. Another processor, number of threads or

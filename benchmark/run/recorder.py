@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
-from benchmark.evaluations import (
+from benchmark.records.evaluations import (
     has_evaluations,
     read_evaluations,
     remove_evaluations,
@@ -24,7 +24,7 @@ from benchmark.evaluations import (
     sha256_of,
     write_evaluation,
 )
-from benchmark.results import (
+from benchmark.records.results import (
     PARTS,
     RESULT_FREE_KEYS,
     RunRecord,
@@ -35,7 +35,7 @@ from benchmark.results import (
     rows_sha256,
     write_record,
 )
-from benchmark.source_code import code_of, combined
+from benchmark.records.source_code import code_of, combined
 from datamodules.manifest import write_manifest
 
 if TYPE_CHECKING:  # slow to import
@@ -77,8 +77,8 @@ def _path(entry: object) -> str:
 class Recorder(Callback):
     """Collects client x round x metric, logs the averages, and writes the run's record.
 
-    With a run directory each evaluation is a file there (:mod:`benchmark.evaluations`), and a checkpoint only counts
-    and hashes them; without, the checkpoint holds them all. So a resumed run ends with the same table as an
+    With a run directory each evaluation is a file there (:mod:`benchmark.records.evaluations`), and a checkpoint only
+    counts and hashes them; without, the checkpoint holds them all. So a resumed run ends with the same table as an
     uninterrupted one.
 
     Args:
@@ -280,7 +280,7 @@ class Recorder(Callback):
         Args:
             rounds: of the run.
             method: the run's.
-            checkpoint: from :func:`benchmark.checkpoint.read_checkpoint`.
+            checkpoint: from :func:`benchmark.run.checkpoint.read_checkpoint`.
 
         Raises:
             ConfigurationError: they differ in what can change a result, the checkpoint has more rounds than the run,

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -23,16 +22,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmark.errors import ConfigurationError
 from benchmark.locks import FileLock
-from benchmark.results import RunRecord, is_finished, stored_run
-from benchmark.run_directory import last_checkpoint
-from benchmark.signals import termination_as_interrupt
-from benchmark.source_code import changed_files
+from benchmark.records.results import RunRecord, is_finished, stored_run
+from benchmark.records.source_code import changed_files
+from benchmark.run.command import PROGRAM
+from benchmark.run.run_directory import last_checkpoint
+from benchmark.run.signals import termination_as_interrupt
 from benchmark.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-CELL_PROGRAM = (sys.executable, "-m", "benchmark.cli")
 #: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
 CPU_JOBS = 4
 GRACE_SECONDS = 10.0
@@ -95,7 +94,7 @@ def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
     return hashlib.sha256(spelled.encode()).hexdigest()[:8]
 
 
-def cell_command(cell: Cell, run_dir: Path, data_dir: Path | None, program: Sequence[str] = CELL_PROGRAM) -> list[str]:
+def cell_command(cell: Cell, run_dir: Path, data_dir: Path | None, program: Sequence[str] = PROGRAM) -> list[str]:
     """The command of a cell; it continues from ``checkpoints/last.ckpt`` where that file is there."""
     command = [*program, "fit"]
     for entry in cell.configs:
@@ -308,7 +307,7 @@ class Work:
     runs_dir: Path
     kept_dir: Path | None = None
     data_dir: Path | None = None
-    program: tuple[str, ...] = CELL_PROGRAM
+    program: tuple[str, ...] = PROGRAM
     rerun_changed: bool = False
 
     @property

@@ -16,7 +16,7 @@ from scipy.io import savemat
 
 from benchmark.errors import ConfigurationError
 from datamodules.caltech101 import Caltech101
-from datamodules.coop import TEST, TRAIN, VAL, CoOpSource, DownloadableCoOpSource, draw_sides, read_split
+from datamodules.coop_layout import TEST, TRAIN, VAL, CoOpSource, DownloadableCoOpSource, draw_sides, read_split
 from datamodules.dtd import DTD
 from datamodules.eurosat import EuroSAT
 from datamodules.flowers102 import Flowers102

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.run_directory import last_checkpoint
+from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
@@ -32,9 +32,9 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             another split, or the method's server sends every client something else (which no checkpoint of the method
             holds).
     """
-    from benchmark.checkpoint import read_checkpoint
     from benchmark.engine.loaders import Loaders
     from benchmark.federation import Round
+    from benchmark.run.checkpoint import read_checkpoint
 
     folder = Path(run_dir)
     config = read_mapping(folder / "config.yaml")
@@ -77,7 +77,7 @@ def become_client(method: "FederatedMethod", client: int) -> None:
 
 def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[FederatedMethod, FederatedDataModule]":
     """Method and data as the command line makes them, with the links between the two."""
-    from benchmark.cli import FederatedCLI
+    from benchmark.run.cli import FederatedCLI
 
     if data_dir is not None:
         config["data"]["source"].setdefault("init_args", {})["root"] = str(data_dir)
@@ -117,7 +117,7 @@ def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModul
     from jsonargparse import ActionConfigFile
 
     import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
-    from benchmark.parser import FederatedParser
+    from benchmark.run.parser import FederatedParser
     from datamodules.federated import FederatedDataModule
 
     if not path.is_file():

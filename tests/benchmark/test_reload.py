@@ -7,10 +7,10 @@ import yaml
 from federation import CONF
 from torch.func import functional_call
 
-from benchmark.cli import FederatedCLI
 from benchmark.errors import ConfigurationError
-from benchmark.restore import become_client, configured_data, restore
-from benchmark.results import read_metrics
+from benchmark.records.results import read_metrics
+from benchmark.run.cli import FederatedCLI
+from benchmark.run.reload import become_client, configured_data, restore
 
 
 def finished(run_dir: Path, conf: str, *overrides: str) -> Any:

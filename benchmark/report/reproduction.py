@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.experiments import Experiment, Run, group, read_runs
-from benchmark.results import write_text
-from benchmark.tables import Table, load_table, read_paper
+from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
+from benchmark.records.results import write_text
+from benchmark.tables.run_table import Table, load_table, read_paper
 
 if TYPE_CHECKING:
     import pandas as pd

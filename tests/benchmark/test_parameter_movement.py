@@ -6,8 +6,8 @@ from federation import build, fit
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
-from benchmark.movement import PersonalMovement
-from benchmark.recorder import Recorder
+from benchmark.run.parameter_movement import PersonalMovement
+from benchmark.run.recorder import Recorder
 
 
 class Banks(Callback):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmark.statistics import paired_comparison
+from benchmark.tables.paired import paired_comparison
 
 NAN = math.nan
 

@@ -18,19 +18,19 @@ from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from benchmark.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
 from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.engine.settings import check_one_device, check_settings
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
-from benchmark.parser import LINKED, RETIRED, FederatedParser, check_classes
-from benchmark.progress import RoundProgress
 from benchmark.ranges import Seed
-from benchmark.recorder import Recorder
-from benchmark.results import is_finished, write_text
-from benchmark.run_directory import claimed, last_checkpoint
-from benchmark.signals import interrupting_signal, termination_as_interrupt
+from benchmark.records.results import is_finished, write_text
+from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
+from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes
+from benchmark.run.progress import RoundProgress
+from benchmark.run.recorder import Recorder
+from benchmark.run.run_directory import claimed, last_checkpoint
+from benchmark.run.signals import interrupting_signal, termination_as_interrupt
 from datamodules.federated import FederatedDataModule
 
 TRAINER_DEFAULTS: dict[str, Any] = {

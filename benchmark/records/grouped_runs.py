@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.results import RunRecord, canonical, config_hash, stored_run, stored_runs
+from benchmark.records.results import RunRecord, canonical, config_hash, stored_run, stored_runs
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmark.attention import grad_cam
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.vit import TimmViT
 from benchmark.errors import ConfigurationError
+from benchmark.figures.grad_cam import grad_cam
 
 pytest.importorskip("captum")
 

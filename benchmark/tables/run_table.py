@@ -42,7 +42,7 @@ Paths in a table are relative to the folder the command is started in, the repos
 
 A *cell* is one run: row x data x seed. Its directory is ``<row>-<data>-s<seed>-<hash>``, where the hash is of the
 configs' contents and the overrides alone. So a finished cell is never run again, not by another table either; a killed
-one continues from its checkpoint (:mod:`benchmark.runner`).
+one continues from its checkpoint (:mod:`benchmark.cells.queue`).
 """
 
 import math
@@ -54,13 +54,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from benchmark.cells.queue import Cell, Cluster, Outcome, Work, cell_command, content_hash, run_cells
+from benchmark.drawing import Curve, learning_curves
 from benchmark.errors import ConfigurationError
-from benchmark.figures import Curve, learning_curves
-from benchmark.readings import of_configuration, of_record
-from benchmark.record import METRICS, SPLITS, RunRecord
-from benchmark.results import StoredRun, client_values, is_finished, stored_run, write_text
-from benchmark.runner import CELL_PROGRAM, Cell, Cluster, Outcome, Work, cell_command, content_hash, run_cells
-from benchmark.statistics import Comparison, paired_comparison
+from benchmark.records.record import METRICS, SPLITS, RunRecord
+from benchmark.records.results import StoredRun, client_values, is_finished, stored_run, write_text
+from benchmark.run.command import PROGRAM
+from benchmark.tables.paired import Comparison, paired_comparison
+from benchmark.tables.readings import of_configuration, of_record
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:
@@ -325,7 +326,7 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
                     there = of_record(stored_run(found).record)
                 except ConfigurationError:
                     continue  # a damaged record fails alone
-            elif asked and work.program == CELL_PROGRAM:
+            elif asked and work.program == PROGRAM:
                 there = of_configuration(cell_command(cell, work.runs_dir / cell.name, work.data_dir, ())[1:])
             else:
                 continue
@@ -854,7 +855,7 @@ def render(
     cells: dict[tuple[str, str, int], Cell],
     outcomes: dict[str, Outcome],
 ) -> Rendered:
-    """The table from its cells (:func:`make_cells`) and their outcomes (:func:`benchmark.runner.run_cells`).
+    """The table from its cells (:func:`make_cells`) and their outcomes (:func:`benchmark.cells.queue.run_cells`).
 
     Raises:
         ConfigurationError: the paper's CSV cannot be read, or a column names a number that is not unique.
@@ -1007,7 +1008,7 @@ def run_table(
     kept: bool = False,
     baseline: str | None = None,
     cluster: Cluster | None = None,
-    program: Sequence[str] = CELL_PROGRAM,
+    program: Sequence[str] = PROGRAM,
     rerun_changed: bool = False,
 ) -> TableResult:
     """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``

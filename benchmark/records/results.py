@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from benchmark.errors import ConfigurationError
-from benchmark.record import METRICS, POINTS, SPLITS, Environment, Git, RunRecord, parse_record
+from benchmark.records.record import METRICS, POINTS, SPLITS, Environment, Git, RunRecord, parse_record
 from benchmark.yaml_files import parse_yaml, read_mapping
 
 if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not wait for them
@@ -856,7 +856,7 @@ def verify_record(run_dir: str | Path) -> list[str]:
 
     The hashes are no signature: they show that a file was damaged, or changed by somebody who did not mean to deceive.
     Whoever changes a file can make all of them anew. Nor can anything here tell whether seconds, memory, bytes sent,
-    code and machine are what they were; running again can tell the numbers (:func:`benchmark.verification.rerun`).
+    code and machine are what they were; running again can tell the numbers (:func:`benchmark.run.verification.rerun`).
     """
     try:
         return StoredRun(run_dir).problems

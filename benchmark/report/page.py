@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.charts import Series, heat_map, key, line_chart, scatter_chart, strip_chart
+from benchmark.drawing import partition_heatmap
 from benchmark.errors import ConfigurationError
-from benchmark.experiments import Experiment, Run, group, read_runs
-from benchmark.figures import partition_heatmap
-from benchmark.results import average_by_round, client_values, stored_run, write_text
+from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
+from benchmark.records.results import average_by_round, client_values, stored_run, write_text
+from benchmark.report.svg import Series, heat_map, key, line_chart, scatter_chart, strip_chart
 
 POINTS = {"server": "after aggregation", "local": "after local training"}
 BEST = "Best round, chosen on test data"
@@ -314,7 +314,7 @@ def _map(counts: Any, classes: Sequence[str], clients: Sequence[str], seed: int)
 
 
 def _table_page(path: Path) -> tuple[str, str]:
-    """Title and content of a table's CSV, as :mod:`benchmark.tables` writes it.
+    """Title and content of a table's CSV, as :mod:`benchmark.tables.run_table` writes it.
 
     Raises:
         ConfigurationError: it is no such CSV.
@@ -499,7 +499,7 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
     body = "\n".join(
         f'<section id="{s.anchor}" data-nav="{s.nav}"><h2>{escape(s.heading)}</h2>{s.body}</section>' for s in sections
     )
-    template = resources.files("benchmark") / "report_page"
+    template = resources.files("benchmark.report") / "template"
     page = (template / "page.html").read_text()
     lead = _lead(runs, sum(s.nav == "tables" for s in sections) - 1) + _left_out(problems)
     for mark, content in [

@@ -1,7 +1,7 @@
 """The figures of the pFedPT paper (Li et al., arXiv:2303.08678), from finished runs: picture, numbers and caption.
 
 ``configs/figures/pfedpt.yaml`` says for each preset which runs they are drawn from. Runs are cells as those of tables:
-done once, found again by the hash of their configs (:mod:`benchmark.runner`).
+done once, found again by the hash of their configs (:mod:`benchmark.cells.queue`).
 """
 
 import copy
@@ -17,17 +17,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmark.attention import INSTALL, grad_cam
+from benchmark.cells.queue import Cell, Work, content_hash, run_cells
 from benchmark.contract import LocalTraining, Stage
+from benchmark.drawing import draw_counts, new_figure, save_figure
 from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
-from benchmark.experiments import read_run
-from benchmark.figures import draw_counts, new_figure, save_figure
-from benchmark.restore import become_client, configured_data, restore
-from benchmark.results import read_metrics, write_text
-from benchmark.runner import CELL_PROGRAM, Cell, Work, content_hash, run_cells
+from benchmark.figures.grad_cam import INSTALL, grad_cam
+from benchmark.records.grouped_runs import read_run
+from benchmark.records.results import read_metrics, write_text
+from benchmark.run.command import PROGRAM
+from benchmark.run.reload import become_client, configured_data, restore
 from benchmark.seeds import derived_seed, numpy_generator, torch_generator
-from benchmark.tables import run_table
+from benchmark.tables.run_table import run_table
 from benchmark.yaml_files import read_yaml
 from datamodules.federated import FederatedDataModule
 from methods import FedAvg
@@ -198,7 +199,7 @@ def attention_maps(
     """Grad-CAM of the true class without and with the client's prompt.
 
     Args:
-        method: from :func:`benchmark.restore.restore`.
+        method: from :func:`benchmark.run.reload.restore`.
         client: whose prompt.
         x: images without a prompt, [B, 3, H, W].
         y: their classes, [B].
@@ -514,7 +515,7 @@ def movement(metrics: "pd.DataFrame", parameter: str = "visual_prompt") -> "pd.D
     if rows.empty:
         raise ConfigurationError(
             "the run did not record how its prompts moved; run it with the callback "
-            "benchmark.movement.PersonalMovement in trainer.callbacks"
+            "benchmark.run.parameter_movement.PersonalMovement in trainer.callbacks"
         )
     wide = rows.assign(metric=rows["metric"].map(names)).pivot(
         index=["round", "client"], columns="metric", values="value"
@@ -572,7 +573,7 @@ def adaptation_curve(
     """Accuracy of a client after 0, 1, ..., ``epochs`` passes of SGD over its images; a copy is trained.
 
     Args:
-        method: holding the client's state (:func:`benchmark.restore.become_client`).
+        method: holding the client's state (:func:`benchmark.run.reload.become_client`).
         parameters: prefixes of what is trained; everything else rests.
         training: learning rate, momentum and weight decay.
         x: training images, [n, 3, H, W].
@@ -721,7 +722,7 @@ def make_figure(
     jobs: int | None = None,
     results_dir: str | Path = "results",
     runs_dir: str | Path = "runs",
-    program: Sequence[str] = CELL_PROGRAM,
+    program: Sequence[str] = PROGRAM,
 ) -> FigureFiles:
     """Do the runs that are missing, then write ``results_dir/figures/<name>_<preset>.{png,csv,txt}``.
 

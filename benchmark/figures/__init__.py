@@ -1,0 +1,1 @@
+"""Figures about runs and their data."""

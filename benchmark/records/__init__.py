@@ -1,0 +1,1 @@
+"""What a finished run leaves behind: written, read, checked and grouped."""

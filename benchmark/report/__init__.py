@@ -1,0 +1,1 @@
+"""The HTML page of everything recorded, and the notes on reproduction."""

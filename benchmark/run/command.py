@@ -1,0 +1,32 @@
+"""The command of one run: its program, and the configuration that its arguments make."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.yaml_files import parse_yaml
+
+#: What stands in front of ``fit``.
+PROGRAM = (sys.executable, "-m", "benchmark.run.cli")
+
+
+def resolved(arguments: Sequence[str]) -> dict[str, Any]:
+    """The configuration that arguments of ``lightning-cli fit`` make, with every default; nothing is built.
+
+    Raises:
+        ConfigurationError: the command line refuses them.
+    """
+    from benchmark.run.cli import main
+
+    printed, complained = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
+        try:
+            main(["fit", *arguments, "--print_config"])
+        except SystemExit as error:
+            if error.code not in (0, None):
+                said = complained.getvalue().strip().splitlines()
+                raise ConfigurationError(said[-1].removeprefix("error: ") if said else "no reason given") from error
+    return dict(parse_yaml(printed.getvalue(), "the resolved configuration"))
