@@ -103,7 +103,8 @@ def checked(cls: C) -> C:
         ConfigurationError: from the constructor; names class and argument.
     """
     constructor = cls.__init__  # type: ignore[misc]
-    names = list(inspect.signature(constructor).parameters)[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, p in inspect.signature(constructor).parameters.items() if p.kind in positional][1:]
 
     @functools.wraps(constructor)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807

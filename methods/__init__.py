@@ -5,8 +5,10 @@ from methods.coop import CoOp
 from methods.fedavg import FedAvg
 from methods.fedbabu import FedBABU
 from methods.fedcocoop import FedCoCoOp
+from methods.fedkgcoop import FedKgCoOp
 from methods.fedmaple import FedMaPLe
 from methods.fedmtl import FedMTL
+from methods.fedotp import FedOTP
 from methods.fedper import FedPer
 from methods.fedpgp import FedPGP
 from methods.fedpr import FedPR
@@ -20,6 +22,7 @@ from methods.localclip import LocalCLIP
 from methods.moon import MOON
 from methods.perfedavg import PerFedAvg
 from methods.pfedbayespt import PFedBayesPT
+from methods.pfedmoap import PFedMoAP
 from methods.pfedpg import PFedPG
 from methods.pfedprompt import PFedPrompt
 from methods.pfedpt import PFedPT
@@ -42,8 +45,10 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedCoCoOp",
+    "FedKgCoOp",
     "FedMTL",
     "FedMaPLe",
+    "FedOTP",
     "FedPGP",
     "FedPR",
     "FedPer",
@@ -56,6 +61,7 @@ __all__ = [
     "Local",
     "LocalCLIP",
     "PFedBayesPT",
+    "PFedMoAP",
     "PFedPG",
     "PFedPT",
     "PFedPrompt",

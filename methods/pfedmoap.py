@@ -1,0 +1,221 @@
+"""pFedMoAP: PromptFL whose clients mix, by a gate of their own, their prompt with other clients' last ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.contract import Client, Group, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.engine.client_store import ClientStore
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
+from benchmark.seeds import keyed_initialization
+from benchmark.server import ServerRule
+from methods.losses import cross_entropy
+from methods.text_prompt import TextPromptMethod
+
+#: Rate and epochs are the paper's, the rest is its code's.
+PROMPT_TRAINING = LocalTraining(lr=0.002, epochs=5, momentum=0.9, weight_decay=5e-4)
+
+
+class ExpertRule(ServerRule):
+    """FedAvg that also keeps every client's last upload and sends each client the prompts nearest to its own.
+
+    Per client ``experts`` [E, L, w] and ``is_expert`` bool [E], where E is the most that anybody can get; nothing where
+    that is 0. A client without an upload gets none. A round sees the prompts of the rounds before it; an evaluation
+    gives the last round's clients what they were given then, and the others the nearest of now.
+
+    Args:
+        count: prompts that a client is sent at most.
+    """
+
+    known: Tensor
+    known_before: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def start(self, initial: Values, federation: Federation) -> None:
+        """Begin with no uploads."""
+        super().start(initial, federation)
+        names = ("now", "before")
+        self.prompts = ClientStore(dict.fromkeys(names, initial["context"]), federation.num_clients)
+        for name in ("known", "known_before", "recent"):
+            self.register_buffer(name, torch.zeros(federation.num_clients, dtype=torch.bool))
+
+    def nearest(self, client: int, prompts: Tensor, known: Tensor) -> list[int]:
+        """Return the ids of the others whose prompts are nearest to a client's, nearest first; of equals the lower."""
+        if not known[client]:
+            return []
+        distance = (prompts - prompts[client]).flatten(1).square().sum(1).masked_fill(~known, torch.inf)
+        order = distance.argsort(stable=True).tolist()
+        return [other for other in order if known[other] and other != client][: self.count]
+
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send the mean to all, and to each its experts."""
+        most = min(self.count, int(self.known.sum()) - 1)
+        if most < 1:
+            return Broadcast(dict(shared))
+        now, before = self.prompts.all_rows("now"), self.prompts.all_rows("before")
+        experts, is_expert = now.new_zeros(len(clients), most, *now.shape[1:]), torch.zeros(len(clients), most) > 0
+        for k, client in enumerate(clients):
+            again = not round.clients and bool(self.recent[client])
+            prompts, known = (before, self.known_before) if again else (now, self.known)
+            chosen = self.nearest(client, prompts, known)
+            experts[k, : len(chosen)], is_expert[k, : len(chosen)] = prompts[chosen], True
+        return Broadcast(dict(shared), {"experts": experts, "is_expert": is_expert})
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Average, and put the uploads in the place of the old ones."""
+        everybody = range(self.federation.num_clients)
+        self.prompts.write("before", everybody, self.prompts.all_rows("now"))
+        self.prompts.write("now", uploads.clients, uploads.values["context"])
+        self.known_before.copy_(self.known)
+        self.recent.zero_()[list(uploads.clients)] = True
+        self.known |= self.recent
+        return super().aggregate(round, shared, uploads)
+
+
+class ExpertAttention(nn.Module):
+    """The gate: for every image and class a mixture of the experts' text features.
+
+    Multi-head attention of the image to the experts, scores ``scaling <q, k>``.
+
+    Args:
+        width: d.
+        heads: h, divides d.
+        scaling: in place of the root of h / d.
+    """
+
+    def __init__(self, width: int, heads: int, scaling: float) -> None:
+        super().__init__()
+        self.heads, self.scaling = heads, scaling
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, images: Tensor, experts: Tensor, is_expert: Tensor) -> Tensor:
+        """Return mixtures [B, C, d] for images [B, d] of features [X, C, d] of the experts [X] that there are."""
+        q = self.query(images).unflatten(-1, (self.heads, -1))
+        k, v = (part(experts).unflatten(-1, (self.heads, -1)) for part in (self.key, self.value))
+        scores = self.scaling * torch.einsum("bhi,xchi->bchx", q, k)
+        weights = scores.masked_fill(~is_expert, -torch.inf).softmax(-1)
+        return self.out(torch.einsum("bchx,xchi->bchi", weights, v).flatten(-2))  # type: ignore[no-any-return]
+
+
+class PFedMoAP(TextPromptMethod):
+    """pFedMoAP (Luo et al., "Mixture of Experts Made Personalized: Federated Prompt Learning ...", ICLR 2025).
+
+    A round's client trains the received context P_i and a gate of its own (``ExpertAttention``), which never leaves.
+    From its second round on it also receives K = ``num_experts`` - 1 other clients' last prompts, those nearest to its
+    own last one; they are constants. With features f and w_c(P), subsampled to d numbers by ``Pool(x) = x[::e/d]``:
+    ``logit_c = s (lambda f . w_c(P_i) + Pool(f) . m_c)``, m_c the gate's mixture of ``Pool(w_c)`` under P_i and under
+    the experts; without experts ``s f . w_c(P_i)``, and the gate rests. Objective: cross-entropy, over both together,
+    the gate with a rate of its own. The server averages P_i weighted with n_k and keeps every client's last one.
+    Message: L x w numbers up, (1 + K) times as many down, and which of the K there are (where a round's clients get
+    different numbers of experts, the traffic counts the most for all). With ``num_experts=1`` it is PromptFL.
+
+    Evaluated, point ``local``: with P_i and the gate as the client's last round left them, before the average. A client
+    of the last round has the experts of that round, another the nearest of now (not counted as traffic), one that was
+    never selected the average alone. Point ``server`` has the average in place of P_i, which the paper does not do.
+
+    Readings: the experts are chosen as the paper says; its code takes the same random ones for nearly everybody. They
+    are of earlier rounds; in the code clients see prompts of the same round that came before. No experts in a client's
+    first round (the paper). The gate's product is no cosine (code; Eq. 10 writes one). All gates start equal; in
+    the code a client goes on with the gate of whoever trained last. Rates are constant; the code's cosine runs on from
+    client to client.
+
+    Args:
+        arguments: as ``TextPromptMethod``.
+        num_experts: the client's own prompt among them.
+        lam: lambda, weight of the client's own prompt outside of the mixture.
+        scaling: of the gate's scores.
+        heads: of the gate.
+        gate_width: d, divides the width of CLIP's features.
+        gate_lr: rate of the gate; momentum and weight decay are those of ``training``.
+        training: of the context.
+        settings: as ``TextPromptMethod``.
+
+    Raises:
+        ConfigurationError: ``gate_width`` does not divide the features' width, or ``heads`` not ``gate_width``.
+    """
+
+    personal = ("gate",)
+    remembers = ("context",)
+    evaluate_local = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        num_experts: Few = 10,
+        lam: NonNegativeFloat = 0.5,
+        scaling: PositiveFloat = 10.0,
+        heads: Few = 8,
+        gate_width: Few = 128,
+        gate_lr: NonNegativeFloat = 0.01,
+        training: LocalTraining = PROMPT_TRAINING,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, training=training, **settings)
+        if self.clip.embed_dim % gate_width or gate_width % heads:
+            raise ConfigurationError(
+                f"gate_width={gate_width} must divide the features' width {self.clip.embed_dim}, and be a multiple of "
+                f"heads={heads}"
+            )
+        self.num_experts, self.lam, self.gate_lr = num_experts, lam, gate_lr
+        self.stride = self.clip.embed_dim // gate_width
+        with keyed_initialization("gate"):
+            self.gate = ExpertAttention(gate_width, heads, scaling)
+
+    def local_phases(self) -> list[Phase]:
+        """The context and, where there can be experts, the gate with its own rate."""
+        own = self.training_settings.group("context")
+        if self.num_experts == 1:
+            return [self.training_settings.phase_of(own)]
+        gate = Group(("gate",), self.gate_lr, own.momentum, own.weight_decay)
+        return [replace(self.training_settings.phase_of(own, gate), transform=self.resting_gate)]
+
+    def resting_gate(self, client: Client, update: Values) -> Values:
+        """ONE client: leave the gate as it is, weight decay included, where there are no experts."""
+        used = client.received["is_expert"].any() if "is_expert" in client.received else False
+        return {name: value * used if name.startswith("gate.") else value for name, value in update.items()}
+
+    def prepare(self, client: Client, stage: Stage, split: str) -> Values:
+        """The experts' text features, pooled, ``experts`` [E, C, d]; in an evaluation the own ``text`` [C, e]."""
+        made: Values = {}
+        if "experts" in client.received:
+            experts = self.clip.text_features(self.class_prompts(split), client.received["experts"])
+            made["experts"] = experts[..., :: self.stride]
+        if stage is Stage.EVALUATE:
+            own = torch.where(client.participated, self.context, client.received["context"])
+            made["text"] = self.clip.text_features(self.class_prompts(split), own)
+        return made
+
+    def mixed_logits(self, client: Client, batch: MiniBatch, classes: Tensor) -> Tensor:
+        """ONE client: logits [B, C], with ``classes`` the text features [C, e] of its own prompt."""
+        images = self.image_features(batch)
+        local = self.logits(images, classes)
+        if "experts" not in client.prepared:
+            return local
+        pooled, own = images[:, :: self.stride], classes[:, :: self.stride]
+        is_expert = client.received["is_expert"]
+        mixture = self.gate(
+            pooled, torch.cat([own[None], client.prepared["experts"]]), F.pad(is_expert, (1, 0), value=1)
+        )
+        moe = self.clip.logit_scale * torch.einsum("bd,bcd->bc", pooled, mixture)
+        return torch.where(is_expert.any(), self.lam * local + moe, local)
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Cross-entropy of the mixed logits."""
+        logits = self.mixed_logits(client, batch, self.text_features(batch.split))
+        return cross_entropy(logits, batch.y, batch.mask)
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """The mixed logits with the text features that were prepared."""
+        return self.mixed_logits(client, batch, client.prepared["text"])
+
+    def make_server(self) -> ServerRule:
+        """The server with the pool of prompts."""
+        return ExpertRule(self.num_experts - 1)
