@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.contract import Client, Group, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.contract import Client, Group, MiniBatch, Phase, Stage
 from benchmark.engine.client_store import ClientStore
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
@@ -16,9 +15,6 @@ from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
 from methods.losses import cross_entropy
 from methods.text_prompt import TextPromptMethod
-
-#: Rate and epochs are the paper's, the rest is its code's.
-PROMPT_TRAINING = LocalTraining(lr=0.002, epochs=5, momentum=0.9, weight_decay=5e-4)
 
 
 class ExpertRule(ServerRule):
@@ -32,51 +28,53 @@ class ExpertRule(ServerRule):
         count: prompts that a client is sent at most.
     """
 
-    known: Tensor
-    known_before: Tensor
-
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
+        #: who has uploaded until now, before the last round, and in it
+        self.known: dict[str, list[int]] = {"now": [], "before": [], "last": []}
 
     def start(self, initial: Values, federation: Federation) -> None:
         """Begin with no uploads."""
         super().start(initial, federation)
-        names = ("now", "before")
-        self.prompts = ClientStore(dict.fromkeys(names, initial["context"]), federation.num_clients)
-        for name in ("known", "known_before", "recent"):
-            self.register_buffer(name, torch.zeros(federation.num_clients, dtype=torch.bool))
+        self.prompts = ClientStore(dict.fromkeys(("now", "before"), initial["context"]), federation.num_clients)
 
-    def nearest(self, client: int, prompts: Tensor, known: Tensor) -> list[int]:
-        """Return the ids of the others whose prompts are nearest to a client's, nearest first; of equals the lower."""
-        if not known[client]:
+    def get_extra_state(self) -> dict[str, list[int]]:
+        """Return who has uploaded."""
+        return self.known
+
+    def set_extra_state(self, state: dict[str, list[int]]) -> None:
+        """Take what ``get_extra_state`` gave."""
+        self.known = state
+
+    def nearest(self, client: int, when: str) -> list[int]:
+        """Return whose prompts were nearest to a client's at a time, nearest first; of equals the lower id."""
+        prompts, others = self.prompts.all_rows(when), [other for other in self.known[when] if other != client]
+        if client not in self.known[when] or not others:
             return []
-        distance = (prompts - prompts[client]).flatten(1).square().sum(1).masked_fill(~known, torch.inf)
-        order = distance.argsort(stable=True).tolist()
-        return [other for other in order if known[other] and other != client][: self.count]
+        distance = (prompts[others] - prompts[client]).flatten(1).square().sum(1)
+        return [others[place] for place in distance.argsort(stable=True)[: self.count].tolist()]
 
     def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
         """Send the mean to all, and to each its experts."""
-        most = min(self.count, int(self.known.sum()) - 1)
+        most = min(self.count, len(self.known["now"]) - 1)
         if most < 1:
             return Broadcast(dict(shared))
-        now, before = self.prompts.all_rows("now"), self.prompts.all_rows("before")
-        experts, is_expert = now.new_zeros(len(clients), most, *now.shape[1:]), torch.zeros(len(clients), most) > 0
+        prompts = self.prompts.all_rows("now")
+        experts = prompts.new_zeros(len(clients), most, *prompts.shape[1:])
+        is_expert = torch.zeros(experts.shape[:2], dtype=torch.bool)
         for k, client in enumerate(clients):
-            again = not round.clients and bool(self.recent[client])
-            prompts, known = (before, self.known_before) if again else (now, self.known)
-            chosen = self.nearest(client, prompts, known)
-            experts[k, : len(chosen)], is_expert[k, : len(chosen)] = prompts[chosen], True
+            when = "before" if not round.clients and client in self.known["last"] else "now"
+            chosen = self.nearest(client, when)
+            experts[k, : len(chosen)], is_expert[k, : len(chosen)] = self.prompts.all_rows(when)[chosen], True
         return Broadcast(dict(shared), {"experts": experts, "is_expert": is_expert})
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Average, and put the uploads in the place of the old ones."""
-        everybody = range(self.federation.num_clients)
-        self.prompts.write("before", everybody, self.prompts.all_rows("now"))
+        self.prompts.write("before", range(self.federation.num_clients), self.prompts.all_rows("now"))
         self.prompts.write("now", uploads.clients, uploads.values["context"])
-        self.known_before.copy_(self.known)
-        self.recent.zero_()[list(uploads.clients)] = True
-        self.known |= self.recent
+        last, before = list(uploads.clients), self.known["now"]
+        self.known = {"now": sorted({*before, *last}), "before": before, "last": last}
         return super().aggregate(round, shared, uploads)
 
 
@@ -125,7 +123,7 @@ class PFedMoAP(TextPromptMethod):
     are of earlier rounds; in the code clients see prompts of the same round that came before. No experts in a client's
     first round (the paper). The gate's product is no cosine (code; Eq. 10 writes one). All gates start equal; in
     the code a client goes on with the gate of whoever trained last. Rates are constant; the code's cosine runs on from
-    client to client.
+    client to client. The context trains as the other text methods' do; its own rate is 0.002, in 5 epochs.
 
     Args:
         arguments: as ``TextPromptMethod``.
@@ -135,7 +133,6 @@ class PFedMoAP(TextPromptMethod):
         heads: of the gate.
         gate_width: d, divides the width of CLIP's features.
         gate_lr: rate of the gate; momentum and weight decay are those of ``training``.
-        training: of the context.
         settings: as ``TextPromptMethod``.
 
     Raises:
@@ -155,14 +152,12 @@ class PFedMoAP(TextPromptMethod):
         heads: Few = 8,
         gate_width: Few = 128,
         gate_lr: NonNegativeFloat = 0.01,
-        training: LocalTraining = PROMPT_TRAINING,
         **settings: Any,
     ) -> None:
-        super().__init__(*arguments, training=training, **settings)
+        super().__init__(*arguments, **settings)
         if self.clip.embed_dim % gate_width or gate_width % heads:
             raise ConfigurationError(
-                f"gate_width={gate_width} must divide the features' width {self.clip.embed_dim}, and be a multiple of "
-                f"heads={heads}"
+                f"gate_width must divide {self.clip.embed_dim} and be a multiple of heads={heads}, got {gate_width}"
             )
         self.num_experts, self.lam, self.gate_lr = num_experts, lam, gate_lr
         self.stride = self.clip.embed_dim // gate_width
@@ -199,11 +194,9 @@ class PFedMoAP(TextPromptMethod):
         local = self.logits(images, classes)
         if "experts" not in client.prepared:
             return local
-        pooled, own = images[:, :: self.stride], classes[:, :: self.stride]
-        is_expert = client.received["is_expert"]
-        mixture = self.gate(
-            pooled, torch.cat([own[None], client.prepared["experts"]]), F.pad(is_expert, (1, 0), value=1)
-        )
+        pooled, is_expert = images[:, :: self.stride], client.received["is_expert"]
+        experts = torch.cat([classes[None, :, :: self.stride], client.prepared["experts"]])
+        mixture = self.gate(pooled, experts, torch.cat([is_expert.new_ones(1), is_expert]))
         moe = self.clip.logit_scale * torch.einsum("bd,bcd->bc", pooled, mixture)
         return torch.where(is_expert.any(), self.lam * local + moe, local)
 

@@ -1,0 +1,87 @@
+"""A server rule around any other one: what clients upload is clipped before the inner rule sees it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from federation import build, fit, learned
+
+from benchmark.engine.rounds import Server
+from benchmark.federation import Federation, Round, Uploads, Values
+from benchmark.server import ServerRule
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+
+
+class ClippedRule(ServerRule):
+    """Scales each client's update, all its tensors together, to at most a norm; all else is the inner rule's.
+
+    Args:
+        rule: the inner one.
+        norm: the largest.
+    """
+
+    def __init__(self, rule: ServerRule, norm: float) -> None:
+        super().__init__()
+        self.rule, self.norm = rule, norm
+        self.select, self.broadcast, self.adapt = rule.select, rule.broadcast, rule.adapt
+
+    def start(self, initial: Values, federation: Federation) -> None:
+        super().start(initial, federation)
+        self.rule.start(initial, federation)
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        # Of shared parameters their change is what a client tells, of all else the value itself.
+        away = {name: rows - shared[name] if name in shared else rows for name, rows in uploads.values.items()}
+        norms = torch.stack([rows.flatten(1).square().sum(1) for rows in away.values()]).sum(0).sqrt()
+        scale = (self.norm / norms.clamp(min=1e-12)).clamp(max=1.0)
+        clipped = {name: torch.einsum("s,s...->s...", scale, rows) for name, rows in away.items()}
+        values = {name: shared[name] + rows if name in shared else rows for name, rows in clipped.items()}
+        return self.rule.aggregate(round, shared, replace(uploads, values=values))
+
+
+def joint_norms(shared: Values, uploads: Uploads) -> torch.Tensor:
+    away = [(uploads.values[name] - value).flatten(1) for name, value in shared.items()]
+    return torch.cat(away, dim=1).norm(dim=1)
+
+
+def test_tensors_are_clipped_together_by_hand() -> None:
+    # Client 0 moved by (3, 4), norm 5, and client 4 by (0, 0.5): it stays. Weights 1 and 3.
+    shared = {"a": torch.tensor([1.0]), "b": torch.tensor([[2.0]])}
+    values = {"a": torch.tensor([[4.0], [1.0]]), "b": torch.tensor([[[6.0]], [[2.5]]])}
+    uploads = Uploads((0, 4), values, torch.tensor([1.0, 3.0], dtype=torch.float64))
+    made = ClippedRule(ServerRule(), 1.0).aggregate(Round(1, (0, 4), 0), shared, uploads)
+    torch.testing.assert_close(made, {"a": torch.tensor([1.15]), "b": torch.tensor([[2.575]])})
+
+
+@pytest.mark.parametrize("conf", ["FedAvg", "PFedMoAP"])
+def test_in_a_federation_no_update_is_longer(conf: str) -> None:
+    method, data = build(conf)
+    inner = method.make_server()
+    seen: list[torch.Tensor] = []
+    aggregate = inner.aggregate
+
+    def noting(round: Round, shared: Values, uploads: Uploads) -> Any:
+        seen.append(joint_norms(shared, uploads))
+        return aggregate(round, shared, uploads)
+
+    inner.aggregate = noting
+    fit(method, data, 2, [Server(ClippedRule(inner, 0.01))])
+    assert len(seen) == 2
+    for norms in seen:
+        assert len(norms) == 7
+        assert norms.max().item() == pytest.approx(0.01, rel=1e-3)
+    state = method.server.state_dict()["rule"]
+    assert set(state) == {f"rule.{name}" for name in inner.state_dict()}
+
+
+def test_a_norm_that_nobody_reaches_changes_nothing() -> None:
+    method, data = build("FedAvg")
+    fit(method, data, 2)
+    wrapped, data = build("FedAvg")
+    fit(wrapped, data, 2, [Server(ClippedRule(ServerRule(), 1e6))])
+    expected, made = learned(method), learned(wrapped)
+    assert set(expected) == set(made)
+    for name, value in expected.items():
+        torch.testing.assert_close(made[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
