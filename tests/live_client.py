@@ -10,14 +10,15 @@ from torch import Tensor
 
 import methods
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
+from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.federation import Round, Values
+from methods.text_prompt import TRAINING
 
 
 def constructed(conf: str, **settings: Any) -> Any:
     """A method of the CLIP family with the settings of its tiny configuration, made by its constructor alone."""
     own = yaml.safe_load((CONF / f"{conf}.yaml").read_text())["model"]["init_args"] | settings
-    own |= {"clip": PromptedCLIP(), "training": LocalTraining(**own["training"])}
+    own |= {"clip": PromptedCLIP(), "training": replace(TRAINING, **own["training"])}
     torch.manual_seed(3)
     method = getattr(methods, conf)(11, list(TinyImages.class_names), **own)
     method.set_label_spaces({})

@@ -47,6 +47,7 @@ def test_the_gate_by_hand() -> None:
     torch.testing.assert_close(alone, torch.tensor([[[1.0, 0.0]]]))
 
 
+@torch.no_grad()
 def test_the_gate_is_that_of_a_loop_over_images_classes_and_heads() -> None:
     gate, images, experts = ExpertAttention(16, 2, 10.0), drawn(3, 16), drawn(4, 5, 16)
     made = gate(images, experts, torch.tensor([True, True, False, True]))
