@@ -100,7 +100,7 @@ class ExpertAttention(nn.Module):
         k, v = (part(experts).unflatten(-1, (self.heads, -1)) for part in (self.key, self.value))
         scores = self.scaling * torch.einsum("bhi,xchi->bchx", q, k)
         weights = scores.masked_fill(~is_expert, -torch.inf).softmax(-1)
-        return self.out(torch.einsum("bchx,xchi->bchi", weights, v).flatten(-2))  # type: ignore[no-any-return]
+        return self.out(torch.einsum("bchx,xchi->bchi", weights, v).flatten(-2))
 
 
 class PFedMoAP(TextPromptMethod):

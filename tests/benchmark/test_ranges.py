@@ -60,6 +60,24 @@ def test_a_derived_class_is_named_whoever_checks() -> None:
         Derived(1, clip=0)
 
 
+class HandedOn(Base):
+    """Takes its base's arguments as they come, beside one of its own."""
+
+    def __init__(self, *arguments: Any, own: PositiveFloat = 1.0, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.own = own
+
+
+def test_arguments_handed_on_are_checked_where_they_are_declared() -> None:
+    made = HandedOn(0, None, own=3)
+    assert (made.given[:2], made.own) == ((0.0, None), 3.0)
+    for given, message in (((1.0,), "HandedOn: rate: expected"), ((0.5, -1.0), "HandedOn: clip: expected")):
+        with pytest.raises(ConfigurationError, match=message):
+            HandedOn(*given)
+    with pytest.raises(ConfigurationError, match="HandedOn: own: expected"):
+        HandedOn(0.5, own=0)
+
+
 def test_arguments_that_are_missing_or_unknown_are_left_to_python() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'rate'"):
         Base()  # type: ignore[call-arg]
