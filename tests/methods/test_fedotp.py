@@ -145,7 +145,7 @@ def as_promptfl(method: Any) -> Any:
 
 
 def test_with_one_prompt_and_the_pooled_feature_it_is_promptfl() -> None:
-    method, data = build("FedOTP")
+    method, data = build("FedOTP", "--model.init_args.training.lr=0.05")
     fit(as_promptfl(method), data, 2)
     promptfl = run("PromptFL")
     learned, expected = method.get_parameter("context"), promptfl.get_parameter("context")
