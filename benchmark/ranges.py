@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from benchmark.errors import ConfigurationError
 
@@ -58,7 +59,8 @@ class Range:
         small = number < self.most if self.below else number <= self.most
         if large and small and math.isfinite(number):
             return number
-        raise ValueError(f"expected {self}, got {str(value)[:80]}")
+        # Of a plain ValueError pydantic keeps the frames, and with them parser and run, where no collector sees them.
+        raise PydanticCustomError("range", "{reason}", {"reason": f"expected {self}, got {str(value)[:80]}"})
 
     def _converted(self, value: Any) -> Any:
         """NaN where the value is no number of this kind: it lies in no range."""

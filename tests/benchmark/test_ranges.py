@@ -1,13 +1,16 @@
 """Numbers as types: what a constructor takes, and what it says of the rest."""
 
+import gc
+import weakref
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from benchmark.contract import Group, Phase
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, InsideUnit, PositiveFloat, Seed, check_fields
+from benchmark.ranges import AboveZero, BelowOne, Checked, Few, FewOrNone, InsideUnit, PositiveFloat, Seed, check_fields
 
 
 class Base(Checked):
@@ -101,3 +104,19 @@ def test_the_words_of_a_range() -> None:
         "a number above 0 and below 1",
         "a number above 0",
     ]
+
+
+def test_a_refused_number_keeps_nothing_alive() -> None:
+    class Holder:
+        """What a frame that asks for the number holds."""
+
+    def ask() -> weakref.ref[Holder]:
+        holder = Holder()
+        with pytest.raises(ValidationError) as refused:  # this frame holds the error, as those of a parser do
+            TypeAdapter(Few | Literal["auto"]).validate_python("many")
+        assert refused.value.error_count() == 2
+        return weakref.ref(holder)
+
+    kept = ask()
+    gc.collect()
+    assert kept() is None
