@@ -9,7 +9,7 @@ PRESET ?= demo
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
 TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
 FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
-.PHONY: help install test test-slow check pfedpt-figures report reproduction bench clean $(TABLES)
+.PHONY: help install test test-slow check pfedpt-figures report reproduction bench docs clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,wandb,tensorboard,figures]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,wandb,tensorboard,figures]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything in it
@@ -52,5 +52,9 @@ reproduction: $(STAMP) ## results/REPRODUCTION.md: every published table, and wh
 bench: $(STAMP) ## speed measurements; some of them, or in so many minutes: CASES="engine vit" MINUTES=8
 	$(BIN)/python -m benchmark.speed $(CASES) $(if $(MINUTES),--minutes $(MINUTES))
 
-clean: ## remove the environment; runs and data stay
-	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
+docs: $(STAMP) ## build/site: the documentation as pages, warnings are errors
+	@# Material announces its successor with each build; that is no warning about these pages.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+clean: ## remove the environment and the built site; runs and data stay
+	rm -rf $(VENV) build/site *.egg-info .pytest_cache .mypy_cache .ruff_cache

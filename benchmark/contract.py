@@ -162,7 +162,7 @@ class MiniBatch:
 class ClientMethod(nn.Module):
     """What a method writes; everything has a default but ``forward`` and ``local_phases``.
 
-    Class attributes:
+    Attributes:
         shared: prefixes of the parameters that the server sends, that are trained, and that go back.
         personal: prefixes of the parameters that are trained and stay with their client.
         uploads: what of its own a client lets the server see as well: prefixes of personal parameters, or names that

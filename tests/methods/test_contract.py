@@ -1,5 +1,6 @@
 """What every method must keep, for every class that ``methods`` exports: a new one needs a YAML in tests/conf."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], 
         torch.testing.assert_close(
             left[name], right[name], rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def documented(name: str) -> list[set[str]]:
+    """What docs/methods.md says is shared, is personal and makes something of the uploads: the words in backticks."""
+    page = (Path(__file__).parents[2] / "docs/methods.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    return [set(re.findall(r"`([^`]+)`", cell)) for cell in row.split("|")[2:5]]
 
 
 def test_every_method_has_a_tiny_configuration() -> None:
@@ -90,6 +98,8 @@ def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
             assert torch.equal(value, method.get_parameter(name)), f"{name} is not shared but moved on the server"
     moved = {n for n, v in learned_state(method).items() if not torch.equal(v, start[n])}
     assert trained, "a method that trains nothing has its place in UNTRAINED"
+    rule = set() if type(method.server.rule) is ServerRule else {type(method.server.rule).__name__}
+    assert documented(conf) == [set(method.shared), set(method.personal), rule]
     for name in method.roles.personal:
         assert f"store.{name}" in moved
     if type(method.server.rule) is ServerRule:

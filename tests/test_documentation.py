@@ -1,0 +1,307 @@
+"""What the README and the pages of ``docs/`` tell people to do."""
+
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from federation import CONF, build, federation
+from refusal import refused
+
+import datamodules
+import methods
+from benchmark import commands
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Round, Uploads
+from benchmark.figures.pfedpt import make
+from benchmark.records.results import read_record
+from benchmark.records.source_code import changed_files
+from benchmark.run.checkpoint import read_checkpoint
+from benchmark.run.cli import main
+from benchmark.run.command import resolved
+from benchmark.server import ServerRule
+from benchmark.speed.__main__ import CASES
+from benchmark.yaml_files import read_mapping
+from datamodules import ImageSource, Partition
+
+ROOT = Path(__file__).parents[1]
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+README = PAGES["README.md"]
+#: The files that pages have one write: a block whose paragraph ends in its name.
+FILES = {
+    name: text
+    for page in PAGES.values()
+    for name, text in re.findall(r"`(\w+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
+}
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language, of all pages."""
+    return [text for page in PAGES.values() for text in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)]
+
+
+def given_commands() -> list[str]:
+    """Every command of every page, once, without its comment."""
+    lines = [line for text in blocks("bash") for line in text.splitlines()]
+    return sorted({shlex.join(words) for line in lines if (words := shlex.split(line, comments=True))})
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The repository as somebody sees it who has written the files of the pages."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+    for name in ("Makefile", "configs", "results"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_blocks_are_commands_or_code_that_is_run_here() -> None:
+    languages = set(re.findall(r"^```(\S+)", "\n".join(PAGES.values()), re.MULTILINE))
+    assert languages == {"bash", "python", "yaml"}
+    assert set(blocks("python")) - set(FILES.values()) == {block("python", "class ProximalHead")}
+    assert set(blocks("yaml")) - set(FILES.values()) == {block("yaml", "WandbLogger")}
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize("command", given_commands())
+def test_every_command_is_one_that_its_program_takes(command: str) -> None:
+    check(shlex.split(command))
+
+
+def check(words: list[str]) -> None:
+    """Hand a command to the real parser: its options are known, its files, tables and presets are there."""
+    kept = sorted(Path("results/runs").glob("fedvpt-digits-*"))[0]
+    words = [re.sub("RUN_DIR|runs/one", str(kept), word) for word in words if word != "PYTHONPATH=."]
+    program, arguments = Path(words[0]).name, words[1:]
+    match program:
+        case "make":
+            shown = subprocess.run(  # -o: nothing is installed; -n: what is shown is not run
+                ["make", "-n", "-o", ".venv/.installed", *arguments], capture_output=True, text=True, check=True
+            )
+            lines = [shlex.split(line, comments=True) for line in shown.stdout.splitlines()]
+            for recipe in (line for line in lines if line and line[0].startswith(".venv/bin/")):
+                check(recipe)
+        case "lightning-cli" if arguments[0] == "fit":
+            assert resolved(arguments[1:])
+        case "lightning-cli":
+            with pytest.raises(SystemExit, match=r"^0$"):
+                main([*arguments, "--print_config"])
+        case "benchmark":
+            given = commands.parser().parse_args(arguments)
+            if given.run is commands.table:
+                table = read_mapping(f"configs/tables/{given.name}.yaml")
+                assert given.preset in table["presets"]
+                assert given.baseline is None or given.baseline in [row["label"] for row in table["rows"]]
+            elif given.run is commands.figure:
+                assert set(given.names) <= set(make.FIGURES)
+                assert given.preset in read_mapping(make.CONFIG)
+            elif given.run is commands.partition:
+                assert given.what.is_file()
+        case "python":
+            assert arguments[1] in ("pytest", "benchmark.speed")
+            if arguments[1] == "benchmark.speed":
+                assert set(arguments[2:]) <= {*CASES, "--minutes", "8"}
+        case "wandb":
+            assert arguments[0] == "sweep"
+            assert Path(arguments[1]).is_file()
+        case "source":
+            assert arguments == [".venv/bin/activate"]
+            assert "VENV := .venv\n" in Path("Makefile").read_text()
+        case _:
+            assert program in ("ruff", "mypy", "mkdocs")
+
+
+def block(language: str, containing: str) -> str:
+    return next(text for text in blocks(language) if containing in text)
+
+
+def test_the_method_of_the_readme_stays_nearer_to_what_it_received(workplace: Path) -> None:
+    (workplace / "readme_method.py").write_text(block("python", "class ProximalHead"))
+    backbone = "benchmark.backbones.vit.TimmViT"
+    shape = ["name=test_vit", "weights=random", "image_size=32"]
+
+    def moved(mu: float) -> float:
+        settings = ["mu=" + str(mu), f"backbone={backbone}", *(f"backbone.init_args.{part}" for part in shape)]
+        method = ["--model=readme_method.ProximalHead", *(f"--model.init_args.{setting}" for setting in settings)]
+        run = ["--data.clients_per_round=2", "--trainer.max_epochs=1", f"--run_dir=mu{mu}"]
+        main(["fit", f"--config={CONF / 'base.yaml'}", *method, *run])
+        record = read_record(f"mu{mu}")
+        assert record.communication["up_floats"] == 8 * 64 + 8
+        return float(read_checkpoint(f"mu{mu}/checkpoints/last.ckpt")["state_dict"]["head.weight"].norm())
+
+    assert moved(5.0) < moved(0.0)
+
+
+def test_the_added_method_runs_and_learns(workplace: Path) -> None:
+    main(["fit", "--config", "smooth.yaml", "--run_dir=run", "--trainer.enable_progress_bar=false"])
+    record = read_record("run")
+    accuracy = record.summary["server"]["test"]["accuracy"]
+    assert accuracy["last"]["average"] > 0.5 > accuracy["round0"]["average"]
+    assert record.communication["up_floats"] == 96 * 10 + 10
+    assert record.code is not None
+    assert record.code["my_method"] == hashlib.sha256(Path("my_method.py").read_bytes()).hexdigest()
+    named = {"benchmark.method", "benchmark.server", "benchmark.backbones.vit", "datamodules.digits"}
+    assert named < set(record.code)
+    assert (record.server, record.other_server) == ("benchmark.server.ServerRule", None)
+    assert record.images_sha256 == json.loads(Path("run/manifest.json").read_text())["images_sha256"]
+    assert changed_files(record.code) == []
+    (workplace / "my_method.py").write_text("")
+    assert changed_files(record.code) == ["my_method.py"]
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_added_rule_runs_is_named_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    conf = [f"--config={CONF / name}.yaml" for name in ("base", "HeadTune")]
+
+    def run(rounds: int, folder: str, *arguments: str) -> dict[str, dict[str, torch.Tensor]]:
+        own = ["--config=rule.yaml", f"--trainer.max_epochs={rounds}", f"--run_dir={folder}"]
+        main(["fit", *conf, *own, *arguments])
+        held = read_checkpoint(f"{folder}/checkpoints/last.ckpt")
+        return {"shared": held["state_dict"], "velocity": held["callbacks"]["server"]["rule"]}
+
+    one, two = run(1, "one"), run(2, "two")
+    for name in ("head.weight", "head.bias"):
+        moved = two["shared"][name] - one["shared"][name]
+        torch.testing.assert_close(two["velocity"][name.replace(".", "_")], moved, rtol=0, atol=1e-6)
+    Path("one/record.json").unlink()
+    again = run(2, "one", "--ckpt_path=last")
+    for part, values in two.items():
+        assert values.keys() == again[part].keys()
+        assert all(torch.equal(value, again[part][name]) for name, value in values.items())
+    record = read_record("two")
+    assert (record.server, record.default_server) == ("my_rules.FedAvgM", "benchmark.server.ServerRule")
+    assert record.other_server == "my_rules.FedAvgM"
+    assert record.code is not None
+    assert record.code["my_rules"] == hashlib.sha256(Path("my_rules.py").read_bytes()).hexdigest()
+    assert {"benchmark.server", "benchmark.engine.rounds", "methods.headtune"} < set(record.code)
+    kind = sys.modules["my_rules"].FedAvgM
+    rule, w = kind(beta=0.5), {"w.x": torch.tensor([1.0])}
+    rule.start(w, federation(2))
+    for number, expected in ((1, 3.0), (2, 6.0)):  # v = 2; v = 0.5 * 2 + 2
+        uploads = Uploads((0, 1), {"w.x": torch.stack([w["w.x"] + 1, w["w.x"] + 3])}, torch.ones(2).double())
+        w = rule.aggregate(Round(number, (0, 1), 0), w, uploads)
+        assert w["w.x"].tolist() == [expected]
+    Path("rule.yaml").write_text(Path("rule.yaml").read_text().replace("beta: 0.5", "beta: 1.5"))
+    line = refused(capsys, main, ["fit", *conf, "--config=rule.yaml", "--trainer.max_epochs=1", "--run_dir=no"])
+    assert "beta" in line
+    assert "1.5" in line
+
+
+def test_a_rule_is_no_part_of_a_method() -> None:
+    method, _ = build("PFedPG")
+    with pytest.raises(ConfigurationError, match=r"PFedPG keeps a ServerRule as 'rule', .* make it in make_server"):
+        method.rule = ServerRule()
+    rules = [method.make_server(), method.make_server()]
+    assert rules[0] is not rules[1]
+    assert not any(isinstance(module, ServerRule) for module in method.modules())
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_added_data_set_is_read_and_learned() -> None:
+    main(["fit", "--config=shapes.yaml", "--run_dir=run", "--trainer.enable_progress_bar=false"])
+    record = read_record("run")
+    assert record.client_names == ("red", "green", "blue")
+    accuracy = record.summary["server"]["test"]["accuracy"]
+    assert accuracy["last"]["average"] > 0.6 > accuracy["round0"]["average"]
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_added_partition_deals_all_images_and_is_drawn() -> None:
+    assert commands.main(["partition", "unequal.yaml", "unequal.png"]) == 0
+    assert Path("unequal.png").stat().st_size > 0
+    clients = json.loads(Path("unequal.json").read_text())["clients"]
+    train = [sum(client["train_classes"]) for client in clients]
+    assert len(clients) == 8
+    assert sum(train) == 1438
+    assert all(abs(next - 0.7 * size) < 2 for size, next in pairwise(train))
+
+
+def test_the_logger_of_the_pages_is_taken(workplace: Path) -> None:
+    (workplace / "logger.yaml").write_text(block("yaml", "WandbLogger"))
+    config = resolved(["--config=configs/fedvpt_digits.yaml", "--config=logger.yaml"])
+    assert config["trainer"]["logger"]["init_args"]["offline"] is True
+
+
+def test_everything_that_pages_name_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page, text in PAGES.items():
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for path in set(re.findall(r"configs/[\w./]+\.yaml|results/[\w./]+\.md", prose)):
+            assert (ROOT / path).is_file(), path
+        for words in set(re.findall(r"`make ([\w-]+)", prose)):
+            table = ROOT / "configs/tables" / f"{words.replace('-', '_')}.yaml"
+            assert f"\n{words}:" in makefile or table.is_file(), words
+        for link in set(re.findall(r"\]\(([^)#]+)\)", prose)):
+            assert (ROOT / ("" if page == "README.md" else "docs") / link).exists(), f"{page}: {link}"
+        for name in set(re.findall(r"`((?:benchmark|methods|datamodules|tests)/[\w/]+(?:\.py)?/?)`", prose)):
+            assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_the_readme_is_short() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_readme_names_all_there_is() -> None:
+    families = README[README.index("## What is in it") : README.index("## How far")]
+    named = [name for name in re.findall(r"\w+", families) if name in methods.__all__]
+    assert sorted(named) == sorted(methods.__all__)
+    classes = [getattr(datamodules, name) for name in datamodules.__all__]
+    kinds = [kind for kind in classes if isinstance(kind, type)]
+    sources = [kind for kind in kinds if issubclass(kind, ImageSource) and kind is not ImageSource]
+    partitions = [kind for kind in kinds if issubclass(kind, Partition) and kind is not Partition]
+    assert f"{len(sources)} data sets, {len(partitions)} partitions" in families
+    for kind in (*sources, *partitions):
+        assert f"`{kind.__name__}`" in PAGES["data.md"], kind.__name__
+
+
+def test_the_tree_of_the_readme_is_true() -> None:
+    tree = next(text for text in re.findall(r"\n\n```\n(.*?)```", README, re.DOTALL) if "methods/" in text)
+    top = ROOT
+    for line in tree.splitlines():
+        inside = line.startswith(" ")
+        folders = [(top if inside else ROOT) / name for name in re.findall(r"(?:^|  )(\w+)/", line)]
+        assert folders, line
+        assert all(folder.is_dir() for folder in folders), line
+        assert all((folders[0] / file).is_file() for file in re.findall(r"\w+\.py", line)), line
+        top = top if inside else folders[0]
+
+
+def test_the_readmes_table_is_the_committed_one() -> None:
+    def rows(text: str) -> list[list[str]]:
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    shown = rows(README)
+    committed = rows((ROOT / "results/tables/table1_demo.md").read_text().split("\n## ")[1])
+    columns = [committed[0].index(name) for name in shown[0]]
+    assert shown[2:] == [[row[column] for column in columns] for row in committed[2:]]
+
+
+def test_the_page_of_methods_has_them_all_once() -> None:
+    assert sorted(re.findall(r"^\| `(\w+)` \|", PAGES["methods.md"], re.MULTILINE)) == sorted(methods.__all__)
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_warnings(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "reference/index.html").is_file()
+
+
+def test_every_configuration_of_the_readmes_table_exists() -> None:
+    for name in ("local", "fedavg", "fedprox", "fedvpt", "fedvptdeep", "pfedpg"):
+        for data in ("digits", "office_caltech10"):
+            assert (ROOT / "configs" / f"{name}_{data}.yaml").is_file()
