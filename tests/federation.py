@@ -118,11 +118,13 @@ def fit(
     ckpt_path: str | None = None,
     save_to: Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    evaluate: bool = True,
 ) -> Any:
-    """Run the federation, with some of the Trainer's settings; returns the Trainer."""
+    """Run the federation, with some of the Trainer's settings, perhaps without evaluations; returns the Trainer."""
     callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
     trainer = Trainer(
         **{**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", **(settings or {})},
+        **({} if evaluate else {"limit_val_batches": 0}),
         logger=False,
         enable_progress_bar=False,
         enable_checkpointing=save_to is not None,

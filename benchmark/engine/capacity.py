@@ -13,6 +13,7 @@ from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import HeldBytes, free_memory
 from benchmark.engine.plan import Step
 from benchmark.federation import Broadcast, Round
+from benchmark.server import ServerRule
 
 if TYPE_CHECKING:
     from benchmark.engine.simulation import Simulation
@@ -24,7 +25,7 @@ WIDEST = 64
 CPU_STEP = 2**29
 
 
-def widest(simulation: "Simulation", resident: bool = True) -> int:
+def widest(simulation: "Simulation", rule: ServerRule, resident: bool = True) -> int:
     """Choose how many clients go together: what fills 60 % of a GPU's free memory, or ``CPU_STEP`` bytes.
 
     First the images and what is made of them take their place, so that nothing depends on who asks first; a round's
@@ -32,14 +33,17 @@ def widest(simulation: "Simulation", resident: bool = True) -> int:
 
     Args:
         simulation: whose clients.
+        rule: started; sends what a client receives.
         resident: whether the images are gathered on the device, so that they lie there if they fit.
     """
     most, device = min(WIDEST, simulation.federation.participants), simulation.device
     simulation.images.settle(device, resident)
+    client = simulation.federation.training_clients[0]
+    received = simulation.received(rule, Round(1, (client,), simulation.federation.seed), (client,))
     # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
     for images in (1, min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values()))):
         if most > 1:
-            step, upload = bytes_per_client(simulation, images, resident)
+            step, upload = bytes_per_client(simulation, received, images, resident)
             room = CPU_STEP
             if device.type == "cuda":
                 room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
@@ -47,13 +51,16 @@ def widest(simulation: "Simulation", resident: bool = True) -> int:
     return most
 
 
-def bytes_per_client(simulation: "Simulation", images: int, resident: bool = True) -> tuple[int, int]:
-    """Take two local steps of one client in each phase, in slots of their own, and watch their memory.
+def bytes_per_client(
+    simulation: "Simulation", received: Broadcast, images: int, resident: bool = True
+) -> tuple[int, int]:
+    """Take two local steps of the first client in each phase, in slots of their own, and watch their memory.
 
     In the second the momenta are there, and at its end the client has finished, so that its values are set aside.
 
     Args:
         simulation: whose clients; nothing of it changes.
+        received: what the client is sent.
         images: in the client's mini-batch.
         resident: as for ``widest``.
 
@@ -69,7 +76,6 @@ def bytes_per_client(simulation: "Simulation", images: int, resident: bool = Tru
         # Mapped in any case, as for several clients: a single one of a method that trains everything is not.
         clients = ClientMap(simulation.method, replace(simulation.roles, has_frozen=True), simulation.watch)
         local_steps = LocalSteps(simulation.method, clients, slots)
-        received = Broadcast(common=simulation.shared())
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):

@@ -14,6 +14,7 @@ from benchmark.engine.pool import gather
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 from benchmark.seeds import torch_generator
+from benchmark.server import ServerRule
 
 #: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
 BLOCK = 16
@@ -29,6 +30,7 @@ class Loaders:
         simulation: whose clients and phases.
         cohort_width: clients stepped together; ``"auto"`` picks by memory.
         workers: loader processes that gather the images; 0 gathers on the device.
+        rule: the server's, started.
         select: gives the clients of a round, by its number.
     """
 
@@ -37,10 +39,12 @@ class Loaders:
         simulation: Simulation,
         cohort_width: int | Literal["auto"],
         workers: int,
+        rule: ServerRule,
         select: Callable[[int], list[int]],
     ) -> None:
         self.simulation = simulation
         self.workers = workers
+        self.rule = rule
         self.select = select
         #: what ``auto`` chose; part of a checkpoint, for bit-identical arithmetic
         self.chosen: int | None = None if cohort_width == "auto" else cohort_width
@@ -49,7 +53,7 @@ class Loaders:
     def width(self) -> int:
         """Clients stepped together."""
         if self.chosen is None:
-            self.chosen = widest(self.simulation, resident=not self.workers)
+            self.chosen = widest(self.simulation, self.rule, resident=not self.workers)
         return self.chosen
 
     def training(self, number: int) -> "DataLoader[Block]":

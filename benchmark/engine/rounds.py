@@ -69,7 +69,7 @@ class Server(Callback):
         trainer.precision_plugin.convert_module(pl_module)
         self.rule.start(method.initial_values(), simulation.federation)
         self._selected = (0, [])
-        data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, self.next_clients)
+        data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients)
         self._on_divergence = data.on_divergence
 
     def next_clients(self, number: int) -> list[int]:

@@ -56,7 +56,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
             "had from the checkpoint alone; use `lightning-cli validate --ckpt_path`"
         )
-    data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, rule.select)
+    data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, rule, rule.select)
     if type(data).__qualname__ in content:
         data.load_state_dict(content[type(data).__qualname__])
     method.on_load_checkpoint(content)

@@ -14,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmark.engine import capacity
 from benchmark.engine.capacity import bytes_per_client, widest
 from benchmark.engine.memory import HeldBytes
+from benchmark.engine.simulation import Simulation
+from benchmark.federation import Broadcast
 from benchmark.speed import measure
 from benchmark.speed.workloads import Work, cnn, fedvpt, tiny_vit
 
@@ -32,6 +34,11 @@ def allocated(work: Callable[[], Any]) -> int:
     return most
 
 
+def common(simulation: Simulation) -> Broadcast:
+    """What the weighted mean's server sends."""
+    return Broadcast(common=simulation.shared())
+
+
 def trained(work: Work, clients: int) -> tuple[Any, int]:
     """The method after a round in which all clients are stepped together, and the round's peak bytes."""
     method, data = work.method(clients), work.data(clients, 2 * work.batch, clients)
@@ -41,7 +48,9 @@ def trained(work: Work, clients: int) -> tuple[Any, int]:
 @pytest.mark.parametrize("work", [cnn(), tiny_vit(), fedvpt("micro_vit", 32)], ids=lambda work: work.name)
 def test_what_is_counted_is_what_a_client_adds_to_a_round(work: Work) -> None:
     (method, two), (_, four) = trained(work, 2), trained(work, 4)
-    assert bytes_per_client(method.simulation, work.batch)[0] == pytest.approx((four - two) / 2, rel=0.1)
+    assert bytes_per_client(method.simulation, common(method.simulation), work.batch)[0] == pytest.approx(
+        (four - two) / 2, rel=0.1
+    )
 
 
 def test_in_bfloat16_it_is_the_trainers_own() -> None:
@@ -49,7 +58,9 @@ def test_in_bfloat16_it_is_the_trainers_own() -> None:
     (method, two), (_, four) = trained(work, 2), trained(work, 4)
     added = (four - two) / 2
     casts = sum(p.numel() * 2 for p in method.backbone.parameters())  # of frozen weights, which all clients share
-    assert bytes_per_client(method.simulation, work.batch)[0] == pytest.approx(added + casts, rel=0.1)
+    assert bytes_per_client(method.simulation, common(method.simulation), work.batch)[0] == pytest.approx(
+        added + casts, rel=0.1
+    )
 
 
 @pytest.mark.parametrize(("settings", "times"), [({"momentum": 0.9}, 1), ({"optimizer": "adam"}, 2)])
@@ -58,7 +69,8 @@ def test_an_optimizers_state_counts(settings: dict[str, Any], times: int) -> Non
     for given in ({"momentum": 0.0}, settings):
         method, data = build("FedAvg", *(f"--model.init_args.training.{name}={value}" for name, value in given.items()))
         data.setup()
-        found.append(bytes_per_client(method.join(data), 12)[0])
+        simulation = method.join(data)
+        found.append(bytes_per_client(simulation, common(simulation), 12)[0])
     model = sum(method.get_parameter(name).nbytes for name in method.roles.slots)
     assert found[1] - found[0] == pytest.approx(times * model, abs=0.3 * model)
 
@@ -86,7 +98,7 @@ def test_uploads_are_those_of_shared_parameters_and_what_is_sent_besides() -> No
     data.setup()
     simulation = method.join(data)
     expected = sum(method.get_parameter(name).nbytes for name in method.roles.shared)
-    assert bytes_per_client(simulation, 4)[1] == expected > 0
+    assert bytes_per_client(simulation, common(simulation), 4)[1] == expected > 0
 
 
 class AsksInside(Callback):
@@ -95,7 +107,7 @@ class AsksInside(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         simulation = pl_module.simulation
         if simulation.cohort is not None:
-            assert widest(simulation) >= 1
+            assert widest(simulation, pl_module.server.rule) >= 1
 
 
 def test_asking_for_the_width_changes_no_cohort_in_progress() -> None:
@@ -113,7 +125,8 @@ def test_the_automatic_width_is_what_fits(room: float, width: int, monkeypatch: 
     method, data = build("FedAvg", "--data.cohort_width=auto")
     data.setup()
     largest = min(data.batch_size, max(data.train_sizes.values()))
-    need, _ = bytes_per_client(method.join(data), largest)
+    simulation = method.join(data)
+    need, _ = bytes_per_client(simulation, common(simulation), largest)
     assert data.participants == 7
     monkeypatch.setattr(capacity, "CPU_STEP", int(room * need))
     method, data = build("FedAvg", "--data.cohort_width=auto")
@@ -125,7 +138,8 @@ def test_the_automatic_width_is_what_fits(room: float, width: int, monkeypatch: 
 def test_memory_of_a_client_counts_slots_and_saved_activations() -> None:
     method, data = build("FedAvg")
     fit(method, data, 1)
-    small, large = (bytes_per_client(method.simulation, images)[0] for images in (4, 64))
+    simulation = method.simulation
+    small, large = (bytes_per_client(simulation, common(simulation), images)[0] for images in (4, 64))
     slots = 2 * 4 * sum(p.numel() for p in (*method.backbone.parameters(), *method.head.parameters()))
     images = 64 * 3 * 16 * 16 * 4
     first_layer = 64 * 64 * 12 * 12 * 4

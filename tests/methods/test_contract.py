@@ -91,7 +91,7 @@ def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
     method.join(data)
     before = {n: p.detach().clone() for n, p in method.named_parameters() if not n.startswith("slots.")}
     start = learned_state(method)
-    fit(method, data, 2)
+    fit(method, data, 2, evaluate=False)
     trained = set(method.roles.trained)
     for name, value in before.items():
         if name not in method.roles.shared:
@@ -131,7 +131,7 @@ def test_clients_that_are_not_selected_keep_their_state(conf: str) -> None:
     data.setup()
     method.join(data)
     start = learned_state(method)
-    fit(method, data, 1)
+    fit(method, data, 1, evaluate=False)
     resting = [c for c in range(11) if c not in method.server.rule.select(1)]
     assert len(resting) == 9
     for name, rows in learned_state(method).items():
@@ -172,7 +172,8 @@ def message_bytes(message: dict[str, torch.Tensor]) -> int:
 @pytest.mark.parametrize("conf", METHODS)
 def test_personal_tensors_never_leave_and_bytes_are_counted(conf: str) -> None:
     wire = Wire()
-    method = run(conf, rounds=2, callbacks=[wire])
+    method, data = build(conf)
+    fit(method, data, 2, [wire], evaluate=False)
     assert len(wire.down) == len(wire.up) == 2 * 7
     for message in wire.down + wire.up:
         assert not set(message) & (set(method.roles.personal) - set(method.roles.uploaded))
@@ -218,7 +219,7 @@ class SeenImages(Callback):
 def test_a_test_image_never_trains_and_every_training_image_does(conf: str) -> None:
     seen = SeenImages()
     method, data = build(conf, "--data.clients_per_round=11")
-    fit(method, data, 1, [seen])
+    fit(method, data, 1, [seen], evaluate=False)
     for client in range(11):
         assert seen.rows[client] == set(data.splits.train[client].tolist())
         assert len(seen.rows[client]) == SIZES[client]
@@ -239,6 +240,6 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(conf: str, tmp
 @pytest.mark.parametrize("conf", TRAINED)
 def test_a_checkpoint_holds_no_frozen_weight_and_no_slot(conf: str, tmp_path: Path) -> None:
     method, data = build(conf)
-    fit(method, data, 1, save_to=tmp_path)
+    fit(method, data, 1, save_to=tmp_path, evaluate=False)
     held = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert {n for n in held if not n.startswith("store.")} == set(method.roles.trained)

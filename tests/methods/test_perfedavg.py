@@ -13,7 +13,7 @@ from torch import nn
 from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.engine.capacity import bytes_per_client
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round
+from benchmark.federation import Broadcast, Round
 from methods.fedavg import FedAvg
 from methods.perfedavg import PerFedAvg
 
@@ -169,4 +169,4 @@ def test_memory_of_a_client_can_be_measured() -> None:
     data.setup()
     simulation = method.join(data)
     model = sum(p.numel() * p.element_size() for p in (*method.backbone.parameters(), *method.head.parameters()))
-    assert bytes_per_client(simulation, 4)[0] > 4 * model
+    assert bytes_per_client(simulation, Broadcast(common=simulation.shared()), 4)[0] > 4 * model
