@@ -8,18 +8,18 @@ deployment calls the same functions for its one client.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round
+from benchmark.federation import Round, Values
 from benchmark.masked import cross_entropy
 from benchmark.ranges import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from benchmark.server import ServerRule
 
-Values = dict[str, Tensor]
+Loss = Tensor | tuple[Tensor, Values]
 Input = Literal["images", "features", "own_images"]
 
 
@@ -138,7 +138,7 @@ class Client:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """One client's mini-batch.
+    """One client's mini-batch; the engine holds those of K clients in one, with a leading K.
 
     Attributes:
         x: images, [B, 3, H, W]; [B, 0] where ``inputs`` does not name them.
@@ -187,7 +187,7 @@ class ClientMethod(nn.Module):
         """Classify images [B, 3, H, W]: logits [B, C]."""
         raise ConfigurationError(f"{type(self).__name__} must define forward: images [B, 3, H, W] to logits [B, C]")
 
-    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+    def client_loss(self, client: Client, batch: MiniBatch) -> Loss:
         """Return the objective on a mini-batch, a scalar; cross-entropy of ``forward`` by default.
 
         It may come with named tensors: ``(loss, {name: tensor})``. Scalars among them are recorded as means over the

@@ -15,6 +15,7 @@ from benchmark.engine.client_store import ClientStore
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.data import FederatedData
+from benchmark.engine.evaluation import Evaluation
 from benchmark.engine.frozen import check_modes, frozen_parts
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import initial_rows
@@ -118,12 +119,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
         images = ImageFeed(self, pool, federation, data.cache_features)
         self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
+        self.evaluation = Evaluation(self.simulation)
         self.on_divergence = data.on_divergence
         if data.compile_steps is not None:
             steps = self.simulation.local_steps
-            steps.compiled = CompiledLoss(
-                self, self.simulation.clients, self.slots, steps.losses, data.compile_steps, bf16
-            )
+            steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, data.compile_steps, bf16)
         self.train(self.training)
         return self.simulation
 
@@ -157,16 +157,16 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin an evaluation of all clients."""
-        self.simulation.evaluation.start()
+        self.evaluation.start()
 
     def validation_step(self, block: Block, batch_idx: int) -> None:
         """Take some steps of a cohort's evaluation."""
         for step in block.steps:
-            self.simulation.evaluation.step(step, self.server.evaluated, self.server.rule)
+            self.evaluation.step(step, self.server.evaluated, self.server.rule)
 
     def on_validation_epoch_end(self) -> None:
         """End the evaluation."""
-        self.simulation.evaluation.finish(self.server.evaluated, self.on_divergence)
+        self.evaluation.finish(self.server.evaluated, self.on_divergence)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -9,7 +9,7 @@ import torch
 from federation import build, fit, learned
 from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
 
-from benchmark.engine.local_training import LocalSteps
+from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
 from benchmark.method import FederatedMethod
 
@@ -73,12 +73,13 @@ def compare(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, float], li
 
 def waits_with(fault: str) -> list[str]:
     """The waits of local steps that each do what none may."""
-    losses = LocalSteps.losses
+    mapped = ClientMap.__call__
 
-    def wrong(self: LocalSteps, *arguments: Any) -> Any:
-        made = losses(self, *arguments)
-        FAULTS[fault](made[0] if isinstance(made, tuple) else made)
+    def wrong(self: ClientMap, name: str, *arguments: Any, **settings: Any) -> Any:
+        made = mapped(self, name, *arguments, **settings)
+        if name == "client_loss":
+            FAULTS[fault](made[0] if isinstance(made, tuple) else made)
         return made
 
-    with patch.object(LocalSteps, "losses", wrong):
+    with patch.object(ClientMap, "__call__", wrong):
         return on_gpu("FedBABU", ())[1]

@@ -1,7 +1,6 @@
 """How many clients fit into a step together."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,11 +11,9 @@ from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import HeldBytes, free_memory
 from benchmark.engine.plan import Step
+from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Round
 from benchmark.server import ServerRule
-
-if TYPE_CHECKING:
-    from benchmark.engine.simulation import Simulation
 
 #: Widest cohort that ``auto`` picks; beyond it nothing gains.
 WIDEST = 64
@@ -25,7 +22,7 @@ WIDEST = 64
 CPU_STEP = 2**29
 
 
-def widest(simulation: "Simulation", rule: ServerRule, resident: bool = True) -> int:
+def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> int:
     """Choose how many clients go together: what fills 60 % of a GPU's free memory, or ``CPU_STEP`` bytes.
 
     First the images and what is made of them take their place, so that nothing depends on who asks first; a round's
@@ -52,7 +49,7 @@ def widest(simulation: "Simulation", rule: ServerRule, resident: bool = True) ->
 
 
 def bytes_per_client(
-    simulation: "Simulation", received: Broadcast, images: int, resident: bool = True
+    simulation: Simulation, received: Broadcast, images: int, resident: bool = True
 ) -> tuple[int, int]:
     """Take two local steps of the first client in each phase, in slots of their own, and watch their memory.
 
@@ -82,13 +79,13 @@ def bytes_per_client(
             local_steps.start(phase, optimizer, 1.0, {})
             for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
                 placed = step if resident else simulation.images.pool.gathered(step)
-                local_steps.step(cohort, placed, simulation.rows(placed.to(simulation.device)), phase, optimizer)
+                local_steps.step(cohort, placed, simulation.mini_batch(placed.to(simulation.device)), phase, optimizer)
     sent: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
     sent += [cohort.totals[name][0] for name in simulation.roles.reported if name in cohort.totals]
     return held.most, sum(value.numel() * value.element_size() for value in sent)
 
 
-def _step(simulation: "Simulation", phase: int, images: int, own_end: bool) -> Step:
+def _step(simulation: Simulation, phase: int, images: int, own_end: bool) -> Step:
     """Make a step of the first client on its first image, taken several times."""
     client = simulation.federation.training_clients[0]
     index = torch.from_numpy(simulation.federation.train_rows[client][:1]).repeat(images).unsqueeze(0)

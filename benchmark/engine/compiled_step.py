@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from benchmark.contract import Client, ClientMethod, MiniBatch, Stage
+from benchmark.contract import ClientMethod, Loss, MiniBatch, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.plan import Rows, Step
+from benchmark.engine.plan import Step
 from benchmark.errors import ConfigurationError
 
 #: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
@@ -21,8 +21,6 @@ CompileMode = Literal["default", "reduce-overhead"]
 #: with bfloat16, whose intermediate results a fused kernel does not round.
 TOLERANCE = (1e-3, 5e-2)
 
-Losses = Callable[[Cohort, Step, Rows], Any]
-
 
 class CompiledLoss:
     """``client_loss`` of a cohort, compiled with ``torch.compile``.
@@ -31,24 +29,20 @@ class CompiledLoss:
         method: whose loss.
         clients: maps it.
         slots: what is trained, for the comparison of gradients.
-        plain: the same, operation by operation.
         mode: of ``torch.compile``.
         bf16: whether steps run under bfloat16.
     """
 
-    def __init__(
-        self, method: ClientMethod, clients: ClientMap, slots: Slots, plain: Losses, mode: CompileMode, bf16: bool
-    ) -> None:
+    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots, mode: CompileMode, bf16: bool) -> None:
         self.method = method
         self.clients = clients
         self.slots = slots
-        self.plain = plain
         self.mode = mode
         self.limit = TOLERANCE[bf16]
         #: by stage, phase and cohort width
-        self.programs: dict[tuple[Stage, int, int], Callable[..., Any]] = {}
+        self.programs: dict[tuple[Stage, int, int], Callable[..., Loss]] = {}
 
-    def __call__(self, cohort: Cohort, step: Step, rows: Rows) -> Any:
+    def __call__(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Loss:
         """Return the clients' losses, by code whose gradients were compared.
 
         A program holds code for each set of shapes, Python numbers and branches it has met; new code is made inside a
@@ -59,38 +53,31 @@ class CompiledLoss:
         """
         key = (step.stage, step.phase, len(cohort.clients))
         if key not in self.programs:
-            program = self._program(cohort, step)
-            self.compare(cohort, step, rows, program)
+            mapped = self.clients.mapped(self.method.client_loss)
+            program = torch.compile(mapped, mode=self.mode, dynamic=False)
+            self.compare(cohort, step, batch, program)
             self.programs[key] = program
         made = graphs_made()
         self._mark()
         with self._compiling():
-            losses = self._call(self.programs[key], cohort, step, rows)
+            losses = self._call(self.programs[key], cohort, step, batch)
         if graphs_made() == made:
             return losses
         del losses
-        self.compare(cohort, step, rows, self.programs[key])
+        self.compare(cohort, step, batch, self.programs[key])
         self._mark()
-        return self._call(self.programs[key], cohort, step, rows)
+        return self._call(self.programs[key], cohort, step, batch)
 
-    def _program(self, cohort: Cohort, step: Step) -> Callable[..., Any]:
-        method, phase = self.method, step.phase
-
-        def loss(client: Client, own: Rows) -> Any:
-            return method.client_loss(client, MiniBatch(phase=phase, split="train", **own))
-
-        return torch.compile(self.clients.mapped(loss), mode=self.mode, dynamic=False)
-
-    def _call(self, program: Callable[..., Any], cohort: Cohort, step: Step, rows: Rows) -> Any:
-        """Call a program with rows for all clients of the cohort, the first one's again for those at their end."""
+    def _call(self, program: Callable[..., Loss], cohort: Cohort, step: Step, batch: MiniBatch) -> Loss:
+        """Call a program with a mini-batch of every client of the cohort, the first one's for those at their end."""
         width, count = len(cohort.clients), len(step.clients)
 
         def whole(part: Tensor) -> Tensor:
             missing = width - len(part)
             return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
 
-        made = program(cohort.round, cohort.received.common, cohort.rows(width), (tree_map(whole, rows),))
-        return tree_map(lambda part: part[:count], made)
+        made = program(cohort.round, cohort.received.common, cohort.rows(width), (tree_map(whole, batch),))
+        return cast(Loss, tree_map(lambda part: part[:count], made))
 
     def _mark(self) -> None:
         if self.mode == "reduce-overhead":
@@ -108,7 +95,7 @@ class CompiledLoss:
                 "data.compile_steps out, or mend what it needs (on a CPU a C++ compiler)"
             ) from error
 
-    def compare(self, cohort: Cohort, step: Step, rows: Rows, program: Callable[..., Any]) -> None:
+    def compare(self, cohort: Cohort, step: Step, batch: MiniBatch, program: Callable[..., Loss]) -> None:
         """Refuse a compiled step whose gradients are not those of the operations one by one.
 
         Inductor's code is not always right: torch 2.15 makes a CLIP text tower's gradient on a CPU 2 % off. A CUDA
@@ -120,16 +107,18 @@ class CompiledLoss:
         trained = [name for name in self.slots.names if self.slots.of(name).requires_grad]
         slots = [self.slots.of(name) for name in trained]
 
-        def gradients(made: Any) -> list[Tensor]:
+        def gradients(made: Loss) -> list[Tensor]:
             losses = made[0] if isinstance(made, tuple) else made
             found = torch.autograd.grad(losses.sum(), slots, materialize_grads=True)
             return [gradient.clone() for gradient in found]  # a CUDA graph writes its next ones to the same place
 
-        expected = gradients(self.plain(cohort, step, rows))
+        count, part = len(step.clients), (step.stage, step.phase)
+        plain = self.clients("client_loss", self.method.client_loss, cohort, count, batch, part=part)
+        expected = gradients(plain)
         for _ in range(3 if self.mode == "reduce-overhead" else 1):
             self._mark()
             with self._compiling():
-                found = gradients(self._call(program, cohort, step, rows))
+                found = gradients(self._call(program, cohort, step, batch))
             for name, right, made in zip(trained, expected, found, strict=True):
                 off = ((made - right).norm() / right.norm().clamp(min=1e-30)).item()
                 if not off <= self.limit:  # NaN is refused too

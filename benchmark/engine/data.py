@@ -1,4 +1,4 @@
-"""What the engine needs of a datamodule."""
+"""What the engine needs of a datamodule, and of the module that holds a method."""
 
 from typing import Literal, Protocol
 
@@ -7,7 +7,8 @@ from torch import Tensor
 from benchmark.engine.compiled_step import CompileMode
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.pool import Transform
-from benchmark.federation import Federation
+from benchmark.engine.simulation import Simulation
+from benchmark.federation import Federation, Values
 
 
 class Images(Protocol):
@@ -43,3 +44,15 @@ class FederatedData(Protocol):
     @property
     def federation(self) -> Federation:
         """The facts, once the images are divided."""
+
+
+class Member(Protocol):
+    """A method that takes part in a federation; see ``FederatedMethod``."""
+
+    simulation: Simulation
+
+    def join(self, data: FederatedData, bf16: bool = False) -> Simulation:
+        """Freeze the parameters, and make the slots and all clients' state."""
+
+    def initial_values(self) -> Values:
+        """Return copies of what the server may see."""

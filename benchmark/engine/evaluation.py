@@ -1,23 +1,20 @@
 """Scores of every client on its own held-out images, of a fitted copy of it where the method asks for one."""
 
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.kept_rows import LAST
 from benchmark.engine.mistakes import place
-from benchmark.engine.plan import Rows, Step
+from benchmark.engine.plan import Step
 from benchmark.engine.scores import ClientScores
+from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.server import ServerRule
-
-if TYPE_CHECKING:
-    from benchmark.engine.simulation import Simulation
 
 
 class Evaluation:
@@ -27,7 +24,7 @@ class Evaluation:
         simulation: whose clients.
     """
 
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
@@ -56,23 +53,19 @@ class Evaluation:
         if step.number == 0 or self._cohort is None:
             values = simulation.slots.detached() if self._fitted else self._values(step)
             self._cohort = simulation.gather(step.cohort, Stage.EVALUATE, round, self._received, values, step.split)
-        method, rows = simulation.method, simulation.rows(step)
-
-        def logits(client: Client, own: Rows) -> Tensor:
-            return method.client_logits(client, MiniBatch(phase=0, split=step.split, **own))
-
-        part = (step.stage, step.split)
-        made = simulation.clients("client_logits", logits, self._cohort, len(step.clients), rows, part=part)
-        if not isinstance(made, Tensor) or made.ndim != 3 or made.shape[:2] != rows["y"].shape:
+        method, batch = simulation.method, simulation.mini_batch(step)
+        count, part = len(step.clients), (step.stage, step.split)
+        made = simulation.clients("client_logits", method.client_logits, self._cohort, count, batch, part=part)
+        if not isinstance(made, Tensor) or made.ndim != 3 or made.shape[:2] != batch.y.shape:
             given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
             raise ConfigurationError(
-                f"{place(method, 'client_logits')} must return logits [B, C] of the {rows['y'].shape[1]} images of a "
+                f"{place(method, 'client_logits')} must return logits [B, C] of the {batch.y.shape[1]} images of a "
                 f"mini-batch; it returns {given}"
             )
         key = (step.point, step.split)
         if key not in self.scores:
             self.scores[key] = ClientScores(simulation.federation.num_clients, made.shape[-1]).to(simulation.device)
-        self.scores[key].update(made, rows["y"], step.clients)
+        self.scores[key].update(made, batch.y, step.clients)
 
     def _values(self, step: Step) -> Values:
         """Return what clients differ in; what all have in common is the method's own."""

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.contract import ClientMethod
+from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.features import FeatureTables
-from benchmark.engine.plan import Rows, Step
+from benchmark.engine.plan import Step
 from benchmark.engine.pool import Pool
 from benchmark.federation import Federation, Values
 from benchmark.masked import IGNORE
@@ -52,8 +52,8 @@ class ImageFeed:
         if "own_images" in self.method.inputs:
             self._own_tables()
 
-    def fill(self, step: Step) -> Rows:
-        """Return the stacked ``x``, ``y``, ``mask`` and ``features`` of a step."""
+    def fill(self, step: Step) -> MiniBatch:
+        """Return the mini-batches of a step's clients, [K, ...] throughout, without noise."""
         assert step.index is not None
         assert step.mask is not None
         mask = step.mask
@@ -69,7 +69,7 @@ class ImageFeed:
         x = step.images if step.images.shape[2] == 0 else self.pool.input(step.images, step.uniform, self._kind)
         if features is None:
             features = self._encode(x)
-        return {"x": x, "y": y, "mask": mask, "features": features}
+        return MiniBatch(x, y, mask, step.phase, step.split, features=features)
 
     @property
     def _kind(self) -> torch.dtype:

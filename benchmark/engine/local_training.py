@@ -9,21 +9,18 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from benchmark.contract import Client, ClientMethod, MiniBatch, Phase, Stage
+from benchmark.contract import Client, ClientMethod, Loss, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.kept_rows import momenta_of, owners
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.mistakes import place, tensors
-from benchmark.engine.plan import Rows, Step
+from benchmark.engine.plan import Step
 from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 
 Optimizer = LightningOptimizer | torch.optim.Optimizer
-
-#: ``(cohort, step, rows) -> losses [K], or losses and named tensors``.
-Program = Callable[[Cohort, Step, Rows], Any]
 
 
 def schedule_factor(phase: Phase, finished: int, rounds: int) -> float:
@@ -44,7 +41,7 @@ class LocalSteps:
         self.method = method
         self.clients = clients
         self.slots = slots
-        #: makes the losses in place of the plain operations
+        #: makes the losses in place of operation by operation
         self.compiled: CompiledLoss | None = None
         #: called after every step with its cohort, for measurements
         self.on_step: list[Callable[[Cohort, Step], None]] = []
@@ -65,17 +62,23 @@ class LocalSteps:
             groups.append({"params": [self.slots.of(name) for name in names], **settings})
         return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0)
 
-    def step(self, cohort: Cohort, step: Step, rows: Rows, phase: Phase, optimizer: Optimizer) -> None:
+    def step(self, cohort: Cohort, step: Step, batch: MiniBatch, phase: Phase, optimizer: Optimizer) -> None:
         """Take one step of the clients in ``step``.
 
         Args:
             cohort: they and those that have finished.
             step: whose and when.
-            rows: the stacked mini-batch, as keyword arguments of ``MiniBatch``.
+            batch: their mini-batches, [K, ...] throughout.
             phase: what is trained.
             optimizer: the phase's.
         """
-        losses, named = self._checked(self.compiled or self.losses, cohort, step, rows)
+        count = len(step.clients)
+        if self.compiled is not None:
+            made = self.compiled(cohort, step, batch)
+        else:
+            part = (step.stage, step.phase)
+            made = self.clients("client_loss", self.method.client_loss, cohort, count, batch, part=part)
+        losses, named = self._read(made, count)
         optimizer.zero_grad()
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
         if phase.clip is not None:
@@ -90,25 +93,14 @@ class LocalSteps:
         for watcher in self.on_step:
             watcher(cohort, step)
 
-    def losses(self, cohort: Cohort, step: Step, rows: Rows) -> Any:
-        """Call ``client_loss`` for the clients of a step."""
-        method, phase = self.method, step.phase
-
-        def loss(client: Client, own: Rows) -> Any:
-            return method.client_loss(client, MiniBatch(phase=phase, split="train", **own))
-
-        part = (step.stage, step.phase)
-        return self.clients("client_loss", loss, cohort, len(step.clients), rows, part=part)
-
-    def _checked(self, way: Program, cohort: Cohort, step: Step, rows: Rows) -> tuple[Tensor, Values]:
-        """Return the clients' losses, [K], and the named tensors that came with them.
+    def _read(self, made: Loss, count: int) -> tuple[Tensor, Values]:
+        """Return the losses of so many clients, [K], and the named tensors that came with them.
 
         Raises:
             ConfigurationError: the method returns something else.
         """
-        made = way(cohort, step, rows)
         losses, named = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
-        if not isinstance(losses, Tensor) or losses.shape != (len(step.clients),) or not isinstance(named, dict):
+        if not isinstance(losses, Tensor) or losses.shape != (count,) or not isinstance(named, dict):
             given = tuple(losses.shape[1:]) if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigurationError(
                 f"{place(self.method, 'client_loss')} must return a scalar, or a scalar and a dict of named tensors; "

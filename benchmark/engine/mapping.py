@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
-from benchmark.contract import Client, ClientMethod
+from benchmark.contract import Client, ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.mistakes import explained
 from benchmark.engine.roles import Roles
@@ -17,6 +17,18 @@ from benchmark.federation import Round, Values
 
 #: ``function(client, *rows)``; while it runs, the method's parameters are that client's.
 ClientFunction = Callable[..., Any]
+
+
+def _rebuilt(x: Tensor, y: Tensor, mask: Tensor, noise: Values, features: Values, phase: int, split: str) -> MiniBatch:
+    return MiniBatch(x, y, mask, phase, split, noise, features)
+
+
+# vmap takes a stacked mini-batch apart, so that a client's function is called with its own.
+register_pytree_node(
+    MiniBatch,
+    lambda batch: ([batch.x, batch.y, batch.mask, batch.noise, batch.features], (batch.phase, batch.split)),
+    lambda parts, of: _rebuilt(*parts, *of),
+)
 
 
 class _Call(nn.Module):

@@ -9,14 +9,13 @@ alone, so the plan of one client is the same in any cohort.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NotRequired, Protocol, TypedDict
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from benchmark.contract import Stage
-from benchmark.federation import Values
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,6 @@ class Step:
             if (tensor := getattr(self, name)) is not None
         }
         return replace(self, **moved)
-
-
-class Rows(TypedDict):
-    """The stacked mini-batch of a step, [K, ...] throughout, named as ``MiniBatch`` names a client's own."""
-
-    x: Tensor
-    y: Tensor
-    mask: Tensor
-    features: Values
-    noise: NotRequired[Values]
 
 
 class Block:

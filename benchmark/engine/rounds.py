@@ -1,26 +1,23 @@
 """The rounds of a simulated federation, as a callback of the Trainer."""
 
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.contract import Stage
-from benchmark.engine.data import FederatedData
+from benchmark.engine.data import FederatedData, Member
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.plan import Block
 from benchmark.engine.settings import check_one_device, check_precision, check_whole_rounds
+from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.server import ServerRule
-
-if TYPE_CHECKING:
-    from benchmark.engine.simulation import Simulation
-    from benchmark.method import FederatedMethod
 
 
 class Server(Callback):
@@ -61,7 +58,7 @@ class Server(Callback):
         check_precision(trainer.precision)
         if stage == "fit":
             check_whole_rounds(trainer)
-        method, data = cast("FederatedMethod", pl_module), cast(FederatedData, cast(Any, trainer).datamodule)
+        method, data = cast(Member, pl_module), cast(FederatedData, cast(Any, trainer).datamodule)
         simulation = method.join(data, bf16="bf16" in str(trainer.precision))
         simulation.rounds = trainer.max_epochs or 0
         simulation.images.precision = trainer.precision_plugin.forward_context
@@ -91,12 +88,12 @@ class Server(Callback):
         self.inside_round = True
         self._uploads, self._missing = [], []
         self.traffic.start_round()
-        cast("FederatedMethod", pl_module).simulation.watch.start()
+        cast(Member, pl_module).simulation.watch.start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
         """Broadcast to a cohort at its first step."""
         if batch.first:
-            simulation = cast("FederatedMethod", pl_module).simulation
+            simulation = cast(Member, pl_module).simulation
             received = simulation.received(self.rule, self._round, batch.cohort)
             self.traffic.down(len(batch.cohort), received.message())
             simulation.cohort = simulation.begin(batch.cohort, Stage.TRAIN, self._round, received)
@@ -109,7 +106,7 @@ class Server(Callback):
         Raises:
             ConfigurationError: training diverged; the last round's checkpoint is as it was.
         """
-        simulation = cast("FederatedMethod", pl_module).simulation
+        simulation = cast(Member, pl_module).simulation
         if batch.end and simulation.cohort is not None:
             clients, sent = simulation.end(simulation.cohort)
             simulation.cohort = None
@@ -121,7 +118,7 @@ class Server(Callback):
         if trainer.is_last_batch:
             self._finish(simulation)
 
-    def _finish(self, simulation: "Simulation") -> None:
+    def _finish(self, simulation: Simulation) -> None:
         uploads = Uploads.gathered(self._uploads, simulation.federation.train_sizes)
         if not uploads.clients:
             raise ConfigurationError(self._diverged())
@@ -142,7 +139,7 @@ class Server(Callback):
             f"rate, clip gradients or look at these clients' images{choice}"
         )
 
-    def _refuse_lost_state(self, simulation: "Simulation") -> None:
+    def _refuse_lost_state(self, simulation: Simulation) -> None:
         """Raise if what was made of finite uploads, shared values and the rule's own state, is not finite."""
         own = [*self.rule.parameters(), *self.rule.buffers()]
         for values in (list(simulation.shared().values()), own):
@@ -152,7 +149,7 @@ class Server(Callback):
                     f"in round {self._round.number}; lower the server's learning rate, or the clients'"
                 )
 
-    def _count_missing(self, simulation: "Simulation") -> None:
+    def _count_missing(self, simulation: Simulation) -> None:
         """Note whose uploads the round went without, as a client metric of training, and say so at their first time."""
         if new := sorted(set(self._missing) - set(self.dropped)):
             warnings.warn(

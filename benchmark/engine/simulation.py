@@ -1,13 +1,13 @@
 """All clients of a federation in one process: stepped in cohorts, kept between rounds, scored."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from benchmark.contract import ClientMethod, Phase, Stage
+from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.client_store import ClientStore
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.evaluation import Evaluation
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners
@@ -15,7 +15,7 @@ from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_fact
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported
 from benchmark.engine.mistakes import tensors
-from benchmark.engine.plan import Rows, Step
+from benchmark.engine.plan import Step
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, phases_of
 from benchmark.engine.watch import Watch
@@ -54,7 +54,6 @@ class Simulation:
         self.watch = Watch(method, (slots, store))
         self.clients = ClientMap(method, roles, self.watch)
         self.local_steps = LocalSteps(method, self.clients, slots)
-        self.evaluation = Evaluation(self)
         self.reports = Reports(federation.num_clients)
         self.cohort: Cohort | None = None
         #: rounds of the whole run, for schedules
@@ -141,7 +140,7 @@ class Simulation:
             factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
             momenta = self._momenta(cohort, step, phase)
             self.local_steps.start(phase, optimizer, factor, momenta)
-        self.local_steps.step(cohort, step, self.rows(step), phase, optimizer)
+        self.local_steps.step(cohort, step, self.mini_batch(step), phase, optimizer)
 
     def _momenta(self, cohort: Cohort, step: Step, phase: Phase) -> Values:
         """Return the momenta that the phase starts with, by parameter name; none for copies."""
@@ -150,14 +149,14 @@ class Simulation:
         kept = momenta_of(self.method, phase, step.phase)
         return self.store.rows_of(kept, owners(cohort, phase), self.device)
 
-    def rows(self, step: Step) -> Rows:
-        """Return the stacked mini-batch of a step, with its noise."""
-        rows = self.images.fill(step)
+    def mini_batch(self, step: Step) -> MiniBatch:
+        """Return the mini-batches of a step's clients, [K, ...] throughout, with their noise."""
+        batch = self.images.fill(step)
         with drawn_in_float32():
-            drawn = self._noise(step, rows["y"].shape[1])
+            drawn = self._noise(step, batch.y.shape[1])
         kind = next(self.method.parameters()).dtype
         noise = {name: value.to(kind) if value.dtype == torch.float32 else value for name, value in drawn.items()}
-        return {**rows, "noise": noise}
+        return replace(batch, noise=noise)
 
     def _noise(self, step: Step, batch_size: int) -> Values:
         """Draw what the method needs of chance, for each client on its own key."""

@@ -164,7 +164,7 @@ class Recorder(Callback):
         round = method.server.finished_rounds
         averages = {}
         found: Values = {}
-        for (point, split), scores in method.simulation.evaluation.scores.items():
+        for (point, split), scores in method.evaluation.scores.items():
             for metric, values in scores.compute().items():
                 values = values.cpu()
                 found[round, point, split, metric] = values

@@ -32,7 +32,7 @@ def outcome(method: FederatedMethod) -> tuple[dict[str, Tensor], dict[str, Tenso
     """What a fit leaves behind: shared values with all clients' own state, and accuracies [N] by point and split."""
     values = {name: value.clone() for name, value in method.simulation.shared().items()}
     values |= {f"store.{name}": method.store.all_rows(name).clone() for name in method.store.names}
-    found = method.simulation.evaluation.scores
+    found = method.evaluation.scores
     scores = {"/".join(key): score.compute()["accuracy"] for key, score in found.items()}
     return values, scores
 

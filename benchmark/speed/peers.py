@@ -120,7 +120,7 @@ def measure_engine(setting: Setting, width: int) -> Measured:
         losses=laps.losses,
         steps=laps.steps[-1],
         parameters=sum(method.get_parameter(name).numel() for name in method.roles.trained),
-        accuracy=method.simulation.evaluation.scores["server", "test"].compute()["accuracy"].mean().item(),
+        accuracy=method.evaluation.scores["server", "test"].compute()["accuracy"].mean().item(),
         processes=1,
         threads=torch.get_num_threads(),
         versions={"torch": torch.__version__},

@@ -121,7 +121,8 @@ def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypa
                 round = Round(1, first.cohort, 0)
                 received = simulation.received(method.server.rule, round, first.cohort)
                 cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
-                made = simulation.local_steps.losses(cohort, first, simulation.rows(first.to(CUDA)))
+                batch = simulation.mini_batch(first.to(CUDA))
+                made = simulation.clients("client_loss", method.client_loss, cohort, len(first.clients), batch)
                 losses = made[0] if isinstance(made, tuple) else made
                 assert losses.shape == (len(first.clients),)
                 assert losses.device == CUDA

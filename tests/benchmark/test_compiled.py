@@ -13,7 +13,7 @@ import methods
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.compiled_step import CompiledLoss, graphs_made
-from benchmark.engine.plan import Rows, Step
+from benchmark.engine.plan import Step
 from benchmark.errors import ConfigurationError
 from benchmark.masked import cross_entropy
 from benchmark.method import FederatedMethod
@@ -146,9 +146,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
     def compile_(function: Callable[..., Any], mode: str, dynamic: bool) -> Callable[..., Any]:
         return compiled(function, dynamic=dynamic, backend="eager")
 
-    def compare(self: CompiledLoss, cohort: Cohort, step: Step, rows: Rows, program: Callable[..., Any]) -> None:
-        checked.append(rows["x"].shape)
-        check(self, cohort, step, rows, program)
+    def compare(self: CompiledLoss, cohort: Cohort, step: Step, batch: MiniBatch, program: Callable[..., Any]) -> None:
+        checked.append(batch.x.shape)
+        check(self, cohort, step, batch, program)
 
     check = CompiledLoss.compare
     monkeypatch.setattr(torch, "compile", compile_)

@@ -362,11 +362,11 @@ def test_labels_count_within_the_label_space_of_their_split() -> None:
     fit(method, data, 1)
     step = next(iter(data.val_dataloader())).steps[0]
     assert step.split == "test"
-    rows = method.simulation.images.fill(step)
+    batch = method.simulation.images.fill(step)
     classes = data.pool.labels[step.index[0][step.mask[0]]]
-    assert [(6, 2, 1, 0, 4)[i] for i in rows["y"][0][rows["mask"][0]]] == classes.tolist()
-    assert method.simulation.evaluation.scores["server", "test"].num_classes == 5
-    assert method.simulation.evaluation.scores["server", "novel"].num_classes == 3
+    assert [(6, 2, 1, 0, 4)[i] for i in batch.y[0][batch.mask[0]]] == classes.tolist()
+    assert method.evaluation.scores["server", "test"].num_classes == 5
+    assert method.evaluation.scores["server", "novel"].num_classes == 3
     assert data.manifest["label_spaces"]["novel"] == [7, 3, 5]
 
 

@@ -1,6 +1,7 @@
 """The server callback: who takes part, what is aggregated, what is refused, and whose values are left out."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,18 +123,18 @@ class Damage(Callback):
         fill = images.fill
 
         def damaged(step: Any) -> Any:
-            rows = fill(step)
+            batch = fill(step)
             hit = torch.tensor([client in self.clients for client in step.clients])
             if step.stage is not self.stage or not hit.any():
-                return rows
-            if rows["features"]:
-                spoiled = {name: value.clone() for name, value in rows["features"].items()}
+                return batch
+            if batch.features:
+                spoiled = {name: value.clone() for name, value in batch.features.items()}
                 for value in spoiled.values():
                     value[hit] = math.nan
-                return {**rows, "features": spoiled}
-            x = rows["x"].clone()
+                return replace(batch, features=spoiled)
+            x = batch.x.clone()
             x[hit] = math.nan
-            return {**rows, "x": x}
+            return replace(batch, x=x)
 
         images.fill = damaged
 

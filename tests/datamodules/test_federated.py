@@ -93,10 +93,10 @@ def test_validation_and_test_are_scored_apart() -> None:
         "--data.clients_per_round=3",
     )
     fit(method, data, 1)
-    assert set(method.simulation.evaluation.scores) == {
+    assert set(method.evaluation.scores) == {
         (point, split) for point in ("server", "local") for split in ("test", "val")
     }
-    assert int(method.simulation.evaluation.scores["server", "val"].counts[..., 2].sum()) == sum(
+    assert int(method.evaluation.scores["server", "val"].counts[..., 2].sum()) == sum(
         map(len, data.held_out["val"].values())
     )
 
@@ -112,7 +112,7 @@ def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: 
             sum(method.get_parameter(name).numel() for name in method.roles.personal + method.roles.shared) == own / 4
         )
         widths.append(max(len(step.clients) for block in data.val_dataloader() for step in block.steps))
-        scores.append(method.simulation.evaluation.scores["server", "test"].compute()["accuracy"])
+        scores.append(method.evaluation.scores["server", "test"].compute()["accuracy"])
     assert widths == [11, 2, 1]
     for other in scores[1:]:
         torch.testing.assert_close(other, scores[0], equal_nan=True)
@@ -125,10 +125,10 @@ def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
     full = method.simulation.images.fill(batch)
     k, b = 1, 2
     row = batch.index[k, b]
-    torch.testing.assert_close(full["x"][k, b], data.transform(data.pool.images[row : row + 1], None)[0])
-    assert (full["y"][~batch.mask] == -100).all()
-    assert (full["y"][batch.mask] == data.pool.labels[batch.index[batch.mask]]).all()
-    assert torch.equal(full["mask"], batch.mask)
+    torch.testing.assert_close(full.x[k, b], data.transform(data.pool.images[row : row + 1], None)[0])
+    assert (full.y[~batch.mask] == -100).all()
+    assert (full.y[batch.mask] == data.pool.labels[batch.index[batch.mask]]).all()
+    assert torch.equal(full.mask, batch.mask)
 
 
 @pytest.mark.parametrize(

@@ -119,5 +119,5 @@ def test_images_pass_the_tower_in_every_step() -> None:
     method, data = build("TPFL", *FEW[:2], "--data.cache_features=true")
     fit(method, data, 1)
     step = next(iter(data.loaders.training(2))).steps[0]
-    assert method.simulation.images.fill(step)["features"] == {}
+    assert method.simulation.images.fill(step).features == {}
     assert "images" in method.inputs
