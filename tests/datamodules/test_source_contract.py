@@ -1,0 +1,233 @@
+"""What every source of images must keep: a new one in ``datamodules.__all__`` needs an entry in ``LAYOUTS``."""
+
+import inspect
+import io
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import datamodules
+from benchmark.errors import ConfigurationError
+from datamodules.coop_layout import CoOpSource
+from datamodules.source import ImagePool, ImageSource
+from datamodules.tiny_imagenet import CLASSES
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*results compare with no published number", "ignore:.*(train and|images).*, .* has"
+)
+
+SOURCES = [
+    kind
+    for name in sorted(datamodules.__all__)
+    if inspect.isclass(kind := getattr(datamodules, name)) and issubclass(kind, ImageSource) and kind is not ImageSource
+]
+#: those that read a folder, and do not come with a package
+FROM_FILES = [kind for kind in SOURCES if "root" in inspect.signature(kind).parameters]
+
+#: path below the folder of all data sets -> colour of the image there, or the text of the file
+Files = dict[str, tuple[int, int, int] | str]
+
+
+def cifar(kind: Any) -> Files:
+    """One folder a side and class."""
+    return {
+        f"{kind.folder}/{side}/{name}/{number}.png": (label, number, tested)
+        for tested, side in enumerate(("train", "test"))
+        for label, name in enumerate(kind.class_names)
+        for number in range(2)
+    }
+
+
+def tiny_imagenet(kind: Any) -> Files:
+    """The same, by WordNet's ids."""
+    return {
+        f"tiny_imagenet_200/{side}/{wnid}/{tested}.JPEG": (label, 0, tested)
+        for tested, side in enumerate(("train", "val"))
+        for label, wnid in enumerate(CLASSES)
+    }
+
+
+def domains(folder: str) -> Callable[[Any], Files]:
+    """One folder a domain and class; the source draws who tests."""
+
+    def files(kind: Any) -> Files:
+        return {
+            f"{folder}/{domain}/{name}/{number}.png": (label, at, number)
+            for at, domain in enumerate(kind.domain_names)
+            for label, name in enumerate(kind.class_names)
+            for number in range(5)
+        }
+
+    return files
+
+
+def dermoscopic(kind: Any) -> Files:
+    """One folder a site, side and diagnosis."""
+    return {
+        f"dermoscopic_fl/client{site}/{side}/{name}/ISIC_{at}{part}{label}{number}.png": (label, at, 10 * part + number)
+        for at, site in enumerate("ABCD")
+        for part, side in enumerate(("train", "valid", "test"))
+        for label, name in enumerate(("nv", "bkl", "mel"))
+        for number in range(2)
+    }
+
+
+def coop(kind: Any) -> Files:
+    """Images anywhere, and the split file that names them."""
+    sides: dict[str, list[Any]] = {"train": [], "val": [], "test": []}
+    files: Files = {}
+    for label, name in enumerate(kind.class_names):
+        for number, side in enumerate(sides):
+            sides[side].append([f"{label}/{number}.jpg", label, name])
+            files[f"{kind.folders[0]}/{kind.images}/{label}/{number}.jpg"] = (label, number, 0)
+    return files | {f"{kind.folders[0]}/split_zhou_{kind.split_name}.json": json.dumps(sides)}
+
+
+#: Per class, or base class, the files of a small release.
+LAYOUTS: dict[str, Callable[[Any], Files]] = {
+    "CIFAR10": cifar,
+    "CIFAR100": cifar,
+    "CoOpSource": coop,
+    "DermoscopicFL": dermoscopic,
+    "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
+    "DomainNet10": domains("domainnet"),
+    "OfficeCaltech10": domains("office_caltech10"),
+    "TinyImageNet": tiny_imagenet,
+}
+
+
+def release(kind: type[ImageSource], root: Path) -> ImageSource:
+    """The source of a class, on a small release of its data set written below ``root``."""
+    found = [LAYOUTS[base.__name__] for base in kind.__mro__ if base.__name__ in LAYOUTS]
+    assert found, (
+        f"{kind.__name__} is a source of datamodules.__all__ without an entry here: add to LAYOUTS in "
+        f"{Path(__file__).name} a function that gives the files of a small release of it, their paths below the folder "
+        "of all data sets and a colour of each, two images a class at least"
+    )
+    side = {"CIFAR10": 32, "CIFAR100": 32, "TinyImageNet": 64}.get(kind.__name__, 4)
+    for path, content in found[0](kind).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content.encode() if isinstance(content, str) else encoded(content, side))
+    return source(kind, root)
+
+
+def source(kind: type[ImageSource], root: Path) -> ImageSource:
+    """The source of a class below ``root``, its images small."""
+    asked = inspect.signature(kind).parameters
+    given = {"root": str(root), "size": 4}
+    return kind(**{name: value for name, value in given.items() if name in asked})
+
+
+@cache
+def encoded(colour: tuple[int, int, int], side: int) -> bytes:
+    """A square of one colour; PNG inside whatever a file is called, so that colours are exact."""
+    stream = io.BytesIO()
+    Image.new("RGB", (side, side), colour).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda kind: kind.__name__)
+def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageSource, ImagePool]:
+    """A source and what it loads from its small release, the same for all tests of the class."""
+    made = release(request.param, tmp_path_factory.getbasetemp() / request.param.__name__)
+    return made, made.load()
+
+
+def assert_same(left: ImagePool, right: ImagePool) -> None:
+    """The same images in the same order, and the same of each."""
+    for name in ("images", "labels", "test", "domains", "group"):
+        assert torch.equal(getattr(left, name), getattr(right, name)), name
+
+
+def test_all_sources_are_found() -> None:
+    assert datamodules.DigitDomains in SOURCES
+    known = {base.__name__ for kind in SOURCES for base in kind.__mro__}
+    assert set(LAYOUTS) <= known, "an entry of LAYOUTS is of no source"
+    assert sum(issubclass(kind, CoOpSource) for kind in SOURCES) == 8
+
+
+@pytest.mark.parametrize("kind", SOURCES, ids=lambda kind: kind.__name__)
+def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_path: Path) -> None:
+    for names in (kind.class_names, kind.domain_names):
+        assert isinstance(names, tuple)
+        assert all(isinstance(name, str) for name in names)
+        assert len(set(names)) == len(names) > 0
+    assert all(kind.class_names)
+    assert kind.template.count("{}") == 1
+    made = source(kind, tmp_path / "nothing")
+    assert (made.class_names, made.domain_names) == (kind.class_names, kind.domain_names)
+
+
+@pytest.mark.parametrize("kind", FROM_FILES, ids=lambda kind: kind.__name__)
+def test_data_that_are_not_there_are_said_in_one_line(kind: type[ImageSource], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"put|download") as refused:
+        source(kind, tmp_path / "nothing").load()
+    assert str(tmp_path / "nothing") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_pool_has_types_and_every_class(given: tuple[ImageSource, ImagePool]) -> None:
+    made, pool = given
+    assert (pool.images.dtype, pool.labels.dtype, pool.test.dtype) == (torch.uint8, torch.int64, torch.bool)
+    assert (pool.domains.dtype, pool.group.dtype) == (torch.int64, torch.int64)
+    assert pool.images.shape[2] == pool.images.shape[3]
+    assert pool.domains.unique().tolist() == list(range(len(made.domain_names)))
+    for side in (~pool.test, pool.test):
+        assert pool.labels[side].unique().tolist() == list(range(len(made.class_names)))
+
+
+def test_what_shows_the_same_thing_is_on_one_side(given: tuple[ImageSource, ImagePool]) -> None:
+    _, pool = given
+    trained, tested = pool.group[~pool.test], pool.group[pool.test]
+    assert not set(trained.tolist()) & set(tested.tolist())
+    splits = datamodules.IID(2).split(pool, np.random.default_rng(0))
+    assert sum(map(len, splits.train)) == len(trained)
+    assert sum(map(len, splits.test)) == len(tested)
+
+
+def test_loaded_again_it_is_the_same(
+    given: tuple[ImageSource, ImagePool], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    made, pool = given
+    again = source(type(made), tmp_path_factory.getbasetemp() / type(made).__name__)
+    assert_same(again.load(), pool)
+
+
+class Backwards(list[Any]):
+    """What ``os.scandir`` gives, in another order."""
+
+    def __enter__(self) -> "Backwards":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("given", FROM_FILES, indirect=True, ids=lambda kind: kind.__name__)
+def test_the_order_of_files_in_a_folder_has_no_say(
+    given: tuple[ImageSource, ImagePool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, pool = given
+    other = release(type(made), tmp_path)
+    scandir, listdir = os.scandir, os.listdir
+
+    def scanned(at: Any = ".") -> Backwards:
+        with scandir(at) as entries:
+            return Backwards(sorted(entries, key=lambda entry: entry.name, reverse=True))
+
+    def listed(at: Any = ".") -> list[str]:
+        return sorted(listdir(at), reverse=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scanned)
+        patched.setattr(os, "listdir", listed)
+        assert_same(other.load(), pool)
