@@ -64,8 +64,8 @@ class Phase:
         optimizer_state: whose momentum a client starts with: ``"fresh"``, nobody's; ``"client"``, its own of the round
             it last took part in; ``"shared"``, that of whoever trained before it, which needs a cohort width of 1. What
             is fitted to copies always starts afresh.
-        transform: ONE client's ``(client, update) -> update``: what is added to some parameters in place of an
-            optimizer's step, for example its projection; None for the step itself.
+        transform: ONE client's ``(client, update) -> update``: what is added to the parameters that it names in place
+            of an optimizer's step, for example its projection; the others take the step. None: all do.
         restart: personal parameters of the phase begin at their initial values in every round.
     """
 
@@ -115,25 +115,25 @@ class Client:
     Attributes:
         parameters: the shared and personal parameters, being trained.
         received: what the server sent this round, without gradient.
-        previous: what the method ``remembers``, as it was at the end of the client's last round; the initial values
-            before that. Without gradient.
-        participated: bool scalar, whether there was such a round.
-        prepared: what ``prepare`` returned for this round or this evaluation, without gradient.
         class_counts: int64 [C], training images of each class that the client holds.
+        round: number and seed of the round; in an evaluation those of the last one.
+        participated: bool scalar, whether the client has taken part in a round before.
+        previous: what the method ``remembers``, as it was at the end of that round; the initial values before it.
+            Without gradient.
+        prepared: what ``prepare`` returned for this round or this evaluation, without gradient.
         own_images: where ``inputs`` has ``"own_images"``: the client's own training images without augmentation, padded
             to the n of the largest client: per name of ``frozen_features`` [n, ...], ``label`` [n] (classes of the data
             set, in every split) and ``mask`` [n], False in padded rows.
-        round: number and seed of the round; in an evaluation those of the last one.
     """
 
     parameters: Values
     received: Values
-    previous: Values
-    participated: Tensor
-    prepared: Values
     class_counts: Tensor
-    own_images: Values
     round: Round
+    participated: Tensor = field(default_factory=lambda: torch.tensor(False))
+    previous: Values = field(default_factory=dict)
+    prepared: Values = field(default_factory=dict)
+    own_images: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

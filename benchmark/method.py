@@ -9,9 +9,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
+from benchmark.client_store import ClientStore
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine import saved_state
-from benchmark.engine.client_store import ClientStore
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.data import FederatedData

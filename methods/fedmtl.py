@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.pixel_prompts import PixelPrompt
+from benchmark.client_store import ClientStore
 from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
-from benchmark.engine.client_store import ClientStore
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.server import ServerRule
 from methods.fedavg import FedAvg

@@ -97,7 +97,3 @@ class FedOTP(TextPromptMethod):
         similarity = torch.einsum("bme,jce->bcmj", images, classes)
         plan = transport_plan(similarity, self.gamma, self.eps, self.iterations)
         return self.clip.logit_scale * (plan * similarity).sum((-2, -1))
-
-    def forward(self, x: Tensor, split: str = "test") -> Tensor:
-        """Return logits [B, C] of images [B, 3, H, W] for the classes of a split."""
-        return self.logits(self.frozen_features(x)["image"], self.text_features(split))

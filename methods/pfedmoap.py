@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmark.client_store import ClientStore
 from benchmark.contract import Client, Group, MiniBatch, Phase, Stage
-from benchmark.engine.client_store import ClientStore
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
@@ -175,7 +175,7 @@ class PFedMoAP(TextPromptMethod):
     def resting_gate(self, client: Client, update: Values) -> Values:
         """ONE client: leave the gate as it is, weight decay included, where there are no experts."""
         used = client.received["is_expert"].any() if "is_expert" in client.received else False
-        return {name: value * used if name.startswith("gate.") else value for name, value in update.items()}
+        return {name: value * used for name, value in update.items() if name.startswith("gate.")}
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Values:
         """The experts' text features, pooled, ``experts`` [E, C, d]; in an evaluation the own ``text`` [C, e]."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.client_store import ClientStore
 from benchmark.contract import Client, LocalTraining, MiniBatch
-from benchmark.engine.client_store import ClientStore
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat

@@ -106,7 +106,7 @@ class TextPromptMethod(FederatedMethod):
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
-        return self.logits(self.clip.image_features(x), self.text_features(split))
+        return self.logits(self.frozen_features(x)["image"], self.text_features(split))
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Cross-entropy."""

@@ -48,7 +48,7 @@ def client_of(
     own, took_part = parameters_of(method), torch.tensor(participated)
     received = {name: own[name].clone() for name in own if name in method.shared} | (received or {})
     counts = torch.ones(8, dtype=torch.int64)
-    client = Client(own, received, {}, took_part, {}, counts, {}, Round(1, (0,), 3))
+    client = Client(own, received, counts, Round(1, (0,), 3), took_part)
     with torch.no_grad():
         return replace(client, prepared=method.prepare(client, stage, "train"))
 

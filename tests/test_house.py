@@ -17,7 +17,7 @@ FLOORS = (
         "benchmark.locks",
         "benchmark.drawing",
     ),
-    ("benchmark.federation", "benchmark.server", "benchmark.contract"),
+    ("benchmark.federation", "benchmark.server", "benchmark.client_store", "benchmark.contract"),
     ("benchmark.backbones",),
     ("benchmark.engine",),
     ("benchmark.method",),
@@ -34,6 +34,11 @@ FLOORS = (
 )
 #: What trains and commits the micro backbones is a program of its own.
 PROGRAMS = ("benchmark.backbones.micro.pretrain",)
+#: What methods, rules, data and the engine hand to each other.
+JOINTS = {
+    *("method", "server", "rule", "data", "datamodule", "simulation", "federation", "roles", "round", "client"),
+    *("cohort", "batch", "step", "phase", "shared", "received", "uploads", "values", "broadcast", "evaluation"),
+}
 
 
 def modules() -> dict[str, Path]:
@@ -113,8 +118,87 @@ def test_no_hook_is_asked_whether_it_is_overridden() -> None:
     assert not found
 
 
+def engine() -> dict[str, Path]:
+    """The modules of the engine, of the contract that it runs, and of what wraps both for Lightning."""
+    names = ("benchmark.engine", *FLOORS[1], "benchmark.method")
+    return {module: path for module, path in modules().items() if module.startswith(names)}
+
+
+def test_no_import_of_the_engine_is_for_types_alone() -> None:
+    assert [module for module, path in engine().items() if "TYPE_CHECKING" in path.read_text()] == []
+
+
+def test_a_method_opens_no_file_of_the_engine() -> None:
+    known = modules()
+    wrong = [
+        f"{module} imports {other}"
+        for module, path in known.items()
+        if module.startswith("methods")
+        for other in imported(path, set(known))
+        if other.startswith("benchmark.engine")
+    ]
+    assert not wrong
+
+
+def test_what_is_handed_over_has_a_type() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if module not in engine() and not module.startswith(("methods", "datamodules")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arg):
+                name, kind = node.arg, node.annotation
+            elif isinstance(node, ast.AnnAssign):
+                name, kind = ast.unparse(node.target).split(".")[-1], node.annotation
+            else:
+                continue
+            if kind is not None and ast.unparse(kind) == "Any" and name in JOINTS:
+                wrong.append(f"{module}: {name}")
+        if module in FLOORS[1] and re.search(r"\bAny\b", path.read_text()):
+            wrong.append(module)
+    assert not wrong
+
+
+def private(name: str) -> bool:
+    """Whether a name is another's business only."""
+    return name.startswith("_") and not name.endswith("__")
+
+
+def test_nobody_sets_the_private_state_of_another() -> None:
+    wrong = [
+        f"{module}: {ast.unparse(node)}"
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del) and private(node.attr)
+        if not isinstance(node.value, ast.Name) or node.value.id not in ("self", "cls")
+    ]
+    assert not wrong
+
+
+def test_tests_touch_no_private_name_of_the_engine() -> None:
+    own = set()
+    for path in engine().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                own.add(node.attr)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+    hidden = {name for name in own if private(name)}
+    assert hidden
+    wrong = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in hidden and ast.unparse(node.value) != "self":
+                wrong.append(f"{path.name}: {ast.unparse(node)}")
+            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("benchmark.engine"):
+                wrong += [f"{path.name}: {alias.name}" for alias in node.names if private(alias.name)]
+            elif isinstance(node, ast.Constant) and re.search(r"benchmark\.engine\..*\._", str(node.value)):
+                wrong.append(f"{path.name}: {node.value}")
+    assert not wrong
+
+
 def test_files_stay_readable() -> None:
     known = modules()
     lines = {module: len(path.read_text().splitlines()) for module, path in known.items()}
-    assert lines["benchmark.contract"] <= 235
+    assert lines["benchmark.contract"] <= 232
     assert [m for m, count in lines.items() if m.startswith("benchmark.engine") and count > 200] == []

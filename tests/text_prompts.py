@@ -60,7 +60,7 @@ def client_of(method: Any, received: dict[str, Tensor], prepared: dict[str, Tens
     """The client whose parameters are the method's own."""
     parameters = {name: method.get_parameter(name) for name in method.roles.trained}
     counts = torch.zeros(8, dtype=torch.int64)
-    return Client(parameters, received, {}, torch.tensor(False), prepared, counts, {}, Round(1, (), 0))
+    return Client(parameters, received, counts, Round(1, (), 0), prepared=prepared)
 
 
 def open_clip_text(clip: PromptedCLIP, names: list[str], context: Tensor) -> Tensor:

@@ -112,12 +112,12 @@ class ClientMap:
             client = Client(
                 values,
                 common | own["received"],
-                own["previous"],
-                facts["participated"],
-                own["prepared"],
                 facts["class_counts"],
-                own["own_images"],
                 round,
+                facts["participated"],
+                own["previous"],
+                own["prepared"],
+                own["own_images"],
             )
             # torch would look for tied parameters at every step, which takes a twentieth of a small network's.
             named = {place: value for name, value in values.items() for place in self._places[name]}

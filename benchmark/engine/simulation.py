@@ -5,8 +5,8 @@ from functools import cached_property
 
 import torch
 
+from benchmark.client_store import ClientStore
 from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
-from benchmark.engine.client_store import ClientStore
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.images import ImageFeed

@@ -16,8 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmark.backbones.cnn import PaperCNN
+from benchmark.client_store import ClientStore
 from benchmark.contract import Stage
-from benchmark.engine.client_store import ClientStore
 from benchmark.engine.evaluation_plan import EvaluationPlan
 from benchmark.engine.plan import Block
 from benchmark.engine.rounds import Server

@@ -1,6 +1,7 @@
 """The hooks of the contract that only some families use: each on a small method made for it."""
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,34 @@ class AnyClasses(FedVPT):
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
+
+
+@pytest.mark.parametrize(("conf", "width"), [("FedAvg", 1), ("FedVPT", 3)])
+def test_few_frames_lie_between_a_step_and_client_loss_and_phases_are_made_once(conf: str, width: int) -> None:
+    method, data = build(conf, f"--data.cohort_width={width}")
+    client_loss, local_phases = method.client_loss, method.local_phases
+    stacks: list[list[str]] = []
+
+    def own_frames() -> list[str]:
+        frames, frame = [], sys._getframe(2)
+        while frame.f_back is not None and frame.f_code.co_name != "training_step":
+            if "benchmark" in Path(frame.f_code.co_filename).parts:
+                frames.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        return frames if frame.f_code.co_name == "training_step" else ["no step"]
+
+    def loss(client: Client, batch: MiniBatch) -> Any:
+        stacks.append(own_frames())
+        return client_loss(client, batch)
+
+    def phases() -> list[Phase]:
+        assert own_frames() == ["no step"]
+        return local_phases()
+
+    method.client_loss, method.local_phases = loss, phases
+    fit(method, data, 1)
+    assert stacks
+    assert {len(frames) for frames in stacks} == {5}, stacks[0]
 
 
 def test_labels_count_within_the_label_space_of_their_split() -> None:

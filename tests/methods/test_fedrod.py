@@ -42,7 +42,7 @@ def terms(method: Any, data: Any) -> dict[str, torch.Tensor]:
         method.personal_head.weight += 0.1 * torch.randn(8, 192, generator=torch.Generator().manual_seed(1))
     x, y = data.transform(data.pool.images[:4], None), data.pool.labels[:4]
     counts = torch.tensor([5, 1, 0, 2, 9, 9, 1, 4])
-    client = Client({}, {}, {}, torch.tensor(False), {}, counts, {}, Round(1, (), 0))
+    client = Client({}, {}, counts, Round(1, (), 0))
     return method.client_loss(client, MiniBatch(x, y, torch.ones(4, dtype=torch.bool)))[1]
 
 

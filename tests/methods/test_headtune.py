@@ -79,7 +79,7 @@ def test_the_objective_is_convex_in_the_head() -> None:
 
     def loss(head: dict[str, torch.Tensor]) -> float:
         counts = torch.zeros(8, dtype=torch.int64)
-        client = Client(head, {}, {}, torch.tensor(False), {}, counts, {}, Round(1, (), 0))
+        client = Client(head, {}, counts, Round(1, (), 0))
         return torch.func.functional_call(_Loss(method), {f"method.{n}": v for n, v in head.items()}, (client, batch))
 
     generator = torch.Generator().manual_seed(0)

@@ -94,9 +94,8 @@ def test_the_halves_of_a_padded_batch(images: int) -> None:
     x, y = data.transform(data.pool.images[:4], None), data.pool.labels[:4]
     mask = torch.arange(4) < images
     parameters = {n: p.detach().clone().requires_grad_() for n, p in method.named_parameters()}
-    client = Client(
-        parameters, {}, {}, torch.tensor(False), {"inner_lr": torch.tensor(0.05)}, torch.zeros(8), {}, Round(1, (), 0)
-    )
+    prepared = {"inner_lr": torch.tensor(0.05)}
+    client = Client(parameters, {}, torch.zeros(8), Round(1, (), 0), prepared=prepared)
     loss = method.client_loss(client, MiniBatch(x, y.masked_fill(~mask, -100), mask))
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     # By hand: rows 1, 3 are b1 and rows 0, 2 are b2, as far as they hold images.

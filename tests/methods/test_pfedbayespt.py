@@ -20,7 +20,7 @@ from methods.variational import gaussian_kl, log_gaussian, log_standard_gaussian
 
 B, C = 5, 8
 THREE = ["--data.partition.init_args.num_clients=3", "--data.clients_per_round=3"]
-NO_CLIENT = Client({}, {}, {}, torch.tensor(False), {}, torch.zeros(0), {}, Round(1, (), 0))
+NO_CLIENT = Client({}, {}, torch.zeros(0), Round(1, (), 0))
 
 
 def made(**arguments: Any) -> PFedBayesPT:

@@ -198,8 +198,10 @@ def test_without_experts_the_logits_are_promptfls_and_the_gate_rests(received: s
     (phase,) = method.local_phases()
     update = {name: torch.ones_like(value) for name, value in parameters_of(method).items()}
     held = phase.transform(client, update)
-    assert {name for name, value in held.items() if value.any()} == {"context"}
+    assert set(held) == set(update) - {"context"}, "the context takes the optimizer's own step"
+    assert not any(value.any() for value in held.values())
     used = phase.transform(client_of(method, received_by(method, 3, 1)), update)
+    assert set(used) == set(held)
     assert all(torch.equal(value, update[name]) for name, value in used.items())
 
 

@@ -136,7 +136,7 @@ def test_votes_count_within_the_label_space_of_the_split() -> None:
     method, _ = build("PFedPrompt")
     method.set_label_spaces({"novel": (7, 1, 5)})
     memory = {"label": torch.tensor([1, 5, 0, 7]), "mask": torch.tensor([True, True, True, False])}
-    client = Client({}, {}, {}, torch.tensor(False), {}, torch.zeros(8), memory, Round(1, (), 0))
+    client = Client({}, {}, torch.zeros(8), Round(1, (), 0), own_images=memory)
     assert method.memory_values(client, "novel").tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
     assert method.memory_values(client, "test").argmax(1).tolist() == [1, 5, 0, 0]
 

@@ -158,7 +158,7 @@ def test_the_loss_of_both_stages(batch_majority: bool) -> None:
     y, mask = torch.tensor([0, 1, 2, 3, 0, -100]), torch.tensor([True] * 5 + [False])
     frequency = torch.tensor([0.3, 0.4, 0.3])
     received = {"group_frequency": frequency}
-    client = Client({}, received, {}, torch.tensor(False), {}, torch.zeros(4), {}, Round(1, (), 0))
+    client = Client({}, received, torch.zeros(4), Round(1, (), 0))
     first, nothing = method.client_loss(client, MiniBatch(x, y, mask, 0, features={"query": query}))
     torch.testing.assert_close(first, F.cross_entropy(method.logits(x[:5]), y[:5]))
     assert nothing["group_selections"].tolist() == [0.0] * GROUPS
