@@ -16,8 +16,13 @@ KEPT_RUNS = Path("results/runs")
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
     from benchmark.cells.queue import Cluster
+    from benchmark.tables.print_cell import cell_configuration
     from benchmark.tables.run_table import run_table
 
+    if arguments.print_config:
+        row, data = arguments.print_config
+        print(cell_configuration(arguments.name, arguments.preset, row, data, _data_dir(arguments)), end="")
+        return 0
     result = run_table(
         arguments.name,
         arguments.preset,
@@ -188,6 +193,9 @@ def parser() -> argparse.ArgumentParser:
     )
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
     entry.add_argument("--baseline", metavar="ROW", help="compare the other rows with this one, pair by pair")
+    entry.add_argument(
+        "--print_config", nargs=2, metavar=("ROW", "DATA"), help="print one run's configuration and run nothing"
+    )
     entry.add_argument("--slurm", action="store_true", help="run as jobs of a Slurm cluster (needs submitit)")
     entry.add_argument("--partition", help="of Slurm; default the cluster's")
     entry.add_argument("--time", type=int, default=24 * 60, help="minutes of a job; default %(default)s")

@@ -14,6 +14,7 @@ FLOORS = (
         "benchmark.ranges",
         "benchmark.masked",
         "benchmark.yaml_files",
+        "benchmark.config_files",
         "benchmark.locks",
         "benchmark.drawing",
     ),

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchmark.config_files import read_content, read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.locks import FileLock
 from benchmark.records.results import RunRecord, is_finished, stored_run
@@ -27,7 +28,6 @@ from benchmark.records.source_code import changed_files
 from benchmark.run.command import PROGRAM
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.run.signals import termination_as_interrupt
-from benchmark.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,27 +59,6 @@ class Cell:
     seed: int
 
 
-def _content(path: Path, within: tuple[Path, ...] = ()) -> Any:
-    """A config's content, with the YAML files it refers to put in their places.
-
-    Raises:
-        ConfigurationError: a file is missing, is no YAML, or lies within itself.
-    """
-    if path.resolve() in within:
-        raise ConfigurationError(f"{within[-1]} includes {path}, in which it lies itself; take one of them out")
-
-    def inlined(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): inlined(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [inlined(entry) for entry in value]
-        if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (path.parent / value).is_file():
-            return _content(path.parent / value, (*within, path.resolve()))
-        return value
-
-    return inlined(read_yaml(path))
-
-
 def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
     """Eight digits that stand for what a cell computes: its configs' contents, its overrides and the files they name.
 
@@ -88,8 +67,9 @@ def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
     """
     named = [value for _, _, value in (entry.partition("=") for entry in overrides)]
     files = [value for value in named if value.endswith((".yaml", ".yml")) and Path(value).is_file()]
-    content: list[Any] = [[_content(Path(entry)) for entry in configs], list(overrides)]
-    content += [[_content(Path(entry)) for entry in files]] if files else []
+    layers = read_layers([Path(entry) for entry in configs])
+    content: list[Any] = [[layer.options for layer in layers], list(overrides)]
+    content += [[read_content(Path(entry)) for entry in files]] if files else []
     spelled = json.dumps(content, sort_keys=True, default=str)  # default: YAML knows dates
     return hashlib.sha256(spelled.encode()).hexdigest()[:8]
 

@@ -1,6 +1,7 @@
 """What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
 
 import inspect
+import os
 import re
 import sys
 from argparse import ArgumentError
@@ -16,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import datamodules
 import methods
+from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.ranges import expected
@@ -48,8 +50,10 @@ class FederatedParser(LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *more: Any, **kwargs: Any) -> Any:
         """Read a command line, after the files that it names in place of settings."""
-        given = iter(sys.argv[1:] if args is None else args)
-        for argument in given if self.exit_on_error else ():
+        if self.exit_on_error:
+            args = _with_layers(sys.argv[1:] if args is None else args)
+        given = iter(args if self.exit_on_error else ())
+        for argument in given:
             name, _, value = argument.partition("=")
             if name in ("--data", "--trainer"):
                 value = value or next(given, "")
@@ -220,6 +224,39 @@ def _check_given(value: Any, place: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- configuration files
+
+
+def _with_layers(arguments: Sequence[str]) -> list[str]:
+    """A command line with what its configuration files give together in place of those that take others to be whole."""
+    kept: list[str | int] = []  # a number where a configuration file stands
+    paths: list[Path] = []
+    given = iter(arguments)
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name not in ("-c", "--config"):
+            kept.append(argument)
+            continue
+        value = value if equals else next(given, "")
+        if os.path.isfile(value):
+            kept.append(len(paths))
+            paths.append(Path(value))
+        else:  # a text in place of a file, or a mistake
+            kept += [argument] if equals else [argument, value]
+    layers: dict[int, list[str]] = {at: [] for at in range(len(paths))}
+    found = read_layers(paths)
+    bare = next((layer for layer in found if "model" in layer.given), None)
+    if bare and not bare.names_class:
+        before = [entry.partition("=")[0] for entry in kept[: kept.index(bare.at)] if isinstance(entry, str)]
+        if not {"--model", "--model.class_path"} & set(before):
+            raise ConfigurationError(
+                f"{bare.path} gives settings of a method, and no file says which; "
+                "add --config configs/methods/<name>.yaml, or give --model before it"
+            )
+    for layer in found:
+        _check_entries(layer.composed, "", layer.path, ())
+        text = str(layer.path) if layer.composed is None else yaml.safe_dump(layer.composed)
+        layers[layer.at].append(f"--config={text}")
+    return [part for entry in kept for part in (layers[entry] if isinstance(entry, int) else [entry])]
 
 
 def check_file(path: Path, place: str = "", inside: tuple[Path, ...] = ()) -> None:

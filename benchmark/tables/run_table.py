@@ -19,9 +19,9 @@ Paths in a table are relative to the folder the command is started in, the repos
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
-            config: office_caltech10          # optional; what stands for {data} in the rows' configs, default: name
+            suite: office_vit                 # optional; of configs/suites, for the rows that name a method
             panel: Domains                    # optional; groups of one panel stand side by side under this heading
-            configs: [configs/base.yaml]      # optional; read before the row's
+            configs: [configs/base.yaml]      # optional; read before method and suite
             overrides: ["--data.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
             columns:                          # default: every client, then the average
               - {client: amazon, label: A, paper: {dataset: Office-Caltech10, setting: domain=A}}
@@ -34,8 +34,9 @@ Paths in a table are relative to the folder the command is started in, the repos
             cost: {dataset: both, setting: communication cost, metric: params per round}  # optional: floats one way
     rows:
       - label: pFedPG                         # the paper's name of the method
-        name: pfedpg                          # [a-z0-9_]; part of run directories
-        configs: ["configs/pfedpg_{data}.yaml"]  # {data}: the group's config or name; read after base and data configs
+        method: pfedpg                        # optional; of configs/methods, read with the group's suite
+        name: pfedpg_slow                     # [a-z0-9_]; part of run directories, default: method
+        configs: [configs/x.yaml]             # optional; read last
         overrides: {paper: ["--model.lr=0.1"]}   # optional; per preset
         point: local                          # server | local: where the row's number is read
         also: {generated prompts: server}     # optional; further readings of the same run, below it
@@ -128,7 +129,7 @@ class DataGroup:
     columns: list[Column] = field(default_factory=lambda: [Column(client="*"), Column(statistic="average")])
     cost: PaperNumber | None = None
     panel: str | None = None
-    config: str | None = None
+    suite: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,17 @@ class Row:
     """One method."""
 
     label: str
-    name: str
-    configs: list[str]
     point: Point
+    name: str | None = None
+    method: str | None = None
+    configs: list[str] = field(default_factory=list)
     also: dict[str, Point] = field(default_factory=dict)
     overrides: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """The first part of its run directories' names."""
+        return self.name or self.method or ""
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ def load_table(name: str) -> Table:
 
 def _check_table(table: Table, path: Path) -> None:
     groups = [group for preset in table.presets.values() for group in preset.data]
-    for name in [row.name for row in table.rows] + [group.name for group in groups]:
+    for name in [row.prefix for row in table.rows] + [group.name for group in groups]:
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"{path}: the name {name!r} is part of a directory's: use a-z, 0-9 and _ only")
     labels = [row.label for row in table.rows]
@@ -227,6 +234,12 @@ def _check_table(table: Table, path: Path) -> None:
         if len({group.name for group in preset.data}) < len(preset.data):
             raise ConfigurationError(f"{path}: two data groups of the preset {preset_name} have the same name")
     for row in table.rows:
+        if row.method is None and not row.configs:
+            raise ConfigurationError(f"{path}: row {row.label} names no method of configs/methods and no configs")
+        if row.method and (bare := next((group.name for group in groups if group.suite is None), None)):
+            raise ConfigurationError(
+                f"{path}: row {row.label} names a method, and the data group {bare} no suite for it"
+            )
         unknown = sorted(set(row.overrides) - set(table.presets))
         if unknown:
             raise ConfigurationError(f"{path}: row {row.label} has overrides for {unknown[0]}, which is no preset")
@@ -277,13 +290,10 @@ def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed
     Raises:
         ConfigurationError: a config file is missing or is no YAML.
     """
-    configs = (
-        *preset.base,
-        *group.configs,
-        *(entry.replace("{data}", group.config or group.name) for entry in row.configs),
-    )
+    named = () if row.method is None else (f"configs/methods/{row.method}.yaml", f"configs/suites/{group.suite}.yaml")
+    configs = (*preset.base, *group.configs, *named, *row.configs)
     overrides = (*preset.overrides, *group.overrides, *row.overrides.get(preset_name, ()))
-    return Cell(f"{row.name}-{group.name}-s{seed}-{content_hash(configs, overrides)}", configs, overrides, seed)
+    return Cell(f"{row.prefix}-{group.name}-s{seed}-{content_hash(configs, overrides)}", configs, overrides, seed)
 
 
 def make_cells(table: Table, preset_name: str, preset: Preset) -> dict[tuple[str, str, int], Cell]:

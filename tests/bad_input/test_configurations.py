@@ -193,6 +193,15 @@ def test_a_file_that_is_no_configuration_is_named(case: str, capsys: pytest.Capt
     assert not Path("made").exists()
 
 
+def test_a_suite_alone_asks_for_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = ROOT / "configs" / "suites" / "digits.yaml"
+    line = refused(capsys, main, ["fit", f"--config={suite}", "--run_dir=run", "--model=FedProx"])
+    assert line == (
+        f"error: {suite} gives settings of a method, and no file says which; "
+        "add --config configs/methods/<name>.yaml, or give --model before it"
+    )
+
+
 def test_class_names_are_not_given_to_a_method_that_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
     line = answer(capsys, "PromptFL", "--model.class_names=[a, b]")
     assert line == "error: model.init_args.class_names comes from the data and is not given; leave it out"
@@ -247,11 +256,15 @@ def test_the_same_is_refused_in_python() -> None:
 @pytest.mark.slow
 def test_every_configuration_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for path in sorted((ROOT / "configs").rglob("*.yaml")):
-        if "model" in yaml.safe_load(path.read_text()) and "data" in yaml.safe_load(path.read_text()):
-            with pytest.raises(SystemExit) as ended:
-                main(["fit", "--config", str(path), "--print_config"])
-            assert ended.value.code in (0, None), capsys.readouterr().err
+    configs = ROOT / "configs"
+    runs = [[path] for path in sorted([*configs.glob("*.yaml"), *configs.glob("real/*.yaml")])]
+    for suite in sorted(configs.glob("suites/*.yaml")):
+        named = {name for entry in yaml.safe_load(suite.read_text())["per_method"] for name in entry["methods"]}
+        runs += [[configs / "methods" / f"{name}.yaml", suite] for name in sorted(named)]
+    for paths in runs:
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", *(f"--config={path}" for path in paths), "--print_config"])
+        assert ended.value.code in (0, None), capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmark.config_files import read_layers
 from benchmark.tables.run_table import load_table, read_paper
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,13 @@ TABLES: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+
+
+def configuration(row: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """What a row's method and the suite of a data group give together."""
+    files = [Path(f"configs/methods/{row['method']}.yaml"), Path(f"configs/suites/{group['suite']}.yaml")]
+    (layer,) = read_layers(files)
+    return layer.options
 
 
 @pytest.mark.slow
@@ -34,8 +42,8 @@ def test_every_file_that_a_table_names_is_there(name: str) -> None:
     assert {"demo", "paper"} <= set(table["presets"])
     for preset in table["presets"].values():
         for group in preset["data"]:
-            data = group.get("config", group["name"])
-            files = [entry.replace("{data}", data) for row in table["rows"] for entry in row["configs"]]
+            files = [f"configs/methods/{row['method']}.yaml" for row in table["rows"]]
+            files += [f"configs/suites/{group['suite']}.yaml"]
             files += [entry.removeprefix("--data=") for entry in group.get("overrides", []) if "--data=" in entry]
             assert [entry for entry in files if not Path(entry).is_file()] == []
 
@@ -48,21 +56,17 @@ def test_incomplete_batches_are_dropped_where_the_protocol_says_so(name: str) ->
         for group in preset["data"]:
             given = [entry for entry in group.get("overrides", []) if entry.startswith("--data=")]
             if given:
-                files = [Path(given[-1].removeprefix("--data="))]
+                data = [yaml.safe_load(Path(given[-1].removeprefix("--data=")).read_text())]
             else:
-                data = group.get("config", group["name"])
-                configs = [Path(row["configs"][-1].replace("{data}", data)) for row in TABLES[name]["rows"]]
-                read = [(config, yaml.safe_load(config.read_text())["data"]) for config in configs]
-                files = [config.parent / entry for config, entry in read if isinstance(entry, str)]
-            assert files
-            assert {yaml.safe_load(file.read_text()).get("drop_last", False) for file in files} == {dropping}
+                data = [configuration(row, group)["data"] for row in TABLES[name]["rows"]]
+            assert data
+            assert {entry.get("drop_last", False) for entry in data} == {dropping}
 
 
-def trainer_value(key: str, files: list[Path], overrides: list[str], default: int) -> int:
-    """A setting of the Trainer in one cell: the last override's, or the last file's."""
+def trainer_value(key: str, config: dict[str, Any], overrides: list[str], default: int) -> int:
+    """A setting of the Trainer in one cell: the last override's, or the configuration's."""
     given = [int(entry.partition("=")[2]) for entry in overrides if entry.startswith(f"--trainer.{key}=")]
-    read = [yaml.safe_load(file.read_text()).get("trainer", {}).get(key) for file in files]
-    return [default, *(value for value in read if value is not None), *given][-1]
+    return [config["trainer"].get(key, default), *given][-1]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -71,16 +75,15 @@ def test_the_last_round_of_every_cell_is_evaluated(name: str) -> None:
     for preset_name, preset in TABLES[name]["presets"].items():
         for group in preset["data"]:
             for row in TABLES[name]["rows"]:
-                data = group.get("config", group["name"])
-                paths = [*preset.get("base", []), *group.get("configs", []), *row["configs"]]
-                files = [Path(entry.replace("{data}", data)) for entry in paths]
+                config = configuration(row, group)
                 overrides = [
                     *preset.get("overrides", []),
                     *group.get("overrides", []),
                     *row.get("overrides", {}).get(preset_name, []),
                 ]
-                rounds = trainer_value("max_epochs", files, overrides, 0)
-                assert rounds % trainer_value("check_val_every_n_epoch", files, overrides, 1) == 0, (data, row["label"])
+                rounds = trainer_value("max_epochs", config, overrides, 0)
+                every = trainer_value("check_val_every_n_epoch", config, overrides, 1)
+                assert rounds % every == 0, (group["name"], row["label"])
 
 
 @pytest.mark.parametrize("csv", sorted((ROOT / "results/paper").glob("*.csv")), ids=lambda path: path.stem)

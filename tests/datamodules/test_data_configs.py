@@ -9,6 +9,7 @@ import timm
 import yaml
 from jsonargparse import ArgumentParser
 
+from benchmark.config_files import read_layers
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.round_plan import RoundPlan
 from datamodules.federated import FederatedDataModule
@@ -50,17 +51,14 @@ def test_steps_of_an_epoch_are_the_protocols(parser, name, images, steps):
     assert len(plan.steps) == steps
 
 
-RUNS = [path for path in FILES[0].parents[1].glob("**/*.yaml") if "model:" in path.read_text()]
+RUNS = [path for name in ("suites", "real") for path in sorted((FILES[0].parents[1] / name).glob("*.yaml"))]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_images_are_normalised_as_the_backbones_weights_were(path):
-    run = yaml.safe_load(path.read_text())
-    method = run["model"]["init_args"]
-    data = run["data"]
-    if isinstance(data, str):
-        data = yaml.safe_load((path.parent / data).read_text())
-    transform = data.get("transform") or {}
+    (layer,) = read_layers([path])
+    method = layer.options["model"]["init_args"]
+    transform = layer.options["data"].get("transform") or {}
     backbone = method.get("backbone") or method["clip"]
     if isinstance(backbone, str):  # the embedded CLIP, and networks from scratch
         assert transform.get("normalize", "half") == "half"

@@ -1,0 +1,175 @@
+"""Configuration files of a run: method x suite, in either order, and files that stand on others.
+
+Three keys of a file put it together with others; they are no options of a run::
+
+    base: [methods/fedvpt.yaml, suites/digits.yaml]  # files that are read before this one, as seen from it
+
+    method: fedvpt                # of a method file: the name by which suites know it
+    model: methods.FedVPT
+
+    per_method:                   # of a suite: what single methods have there in place of what it says for all
+      - methods: [fedvpt, pfedpg]
+        model.init_args.training: {lr: 0.1, epochs: 1}  # an option and its whole value; null takes it away
+
+A file that gives settings of a method (``model.init_args``) is read after the one that names the method
+(``model.class_path``), wherever it stands; else later files win, as everywhere in ``lightning-cli``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.yaml_files import read_mapping, read_yaml
+
+#: What puts files together.
+KEYS = frozenset({"base", "method", "per_method"})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one file gives a run, or a method file and the suite that is read after it.
+
+    Attributes:
+        at: which of the given files it comes from, by position.
+        path: the file.
+        given: its content, as it stands there.
+        composed: options and values, where the file has one of :data:`KEYS`; None of a file as lightning-cli reads it.
+    """
+
+    at: int
+    path: Path
+    given: dict[str, Any]
+    composed: dict[str, Any] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options and values, with the files that the values name put in their places."""
+        return _inlined(self.given, self.path) if self.composed is None else self.composed
+
+    @property
+    def method(self) -> str | None:
+        """The name by which suites know the method that the file describes."""
+        name: str | None = self.given.get("method")
+        return name
+
+    @property
+    def names_class(self) -> bool:
+        """Whether the file says which class the method is."""
+        model = self.given.get("model")
+        return "class_path" in model if isinstance(model, dict) else model is not None
+
+
+def read_layers(paths: Sequence[Path]) -> list[Layer]:
+    """What the configuration files of a run give, in the order in which it is applied.
+
+    Args:
+        paths: of the files, as they are given; later ones win.
+
+    Raises:
+        ConfigurationError: a file cannot be read, lies within itself, or puts files together in no way that there is.
+    """
+    files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(path, at)])
+    method = next((file.method for file in reversed(files) if file.method), None)
+    layers: list[Layer] = []
+    for layer in (_composed(file, method) for file in files):
+        if "per_method" in layer.given and layers and layers[-1].method:
+            layers[-1] = replace(layers[-1], composed=_merged(layers[-1].options, layer.options))
+        else:
+            layers.append(layer)
+    return layers
+
+
+def read_content(path: Path) -> Any:
+    """A YAML file's content, with the YAML files it refers to put in their places.
+
+    Raises:
+        ConfigurationError: a file is missing, is no YAML, or lies within itself.
+    """
+    return _inlined(read_yaml(path), path)
+
+
+def _inlined(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Any:
+    """What stands in the file ``path``, which files refer to one in the other, with such files in their places."""
+    if isinstance(value, dict):
+        return {str(key): _inlined(entry, path, within) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_inlined(entry, path, within) for entry in value]
+    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (path.parent / value).is_file():
+        other = path.parent / value
+        if other.resolve() in (*within, path.resolve()):
+            raise ConfigurationError(f"{path} includes {other}, in which it lies itself; take one of them out")
+        return _inlined(read_yaml(other), other, (*within, path.resolve()))
+    return value
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings in one; where both have a value that is no mapping, the second's."""
+    result = dict(first)
+    for key, value in second.items():
+        before = result.get(key)
+        if isinstance(before, str) and isinstance(value, dict) and "init_args" in value:
+            before = {"class_path": before}
+        result[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _with_bases(path: Path, at: int, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
+    """The files that a file stands on, those furthest down first, and the file itself."""
+    if path.resolve() in inside:
+        raise ConfigurationError(f"{path} is a base of itself; take one of the bases out")
+    given = read_mapping(path)
+    bases = given.get("base", [])
+    if not isinstance(bases, list) or not all(isinstance(entry, str) for entry in bases):
+        raise ConfigurationError(f"{path}: base: expected a list of configuration files, got {str(bases)[:80]}")
+    for entry in bases:
+        yield from _with_bases(path.parent / entry, at, (*inside, path.resolve()))
+    name = given.get("method")
+    if not isinstance(name, str | None):
+        raise ConfigurationError(f"{path}: method: expected the name by which suites know it, got {str(name)[:80]}")
+    if set(given) != {"base"}:
+        yield Layer(at, path, given)
+
+
+def _method_first(files: Sequence[Layer]) -> list[Layer]:
+    """The files, with the first that names a method's class before those that give settings of it."""
+    named = next((position for position, file in enumerate(files) if file.names_class), None)
+    first = next((position for position, file in enumerate(files[:named]) if "model" in file.given), named)
+    if named is None or first is None:
+        return list(files)
+    moved = replace(files[named], at=files[first].at)
+    return [*files[:first], moved, *files[first:named], *files[named + 1 :]]
+
+
+def _composed(file: Layer, method: str | None) -> Layer:
+    """The file with what it gives a run of the method of this name."""
+    if not KEYS & set(file.given):
+        return file
+    options = _inlined({key: value for key, value in file.given.items() if key not in KEYS}, file.path)
+    entries = file.given.get("per_method", [])
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        place = f"{file.path}: per_method[{number}]"
+        names = entry.get("methods") if isinstance(entry, dict) else None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(
+                f"{place}: expected methods (a list of names) and the options that they have, got {str(entry)[:80]}"
+            )
+        for option, value in _inlined(entry, file.path).items() if method in names else ():
+            if option != "methods":
+                _put(options, option, value, place)
+    return replace(file, composed=options)
+
+
+def _put(options: dict[str, Any], option: str, value: Any, place: str) -> None:
+    """Give an option, by its dotted name, another value; None takes it away."""
+    *groups, last = option.split(".")
+    inner = options
+    for group in groups:
+        inner = inner.setdefault(group, {})
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"{place}: {option}: {group} is a single value before; write it as a mapping")
+    if value is None:
+        inner.pop(last, None)
+    else:
+        inner[last] = value

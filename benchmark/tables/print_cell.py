@@ -1,0 +1,44 @@
+"""A cell of a table as one configuration file."""
+
+from pathlib import Path
+
+import yaml
+
+from benchmark.cells.queue import cell_command
+from benchmark.errors import ConfigurationError
+from benchmark.run.command import resolved
+from benchmark.tables.run_table import load_table, make_cell, rows_of
+
+
+def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: str | Path | None = None) -> str:
+    """Resolve the run of a row on a data group with the preset's first seed, as a file for ``lightning-cli``.
+
+    Args:
+        name: of the table, as for :func:`load_table`.
+        preset: of the table.
+        row: its label, or the name that its run directories have.
+        data: label or name of the data group.
+        data_dir: folder of the data sets; without, paths in it keep ``{data_dir}``.
+
+    Raises:
+        ConfigurationError: a bad table, or no such preset, row or data group.
+    """
+    table = load_table(name)
+    if preset not in table.presets:
+        raise ConfigurationError(f"table {name} has no preset {preset!r}; it has {', '.join(table.presets)}")
+    chosen = table.presets[preset]
+    where = f"the preset {preset} of table {name}"
+    rows = {key: entry for entry in rows_of(table, chosen) for key in (entry.prefix, entry.label)}
+    groups = {key: entry for entry in chosen.data for key in (entry.label, entry.name)}
+    if row not in rows:
+        labels = ", ".join(entry.label for entry in rows_of(table, chosen))
+        raise ConfigurationError(f"{where} has no row {row!r}; it has {labels}")
+    if data not in groups:
+        names = ", ".join(entry.name for entry in chosen.data)
+        raise ConfigurationError(f"{where} has no data group {data!r}; it has {names}")
+    cell = make_cell(rows[row], preset, chosen, groups[data], chosen.seeds[0])
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    arguments = cell_command(cell, Path("runs") / cell.name, folder or Path("{data_dir}"), ())[1:]
+    options = {key: value for key, value in resolved(arguments).items() if key not in ("run_dir", "ckpt_path")}
+    heading = f"# {table.title}: {rows[row].label} on {groups[data].label}, preset {preset}.\n"
+    return heading + yaml.safe_dump(options, sort_keys=False, width=120)

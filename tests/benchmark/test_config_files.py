@@ -1,0 +1,197 @@
+"""Configuration files: method x suite in either order, files that stand on others, and a table's cell as one file."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import methods
+from benchmark.commands import main as benchmark_main
+from benchmark.config_files import read_layers
+from benchmark.errors import ConfigurationError
+from benchmark.run.cli import main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+METHODS = {path.stem: path for path in sorted(CONFIGS.glob("methods/*.yaml"))}
+SUITES = sorted(CONFIGS.glob("suites/*.yaml"))
+RUNS = sorted(CONFIGS.glob("*.yaml"))
+
+
+def options(*paths: Path) -> dict[str, Any]:
+    """What files give that make one configuration."""
+    (layer,) = read_layers(paths)
+    return layer.options
+
+
+def resolved(*arguments: str) -> dict[str, Any]:
+    """The configuration that ``lightning-cli fit`` prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as ended:
+        main(["fit", *arguments, "--print_config"])
+    assert ended.value.code in (0, None)
+    return dict(yaml.safe_load(printed.getvalue()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("method: mine\nmodel: methods.FedVPT\n")
+    Path("suite.yaml").write_text(
+        "data: inner.yaml\ntrainer: {max_epochs: 9}\n"
+        "model: {init_args: {training: {lr: 1, epochs: 2}, num_prompts: 3}}\n"
+        "per_method:\n- {methods: [mine], model.init_args.training: {lr: 5}, model.init_args.num_prompts: null}\n"
+        "- {methods: [mine, other], trainer.max_epochs: 4, data.source.init_args.size: 5}\n"
+    )
+    Path("inner.yaml").write_text("batch_size: 8\npartition: IID\n")
+    return tmp_path
+
+
+# --- the files that are there ---
+
+
+def test_methods_and_suites_know_each_other() -> None:
+    assert {yaml.safe_load(path.read_text())["method"] for path in METHODS.values()} == set(METHODS)
+    known = set(methods.__all__)
+    models = [options(path)["model"] for path in METHODS.values()]
+    classes = [model["class_path"] if isinstance(model, dict) else model for model in models]
+    assert {name.removeprefix("methods.") for name in classes} == known
+    for suite in SUITES:
+        entries = yaml.safe_load(suite.read_text())["per_method"]
+        assert {name for entry in entries for name in entry["methods"]} <= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    "path", [*METHODS.values(), *SUITES, *RUNS], ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
+def test_a_file_says_what_it_is(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    assert max(map(len, lines)) <= 120
+    assert path.parent.name == "suites" or sum(not line.startswith("#") for line in lines) <= 7
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_a_run_file_is_a_method_on_a_suite(path: Path) -> None:
+    method, suite = (path.parent / entry for entry in yaml.safe_load(path.read_text())["base"])
+    assert options(path) == options(method, suite) == options(suite, method)
+
+
+def test_either_order_resolves_to_the_same_and_options_win_over_both() -> None:
+    prox, suite = METHODS["fedprox"], CONFIGS / "suites" / "digits.yaml"
+    first = resolved(f"--config={prox}", f"--config={suite}")
+    assert (
+        first
+        == resolved(f"--config={suite}", "-c", str(prox))
+        == resolved("--config", str(RUNS[0].with_stem("fedprox_digits")))
+    )
+    assert first["model"]["class_path"] == "methods.FedProx"
+    assert first["model"]["init_args"]["training"]["lr"] == 0.01
+    assert first["data"]["batch_size"] == 64
+    assert not {"base", "method", "per_method"} & set(first)
+    between = resolved(f"--config={suite}", "--model.init_args.training.lr=0.5", f"--config={prox}")
+    assert between["model"]["init_args"]["training"] == first["model"]["init_args"]["training"] | {"lr": 0.5}
+
+
+def test_a_method_named_by_an_option_takes_what_a_suite_says_for_all() -> None:
+    config = resolved("--model=FedVPT", f"--config={CONFIGS / 'suites' / 'digits.yaml'}")
+    assert config["model"]["class_path"] == "methods.FedVPT"
+    assert config["model"]["init_args"]["training"]["lr"] == 0.01
+
+
+# --- how they are put together ---
+
+
+@pytest.mark.parametrize("order", [["mine.yaml", "suite.yaml"], ["suite.yaml", "mine.yaml"]])
+def test_a_suite_says_what_single_methods_have(folder: Path, order: list[str]) -> None:
+    assert options(*map(Path, order)) == {
+        "model": {"class_path": "methods.FedVPT", "init_args": {"training": {"lr": 5}}},
+        "data": {"batch_size": 8, "partition": "IID", "source": {"init_args": {"size": 5}}},
+        "trainer": {"max_epochs": 4},
+    }
+
+
+def test_other_methods_have_what_a_suite_says_for_all(folder: Path) -> None:
+    Path("mine.yaml").write_text("method: another\nmodel: {class_path: methods.FedVPT, init_args: {depth: 2}}\n")
+    found = options(Path("suite.yaml"), Path("mine.yaml"))
+    assert found["model"]["init_args"] == {"depth": 2, "training": {"lr": 1, "epochs": 2}, "num_prompts": 3}
+    assert found["trainer"] == {"max_epochs": 9}
+
+
+def test_a_base_is_read_first_and_seen_from_the_file_that_names_it(folder: Path) -> None:
+    Path("deep").mkdir()
+    Path("deep/run.yaml").write_text("base: [../mine.yaml, ../suite.yaml]\ntrainer: {max_epochs: 1}\n")
+    Path("on_top.yaml").write_text("base: [deep/run.yaml]\nrun_dir: here\n")
+    suite, run, top = read_layers([Path("on_top.yaml")])
+    assert suite.options == options(Path("mine.yaml"), Path("suite.yaml"))
+    assert (run.options, top.options) == ({"trainer": {"max_epochs": 1}}, {"run_dir": "here"})
+
+
+def test_files_between_keep_their_places(folder: Path) -> None:
+    Path("plain.yaml").write_text("trainer: {max_epochs: 2}\n")
+    layers = read_layers([Path("suite.yaml"), Path("plain.yaml"), Path("mine.yaml")])
+    assert [(layer.path.name, layer.at) for layer in layers] == [("mine.yaml", 0), ("plain.yaml", 1)]
+    layers = read_layers([Path("plain.yaml"), Path("mine.yaml")])
+    assert [(layer.path.name, layer.at) for layer in layers] == [("plain.yaml", 0), ("mine.yaml", 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("base: [bad.yaml]\n", "bad.yaml is a base of itself; take one of the bases out"),
+        ("base: [between.yaml]\n", "bad.yaml is a base of itself; take one of the bases out"),
+        ("base: [gone.yaml]\n", "gone.yaml cannot be read: there is no such file"),
+        ("base: suite.yaml\n", "bad.yaml: base: expected a list of configuration files, got suite.yaml"),
+        ("base: [1]\n", "bad.yaml: base: expected a list of configuration files, got [1]"),
+        ("base: [list.yaml]\n", "list.yaml holds a list; expected configuration keys"),
+        ("method: [1]\n", "bad.yaml: method: expected the name by which suites know it, got [1]"),
+        ("per_method: {lr: 1}\n", "bad.yaml: per_method[0]: expected methods (a list of names) and the options"),
+        ("per_method: [{methods: fedvpt}]\n", "bad.yaml: per_method[0]: expected methods (a list of names)"),
+        ("method: x\nper_method: [{methods: [x], data.size: 1}]\ndata: gone\n", "data is a single value before"),
+    ],
+)
+def test_files_that_cannot_be_put_together_are_refused_in_one_line(folder: Path, content: str, words: str) -> None:
+    Path("bad.yaml").write_text(content)
+    Path("between.yaml").write_text("base: [bad.yaml]\n")
+    Path("list.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigurationError) as caught:
+        read_layers([Path("bad.yaml")])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- a cell of a table ---
+
+
+TABLE = """
+title: Mine
+presets:
+  demo: {seeds: [3], data: [{name: digits, label: In domains, suite: digits, overrides: [--trainer.max_epochs=4]}]}
+rows:
+  - {label: pFedPG, method: pfedpg, point: local}
+  - {label: Slower, method: pfedpg, name: pfedpg_slow, point: local, overrides: {demo: [--model.server_lr=0.01]}}
+"""
+
+
+def test_a_cell_is_printed_as_a_file_that_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    (tmp_path / "mine.yaml").write_text(TABLE)
+    table = ["table", str(tmp_path / "mine.yaml"), "--print_config"]
+    assert benchmark_main([*table, "Slower", "digits"]) == 0
+    cell = tmp_path / "cell.yaml"
+    cell.write_text(capsys.readouterr().out)
+    assert cell.read_text().startswith("# Mine: Slower on In domains, preset demo.\n")
+    printed = yaml.safe_load(cell.read_text())
+    assert (printed["seed_everything"], printed["trainer"]["max_epochs"]) == (3, 4)
+    assert printed["model"]["init_args"]["server_lr"] == 0.01
+    again = resolved(f"--config={cell}")
+    assert {key: again[key] for key in printed} == printed
+    assert set(again) - set(printed) == {"run_dir", "ckpt_path"}
+    assert benchmark_main([*table, "Nobody", "digits"]) == 2
+    assert "has no row 'Nobody'; it has pFedPG, Slower" in capsys.readouterr().err
+    assert benchmark_main([*table, "pFedPG", "office"]) == 2
+    assert "has no data group 'office'; it has digits" in capsys.readouterr().err
