@@ -32,21 +32,31 @@ class Broadcast:
     Attributes:
         common: per name, one value for all of them.
         own: per name [K, ...], a row for each.
+        masks: for a name of ``own`` of which clients receive different numbers of rows, [K, n, ...]: bool [K, n], False
+            where a row is padding, which does not travel. A client has it as ``received["<name>_mask"]``.
     """
 
     common: Values = field(default_factory=dict)
     own: Values = field(default_factory=dict)
+    masks: Values = field(default_factory=dict)
 
     def to(self, device: torch.device) -> "Broadcast":
         """Detach the tensors and put them on a device."""
         return Broadcast(
             {name: value.detach().to(device) for name, value in self.common.items()},
             {name: value.detach().to(device) for name, value in self.own.items()},
+            {name: value.to(device) for name, value in self.masks.items()},
         )
 
-    def message(self) -> list[Tensor]:
-        """Return the tensors that the first client receives; the others' have the same shapes."""
-        return [*self.common.values(), *(rows[0] for rows in self.own.values())]
+    def rows(self) -> Values:
+        """Return what the clients have each of its own, masks included, per name [K, ...]."""
+        return self.own | {f"{name}_mask": mask for name, mask in self.masks.items()}
+
+    def message(self, place: int = 0) -> list[Tensor]:
+        """Return the tensors that one of the clients receives; without masks those of all have the same shapes."""
+        own = {name: rows[place] for name, rows in self.own.items()}
+        there = {name: own[name][mask[place]] for name, mask in self.masks.items()}
+        return [*self.common.values(), *(own | there).values()]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from methods.text_prompt import TextPromptMethod
 class ExpertRule(ServerRule):
     """FedAvg that also keeps every client's last upload and sends each client the prompts nearest to its own.
 
-    Per client ``experts`` [E, L, w] and ``is_expert`` bool [E], where E is the most that anybody can get; nothing where
-    that is 0. A client without an upload gets none. A round sees the prompts of the rounds before it; an evaluation
+    Per client ``experts`` [E, L, w] with a mask [E], where E is the most that anybody can get; nothing where that is 0.
+    A client without an upload gets none. A round sees the prompts of the rounds before it; an evaluation
     gives the last round's clients what they were given then, and the others the nearest of now.
 
     Args:
@@ -62,12 +62,12 @@ class ExpertRule(ServerRule):
             return Broadcast(dict(shared))
         prompts = self.prompts.all_rows("now")
         experts = prompts.new_zeros(len(clients), most, *prompts.shape[1:])
-        is_expert = torch.zeros(experts.shape[:2], dtype=torch.bool)
+        mask = torch.zeros(experts.shape[:2], dtype=torch.bool)
         for k, client in enumerate(clients):
             when = "before" if not round.clients and client in self.known["last"] else "now"
             chosen = self.nearest(client, when)
-            experts[k, : len(chosen)], is_expert[k, : len(chosen)] = self.prompts.all_rows(when)[chosen], True
-        return Broadcast(dict(shared), {"experts": experts, "is_expert": is_expert})
+            experts[k, : len(chosen)], mask[k, : len(chosen)] = self.prompts.all_rows(when)[chosen], True
+        return Broadcast(dict(shared), {"experts": experts}, {"experts": mask})
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Average, and put the uploads in the place of the old ones."""
@@ -112,8 +112,7 @@ class PFedMoAP(TextPromptMethod):
     ``logit_c = s (lambda f . w_c(P_i) + Pool(f) . m_c)``, m_c the gate's mixture of ``Pool(w_c)`` under P_i and under
     the experts; without experts ``s f . w_c(P_i)``, and the gate rests. Objective: cross-entropy, over both together,
     the gate with a rate of its own. The server averages P_i weighted with n_k and keeps every client's last one.
-    Message: L x w numbers up, (1 + K) times as many down, and which of the K there are (where a round's clients get
-    different numbers of experts, the traffic counts the most for all). With ``num_experts=1`` it is PromptFL.
+    Message: L x w numbers up, (1 + K) times as many down. With ``num_experts=1`` it is PromptFL.
 
     Evaluated, point ``local``: with P_i and the gate as the client's last round left them, before the average. A client
     of the last round has the experts of that round, another the nearest of now (not counted as traffic), one that was
@@ -174,7 +173,7 @@ class PFedMoAP(TextPromptMethod):
 
     def resting_gate(self, client: Client, update: Values) -> Values:
         """ONE client: leave the gate as it is, weight decay included, where there are no experts."""
-        used = client.received["is_expert"].any() if "is_expert" in client.received else False
+        used = client.received["experts_mask"].any() if "experts" in client.received else False
         return {name: value * used for name, value in update.items() if name.startswith("gate.")}
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Values:
@@ -194,7 +193,7 @@ class PFedMoAP(TextPromptMethod):
         local = self.logits(images, classes)
         if "experts" not in client.prepared:
             return local
-        pooled, is_expert = images[:, :: self.stride], client.received["is_expert"]
+        pooled, is_expert = images[:, :: self.stride], client.received["experts_mask"]
         experts = torch.cat([classes[None, :, :: self.stride], client.prepared["experts"]])
         mixture = self.gate(pooled, experts, torch.cat([is_expert.new_ones(1), is_expert]))
         moe = self.clip.logit_scale * torch.einsum("bd,bcd->bc", pooled, mixture)

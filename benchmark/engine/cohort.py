@@ -85,7 +85,7 @@ class Cohort:
         facts = {"participated": self.participated, "class_counts": self.class_counts}
         own = {
             "values": self.values,
-            "received": self.received.own,
+            "received": self.received.rows(),
             "previous": self.previous,
             "prepared": self.prepared,
             "own_images": self.own_images,

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import torch
 from torch import nn
 
 from benchmark.engine.roles import Roles, names_under
@@ -20,7 +21,8 @@ def check_broadcast(sent: Broadcast, count: int, title: str, method: nn.Module, 
         roles: of these.
 
     Raises:
-        ConfigurationError: a value has not the shape of its parameter, or not a row for each client.
+        ConfigurationError: a value has not the shape of its parameter, or not a row for each client, or a mask is not
+            that of a value's rows.
     """
     trained = {name: tuple(method.get_parameter(name).shape) for name in roles.trained}
     for values, ahead in ((sent.common, ()), (sent.own, (count,))):
@@ -35,6 +37,13 @@ def check_broadcast(sent: Broadcast, count: int, title: str, method: nn.Module, 
                 raise ConfigurationError(f"{title} gives {name!r}; expected the whole name, such as {below[0]!r}")
             if ahead and tuple(value.shape[:1]) != ahead:
                 raise ConfigurationError(f"{given} as {count} clients' own; expected a row for each")
+    for name, mask in sent.masks.items():
+        if name not in sent.own or mask.dtype != torch.bool or mask.shape != sent.own[name].shape[:2]:
+            expected = f"bool {tuple(sent.own[name].shape[:2])}" if name in sent.own else f"one of {[*sent.own]}"
+            raise ConfigurationError(
+                f"{title} gives a mask of {name!r}, {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}; "
+                f"expected {expected}"
+            )
 
 
 def check_aggregate(values: Values, title: str, shared: Values) -> None:

@@ -95,7 +95,11 @@ class Server(Callback):
         if batch.first:
             simulation = cast(Member, pl_module).simulation
             received = simulation.received(self.rule, self._round, batch.cohort)
-            self.traffic.down(len(batch.cohort), received.message())
+            if received.masks:
+                for place in range(len(batch.cohort)):
+                    self.traffic.down(1, received.message(place))
+            else:
+                self.traffic.down(len(batch.cohort), received.message())
             simulation.cohort = simulation.begin(batch.cohort, Stage.TRAIN, self._round, received)
 
     def on_train_batch_end(

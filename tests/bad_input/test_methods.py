@@ -149,6 +149,11 @@ class SendsEachTheSame(ServerRule):
         return Broadcast(own={"advice": torch.zeros(2)})
 
 
+class MasksWithNumbers(ServerRule):
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        return Broadcast(own={"advice": torch.zeros(len(clients), 2)}, masks={"advice": torch.ones(2)})
+
+
 class MakesAPrefix(ServerRule):
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         return {"prompt": shared["prompt.tokens"]}
@@ -180,7 +185,10 @@ MISTAKES = [
         ChangesItsShape,
         r"ChangesItsShape.changed gives 'prompt.tokens' of shape \(64,\); expected \(2, 64\)",
     ),
-    (AsksWhoItIs, r"AsksWhoItIs.client_loss, LINE asks for client.id; a client has parameters, received, previous, "),
+    (
+        AsksWhoItIs,
+        r"AsksWhoItIs.client_loss, LINE asks for client.id; a client has parameters, received, class_counts, round, ",
+    ),
     (AsksForLabels, r"AsksForLabels.client_logits, LINE asks for batch.labels; a batch has x, y, mask"),
     (TakesANumber, r"TakesANumber.client_l\w+, LINE makes a Python number of a tensor"),
     (Decides, r"Decides.client_loss, LINE decides by a tensor's value"),
@@ -199,6 +207,10 @@ MISTAKES = [
     (
         SendsEachTheSame,
         r"SendsEachTheSame.broadcast gives 'advice' of shape \(2,\) as \d+ clients' own; expected a row",
+    ),
+    (
+        MasksWithNumbers,
+        r"MasksWithNumbers.broadcast gives a mask of 'advice', float32 \(2,\); expected bool \(\d+, 2\)",
     ),
     (MakesAPrefix, r"MakesAPrefix.aggregate gives 'prompt', which is not shared; expected .*: prompt.tokens"),
     (MakesPersonalValues, r"MakesPersonalValues.aggregate gives 'head.bias', which is not shared; expected .*: prompt"),

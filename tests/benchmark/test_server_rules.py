@@ -91,7 +91,7 @@ def assert_equal(left: Values, right: Values) -> None:
 def assert_same_sent(left: Broadcast, right: Broadcast) -> None:
     """Bit for bit the same messages."""
     assert_equal(left.common, right.common)
-    assert_equal(left.own, right.own)
+    assert_equal(left.rows(), right.rows())
 
 
 def saved(rule: ServerRule) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def test_a_client_receives_the_same_whoever_asks_with_it(kind: type[ServerRule])
     for row, client in enumerate(part.round.clients):
         alone = rule.broadcast(part.round, part.shared, (client,))
         assert_equal(alone.common, together.common)
-        assert_equal(alone.own, {name: value[row : row + 1] for name, value in together.own.items()})
+        assert_equal(alone.rows(), {name: value[row : row + 1] for name, value in together.rows().items()})
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -224,3 +224,10 @@ def test_a_rule_can_be_tested_alone() -> None:
     new = rule.aggregate(round, sent.common, uploads)
     assert uploads.clients == (0, 2)
     assert new["w"].tolist() == [2.5, 5.0]
+
+
+def test_rows_that_are_padding_do_not_travel() -> None:
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    sent = Broadcast({"w": torch.zeros(2)}, {"others": torch.zeros(2, 3, 5)}, {"others": mask})
+    assert [sum(part.numel() for part in sent.message(place)) for place in range(2)] == [12, 2]
+    assert torch.equal(sent.rows()["others_mask"], mask)

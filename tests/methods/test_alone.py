@@ -26,7 +26,7 @@ class Overheard(Callback):
         def broadcast(round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
             sent = send(round, shared, clients)
             if round.clients and round.number == self.round and self.client in clients:
-                own = {name: rows[clients.index(self.client)] for name, rows in sent.own.items()}
+                own = {name: rows[clients.index(self.client)] for name, rows in sent.rows().items()}
                 self.received = {name: value.clone() for name, value in (sent.common | own).items()}
                 self.before = self.personal()
             return sent

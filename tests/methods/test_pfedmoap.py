@@ -101,7 +101,7 @@ def upload(rule: ExpertRule, number: int, clients: tuple[int, ...], prompts: Ten
 def sent_to(rule: ExpertRule, number: int, clients: tuple[int, ...], *of_round: int) -> list[list[float]]:
     """The first numbers of the experts that each client gets."""
     sent = rule.broadcast(Round(number, of_round, 3), {"context": torch.zeros(1, 2)}, clients)
-    return [rows[mask][:, 0, 0].tolist() for rows, mask in zip(sent.own["experts"], sent.own["is_expert"], strict=True)]
+    return [rows[mask][:, 0, 0].tolist() for rows, mask in zip(sent.own["experts"], sent.masks["experts"], strict=True)]
 
 
 def test_the_nearest_by_hand() -> None:
@@ -139,16 +139,20 @@ def test_who_has_not_uploaded_gets_none_and_before_anybody_has_nothing_is_sent()
     chosen = rule.select(1)
     assert rule.known == {"now": chosen, "before": [], "last": chosen}
     sent = rule.broadcast(Round(2, tuple(range(11)), 3), shared, tuple(range(11)))
-    assert sent.own["is_expert"].sum(1).tolist() == [2 * (client in chosen) for client in range(11)]
+    assert sent.masks["experts"].sum(1).tolist() == [2 * (client in chosen) for client in range(11)]
 
 
 def test_messages() -> None:
     method = run("PFedMoAP", "--data.clients_per_round=11", rounds=3)
     L = 3 * method.clip.text_width
     for number, (clients, down, up, *_) in enumerate(method.server.traffic.rounds, start=1):
-        # Three experts from the second round on, and three bytes that say that they are there.
+        # Three experts from the second round on.
         assert (clients, up) == (11, 11 * 4 * L)
-        assert down == 11 * (4 * L if number == 1 else 4 * 4 * L + 3)
+        assert down == 11 * (4 * L if number == 1 else 4 * 4 * L)
+    method = run("PFedMoAP", "--data.clients_per_round=4", rounds=2)
+    first, second = (set(method.server.rule.select(number)) for number in (1, 2))
+    assert 0 < len(first & second) < 4
+    assert method.server.traffic.rounds[1][1] == 4 * L * (4 + 3 * len(first & second)), "newcomers get no experts"
 
 
 # ------------------------------------------------------------------ the client
@@ -156,7 +160,7 @@ def test_messages() -> None:
 
 def received_by(method: Any, count: int = 3, there: int = 3) -> dict[str, Tensor]:
     experts = method.context + 0.5 * drawn(count, *method.context.shape)
-    return {"experts": experts, "is_expert": torch.arange(count) < there}
+    return {"experts": experts, "experts_mask": torch.arange(count) < there}
 
 
 def test_the_logits_by_a_loop_over_experts() -> None:
