@@ -75,7 +75,7 @@ def main() -> int:
         Path(path).write_text(json.dumps(everything(only), indent=1))
         return 0
     before = json.loads(Path(path).read_text())
-    now = everything(only)
+    now = everything(only or sorted({key.partition(" ")[0] for key in before}))  # methods that were there before
     wrong = {key: lost for key, found in now.items() if (lost := differing(before[key], found))}
     for key, lost in wrong.items():
         print(f"DIFFERS {key}: {', '.join(lost[:6])} ({len(lost)} of {len(before[key])})")
