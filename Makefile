@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## make .venv with everything in it
 
-test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest
+test: $(STAMP) ## run the tests, and name the slowest
+	$(BIN)/python -m pytest --durations=25
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -152,7 +152,11 @@ class Recorder(Callback):
         self._evaluation_began = time.perf_counter()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the scores of all clients after this round; the sanity check before training is round 0."""
+        """Take the scores of all clients after this round; the sanity check before training is round 0.
+
+        Raises:
+            ConfigurationError: a callback of the Trainer waits for a name that is not among the scores.
+        """
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._collect(trainer, cast("FederatedMethod", pl_module))
         self.seconds["evaluation"] += time.perf_counter() - self._evaluation_began
@@ -183,6 +187,7 @@ class Recorder(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(averages, step=round)
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
+        _check_monitored(trainer)
 
     def metrics(self) -> "pd.DataFrame":
         """The long table: round, client, point, split, metric, value."""
@@ -381,6 +386,19 @@ class Recorder(Callback):
                 write_evaluation(run_dir, round, table)
         self.evaluations = found
         remove_evaluations(run_dir, found)
+
+
+def _check_monitored(trainer: Trainer) -> None:
+    """Refuse a callback that monitors what no evaluation gives; sums of the training come with its first round."""
+    known = trainer.callback_metrics
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        name = getattr(callback, "monitor", None)
+        later = trainer.sanity_checking and str(name).startswith("train/")
+        if name is not None and name not in known and getattr(callback, "strict", True) and not later:
+            raise ConfigurationError(
+                f"{type(callback).__name__}: monitor={name!r} is no score of this run; expected one of "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 def _table(found: Values) -> "pd.DataFrame":

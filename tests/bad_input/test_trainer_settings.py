@@ -100,6 +100,13 @@ def _ten_seconds_a_look(timer: Timer, stage: str = "train") -> float:
     return 10.0 * timer.looks  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["val_accuracy", "train/entropy"])
+def test_a_callback_that_waits_for_an_unknown_score_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stopping = json.dumps({"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": name}})
+    said = refused(capsys, main, ["fit", *BASE, "--trainer.max_epochs=2", f"--trainer.callbacks+={stopping}"])
+    assert f"EarlyStopping: monitor={name!r} is no score of this run; expected one of test/server/accuracy, " in said
+
+
 def test_a_run_that_stops_early_is_recorded_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     stopping = json.dumps(
         {

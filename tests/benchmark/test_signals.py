@@ -142,3 +142,17 @@ def test_what_is_ignored_from_outside_stays_ignored() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_while_libraries_are_imported_ends_in_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "benchmark.run.start", "fit"]
+    process = subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_ctrl_c
+    )
+    while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "interrupted before anything began\n"
+    assert process.returncode == 130
