@@ -15,7 +15,7 @@ KEPT_RUNS = Path("results/runs")
 
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
-    from benchmark.cells.queue import Cluster
+    from benchmark.cells.cluster import Cluster
     from benchmark.tables.print_cell import cell_configuration
     from benchmark.tables.run_table import run_table
 
@@ -66,7 +66,7 @@ def show(arguments: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from benchmark.records.results import read_record
+    from benchmark.records.record_file import read_record
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
@@ -145,7 +145,7 @@ def reproduction(arguments: argparse.Namespace) -> int:
 
 def keep(arguments: argparse.Namespace) -> int:
     """Copy finished runs' small files to results/runs, to be committed."""
-    from benchmark.records.results import keep_record
+    from benchmark.records.keeping import keep_record
 
     for run_dir in arguments.run_dirs:
         print(f"{run_dir} -> {keep_record(run_dir, KEPT_RUNS)}")
@@ -156,7 +156,7 @@ def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
     import numpy as np
 
-    from benchmark.drawing import partition_heatmap
+    from benchmark.figures.partition_heatmap import partition_heatmap
     from benchmark.run.reload import configured_data
     from datamodules.manifest import read_manifest, write_manifest
 

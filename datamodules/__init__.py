@@ -3,7 +3,7 @@
 ``datamodules.federated.FederatedDataModule`` is not imported here, as Lightning is slow to import.
 """
 
-from benchmark.records.results import manifest_hash
+from benchmark.records.hashes import manifest_hash
 from datamodules.caltech101 import Caltech101
 from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.dermoscopic import DermoscopicFL

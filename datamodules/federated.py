@@ -16,7 +16,7 @@ from benchmark.engine.plan import Block
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
-from benchmark.records.results import manifest_hash
+from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.manifest import make_manifest
 from datamodules.partition import ClientSplits, Partition

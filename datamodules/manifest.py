@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import write_text
 from datamodules.partition import ClientSplits, Indices, Partition
 from datamodules.source import ImagePool, ImageSource
 
@@ -144,15 +143,7 @@ def write_manifest(path: str | Path, manifest: Manifest) -> None:
     head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in manifest.items() if key != "clients"]
     lines = ",\n".join("  " + json.dumps(client, separators=(",", ":")) for client in manifest["clients"])
     text = "{\n" + ",\n".join(head) + ',\n "clients": [\n' + lines + "\n ]\n}\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; a manifest is there to be passed on
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_text(path, text)
 
 
 def read_manifest(path: str | Path) -> Manifest:

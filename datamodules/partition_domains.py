@@ -4,7 +4,8 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import NonNegativeInt, PositiveInt
-from datamodules.partition import ClientSplits, Indices, Partition, deal_stratified, members_by_class
+from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.partition.members import deal_stratified, members_by_class
 from datamodules.source import ImagePool, ImageSource
 
 

@@ -14,13 +14,9 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Concentration, NumClients, PositiveInt, Seed
-from datamodules.partition import (
-    ClientSplits,
-    Indices,
-    Partition,
-    dirichlet_shared,
-    members_by_class,
-)
+from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.partition.dirichlet_shared import dirichlet_shared
+from datamodules.partition.members import members_by_class
 from datamodules.source import ImagePool, ImageSource
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, FewOrNone

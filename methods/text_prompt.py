@@ -5,7 +5,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Phase
 from methods.text_prompt import TextPromptMethod
 

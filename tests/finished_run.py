@@ -6,7 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.records.results import RunRecord, manifest_hash, write_json, write_record, write_text
+from benchmark.files import write_json, write_text
+from benchmark.records.hashes import manifest_hash
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import write_record
 
 
 def write_finished_run(
@@ -17,7 +20,7 @@ def write_finished_run(
     Args:
         folder: is made.
         record: its ``manifest_hash`` is replaced by that of the manifest.
-        metrics: columns of :data:`benchmark.records.results.COLUMNS`.
+        metrics: columns of :data:`benchmark.records.metrics_table.COLUMNS`.
         config: YAML; by default what the record says.
         manifest: further fields, or in place of those made of the record.
     """

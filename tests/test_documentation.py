@@ -20,7 +20,7 @@ from benchmark import commands
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.figures.pfedpt import make
-from benchmark.records.results import read_record
+from benchmark.records.record_file import read_record
 from benchmark.records.source_code import changed_files
 from benchmark.run.checkpoint import read_checkpoint
 from benchmark.run.cli import main

@@ -7,95 +7,23 @@ computed after the end-of-text token. Both change results by rounding only.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import MICRO, load_clip
+from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
+from benchmark.backbones.fixed_batch_norm import fix_batch_norms
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
 
-if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
-    from open_clip.transformer import ResidualAttentionBlock
-
 # A CPU rounds a product of fewer rows in another way. With so many rows of each client, results do not depend
 # on how many clients share a product.
 FEWEST_ROWS = 4
-
-
-class ClassPrompts(nn.Module):
-    """The prompts of a list of classes, without their learnable context.
-
-    A prompt is ``[start, context, words in common, own words, end]``. What is the same for all classes has P
-    positions (start, context and words in common), what is a class's own has S. Own tokens are aligned at
-    their end: the end-of-text token is the last, and shorter names have padding before them, which nothing attends to.
-
-    Args:
-        words: token ids of each class after the context, the end-of-text token last; none may be empty.
-        start_token: id of the start-of-text token.
-        num_context: positions L that the context takes.
-
-    Attributes:
-        num_classes: C.
-        num_context: L.
-        shared_tokens: ids [P]; those of the context's positions mean nothing.
-        own_tokens: ids [C, S].
-        own_positions: the position of every own token in its prompt, [C, S].
-        own_mask: added to the attention of own tokens to own tokens, [C, S, S]: 0 or -inf.
-    """
-
-    shared_tokens: Tensor
-    own_tokens: Tensor
-    own_positions: Tensor
-    own_mask: Tensor
-
-    def __init__(self, words: Sequence[Sequence[int]], start_token: int, num_context: int) -> None:
-        super().__init__()
-        self.num_classes = len(words)
-        self.num_context = num_context
-        common = 0
-        while common < min(map(len, words)) - 1 and len({ids[common] for ids in words}) == 1:
-            common += 1
-        shared = [start_token] + [start_token] * num_context + list(words[0][:common])
-        longest = max(map(len, words)) - common
-        padding = torch.tensor([longest - (len(ids) - common) for ids in words])[:, None]
-        place = torch.arange(longest)
-        self.register_buffer("shared_tokens", torch.tensor(shared))
-        self.register_buffer(
-            "own_tokens",
-            torch.tensor([[ids[-1]] * (longest - len(ids) + common) + list(ids[common:]) for ids in words]),
-        )
-        self.register_buffer("own_positions", len(shared) + (place - padding).clamp(min=0))
-        unseen = (place[None, :] > place[:, None]) | (place < padding)[:, None, :]
-        self.register_buffer("own_mask", torch.zeros(unseen.shape).masked_fill(unseen, float("-inf")))
-
-
-class FixedBatchNorm2d(nn.Module):
-    """A batch normalisation that always uses its stored statistics: no batch, and so no client, changes them.
-
-    Args:
-        source: the normalisation whose values it takes over, under the same names.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, source: nn.BatchNorm2d) -> None:
-        super().__init__()
-        assert source.running_mean is not None
-        assert source.running_var is not None
-        self.eps = source.eps
-        self.weight = source.weight
-        self.bias = source.bias
-        self.register_buffer("running_mean", source.running_mean)
-        self.register_buffer("running_var", source.running_var)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W], normalised."""
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 class PromptedCLIP(Checked, nn.Module):
@@ -157,7 +85,7 @@ class PromptedCLIP(Checked, nn.Module):
         if differing:
             raise ConfigurationError(f"{name!r} differs from CLIP: {differing}; use one such as ViT-B-16 or RN50")
         if resnet:
-            _fix_batch_norms(visual)
+            fix_batch_norms(visual)
 
         self.visual_kind: Literal["vit", "resnet"] = "resnet" if resnet else "vit"
         self.context_length: int = self.model.context_length
@@ -257,14 +185,14 @@ class PromptedCLIP(Checked, nn.Module):
             if deep is not None and 0 < layer <= len(deep):
                 prompt = deep[layer - 1].expand(*shared.shape[:-2], -1, -1)
                 shared = torch.cat([shared[..., :1, :], prompt, shared[..., after:, :]], dim=-2)
-            q, k, v = _query_key_value(block, shared)
-            own_q, own_k, own_v = _query_key_value(block, own)
+            q, k, v = query_key_value(block, shared)
+            own_q, own_k, own_v = query_key_value(block, own)
             own_mask = prompts.own_mask
             if last:  # nothing else is read from the last layer than the end-of-text position
                 own, own_q, own_mask = own[..., kept:, :], own_q[..., kept:, :], own_mask[..., kept:, :]
-            own = _finish(block, own, _attend_after(own_q, k, v, own_k, own_v, own_mask))
+            own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask))
             if not last:
-                shared = _finish(block, shared, _attend(q, k, v, mask))
+                shared = finish(block, shared, attend(q, k, v, mask))
         features = self.model.ln_final(own) @ self.model.text_projection
         return F.normalize(features[..., -1, :], dim=-1)
 
@@ -389,10 +317,10 @@ class PromptedCLIP(Checked, nn.Module):
         for layer, block in enumerate(visual.transformer.resblocks):
             if deep is not None and 0 < layer <= len(deep):
                 tokens = torch.cat([tokens[:, :count], deep[layer - 1].expand(len(x), -1, -1)], dim=1)
-            q, k, v = _query_key_value(block, tokens)
+            q, k, v = query_key_value(block, tokens)
             if layer == self.vision_depth - 1:  # of the last layer, only what is asked for
                 tokens, q = tokens[:, :count][:, rows], q[:, :, :count][:, :, rows]
-            tokens = _finish(block, tokens, _attend(q, k, v))
+            tokens = finish(block, tokens, attend(q, k, v))
         return visual.ln_post(tokens) @ visual.proj
 
     def _encode_resnet(self, x: Tensor, rows: slice) -> Tensor:
@@ -404,8 +332,8 @@ class PromptedCLIP(Checked, nn.Module):
         positions = x.flatten(2).transpose(1, 2)
         tokens = torch.cat([positions.mean(dim=1, keepdim=True), positions], dim=1) + pool.positional_embedding
         projected = (pool.q_proj(tokens[:, rows]), pool.k_proj(tokens), pool.v_proj(tokens))
-        q, k, v = (_heads(value, pool.num_heads) for value in projected)
-        return pool.c_proj(_attend(q, k, v))
+        q, k, v = (split_heads(value, pool.num_heads) for value in projected)
+        return pool.c_proj(attend(q, k, v))
 
     def _check_deep(self, deep: Tensor, count: int, width: int, depth: int) -> None:
         if deep.ndim != 3 or deep.shape[1:] != (count, width) or len(deep) >= depth:
@@ -422,70 +350,3 @@ def _differing_part(visual: nn.Module, expected: type[nn.Module]) -> str | None:
     if visual.attn_pool is not None or visual.pool_type != "tok" or visual.final_ln_after_pool:
         return "its image features are pooled in another way"
     return None
-
-
-def _fix_batch_norms(module: nn.Module) -> None:
-    """Put a ``FixedBatchNorm2d`` in the place of every batch normalisation below."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, FixedBatchNorm2d(child))
-        else:
-            _fix_batch_norms(child)
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """[..., C, T, w] to [..., h, C, T, w / h]."""
-    # Contiguous, so that a product sees the same layout whatever the number of clients: its rounding depends on it.
-    return x.unflatten(-1, (heads, -1)).movedim(-2, -4).contiguous()
-
-
-def _query_key_value(block: "ResidualAttentionBlock", x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [..., C, T, w] to the queries, keys and values of a block's attention, each [..., h, C, T, w / h]."""
-    attention = block.attn
-    projected = F.linear(block.ln_1(x), cast(Tensor, attention.in_proj_weight), attention.in_proj_bias)
-    q, k, v = (_heads(part, attention.num_heads) for part in projected.chunk(3, dim=-1))
-    return q, k, v
-
-
-def _finish(block: "ResidualAttentionBlock", x: Tensor, attended: Tensor) -> Tensor:
-    """The rest of a block after its attention: [..., C, T, w] and [..., C, T, w] to [..., C, T, w]."""
-    x = x + block.ls_1(block.attn.out_proj(attended))
-    return x + block.ls_2(block.mlp(block.ln_2(x)))
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of [..., h, C, Q, d] to [..., h, C, T, d]; ``mask`` [Q, T] is added. Returns [..., C, Q, h * d]."""
-    if q.is_cuda:
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    else:  # elsewhere fused attention has no rule for vmap, which would warn and loop
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        if mask is not None:
-            scores = scores + mask
-        attended = scores.softmax(dim=-1) @ v
-    return attended.movedim(-4, -2).flatten(-2)
-
-
-def _attend_after(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, own_mask: Tensor) -> Tensor:
-    """Attention of each class's own tokens to what all classes share and to themselves.
-
-    Args:
-        q: [..., h, C, Q, d].
-        k: keys of the shared positions, [..., h, 1 or C, P, d].
-        v: values of the shared positions.
-        own_k: keys of the own tokens, [..., h, C, S, d].
-        own_v: values of the own tokens.
-        own_mask: added for the own tokens, [C, Q, S].
-
-    Returns:
-        [..., C, Q, h * d].
-    """
-    q = q * q.shape[-1] ** -0.5
-    # Where the shared positions have one row, einsum makes one product of all classes.
-    scores = torch.einsum("...cqd,...ckd->...cqk", q, k)
-    own_scores = q @ own_k.transpose(-2, -1) + own_mask
-    # In the first layer the own tokens are the same for all images of the batch.
-    own_scores = own_scores.expand(*scores.shape[:-1], -1)
-    weights = torch.cat([scores, own_scores], dim=-1).softmax(dim=-1)
-    to_shared, to_own = weights.split([scores.shape[-1], own_scores.shape[-1]], dim=-1)
-    attended = torch.einsum("...cqk,...ckd->...cqd", to_shared, v) + to_own @ own_v
-    return attended.movedim(-4, -2).flatten(-2)

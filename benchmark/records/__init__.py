@@ -1,1 +1,14 @@
-"""What a finished run leaves behind: written, read, checked and grouped."""
+"""What a finished run leaves behind: written, read, checked and grouped.
+
+A run directory holds
+
+* ``config.yaml``: the resolved configuration,
+* ``manifest.json``: the partition of the data over the clients,
+* ``metrics.parquet``: the long table client x round x metric (see :data:`benchmark.records.metrics_table.COLUMNS`);
+  while the run goes on, a table of the same columns for each evaluated round in the folder ``metrics``,
+* ``checkpoints/last.ckpt``: for resuming only,
+* ``record.json``: everything else. It is written last and atomically, so that a run is finished exactly when this
+  file is there.
+
+The summaries live in ``record.json``, so that many runs can be compared without opening their tables.
+"""

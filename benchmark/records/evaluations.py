@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from benchmark.records.results import PARTS, read_table, rows_sha256, write_parquet
+from benchmark.records.metrics_table import PARTS, read_table, rows_sha256, write_parquet
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import RunRecord, canonical, config_hash, stored_run, stored_runs
+from benchmark.records.hashes import canonical, config_hash
+from benchmark.records.record import RunRecord
+from benchmark.records.stored_run import stored_run, stored_runs
 
 if TYPE_CHECKING:
     import pandas as pd

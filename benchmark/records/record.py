@@ -115,17 +115,17 @@ class RunRecord:
         test_sizes: test images per client, same order.
         manifest_hash: hash of the partition, as the partition's manifest defines it.
         device: ``"cpu"`` or the name of the accelerator that trained.
-        environment: from :func:`benchmark.records.results.environment`.
+        environment: from :func:`benchmark.records.environment.environment`.
         rounds: rounds asked for.
         rounds_trained: rounds done.
         communication: ``up_bytes``, ``down_bytes``, ``up_floats``, ``down_floats``: mean over rounds and
             participating clients.
         seconds: ``total``, ``training``, ``evaluation``: wall-clock.
         peak_memory_bytes: of the accelerator, or of the process on a CPU; None where unknown.
-        config_hash: from :func:`benchmark.records.results.config_hash`, of ``config.yaml``; this and the next two are
-            filled by :func:`benchmark.records.results.write_record`.
-        summary: from :func:`benchmark.records.results.summarize`.
-        files: per file of :data:`benchmark.records.results.FILES` its ``sha256`` and ``bytes``.
+        config_hash: from :func:`benchmark.records.hashes.config_hash`, of ``config.yaml``; this and the next two are
+            filled by :func:`benchmark.records.record_file.write_record`.
+        summary: from :func:`benchmark.records.summary.summarize`.
+        files: per file of :data:`benchmark.records.record_file.FILES` its ``sha256`` and ``bytes``.
         server: dotted path of the class of the server; this and what follows is None in records of before.
         default_server: dotted path of the server that the method brings itself.
         code: from :func:`benchmark.records.source_code.code_of`: the source of what the configuration names.

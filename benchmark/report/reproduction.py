@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import write_text
 from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
-from benchmark.records.results import write_text
-from benchmark.tables.run_table import Table, load_table, read_paper
+from benchmark.report.readings import accuracy_of
+from benchmark.tables.layout import Table, load_table
+from benchmark.tables.paper import read_paper
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,17 +185,13 @@ def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:
     for statistic, which in dict.fromkeys([reported, ("average", "last"), ("pooled", "last")]):
         found = []
         for point, words in (("server", "after aggregation"), ("local", "after local training")):
-            entries = [_accuracy(run, point).get(which, {}).get(statistic) for run in experiment.runs]
+            entries = [accuracy_of(run, point).get(which, {}).get(statistic) for run in experiment.runs]
             values = [100 * value for value in entries if value is not None]
             if values and len(values) == len(entries):
                 found.append(f"{math.fsum(values) / len(values):.2f} {words}")
         if found:
             said.append(f"{STATISTICS[statistic]}, {ROUNDS[which]}: {', '.join(found)}")
     return "; ".join(said) or "not evaluated on test data"
-
-
-def _accuracy(run: Run, point: str) -> dict[str, Any]:
-    return dict(run.record.summary.get(point, {}).get("test", {}).get("accuracy", {}))
 
 
 def _hardware(runs: Sequence[Run]) -> str:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmark.engine.saved_state import FORMAT
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import replacing
+from benchmark.files import replacing
 
 #: A checkpoint ends with this and the sha256 of all bytes before, as the comment of its zip archive.
 MARK = b"sha256:"

@@ -22,14 +22,16 @@ from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.engine.settings import check_one_device, check_settings
 from benchmark.errors import ConfigurationError
+from benchmark.files import write_text
 from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
-from benchmark.records.results import is_finished, write_text
+from benchmark.records.record_file import is_finished
 from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
 from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes
 from benchmark.run.progress import RoundProgress
 from benchmark.run.recorder import Recorder
 from benchmark.run.run_directory import claimed, last_checkpoint
+from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
 from datamodules.federated import FederatedDataModule
 
@@ -250,7 +252,7 @@ class FederatedCLI(LightningCLI):
         return f"{kept}; go on with: {shlex.join([*command, '--ckpt_path=last'])}"
 
     def _print_scores(self) -> None:
-        self._recorder.print_scores(self.datamodule.client_names)
+        print_scores(self._recorder.values, self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
 

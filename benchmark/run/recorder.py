@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
+from benchmark.records.environment import environment
 from benchmark.records.evaluations import (
     has_evaluations,
     read_evaluations,
@@ -24,18 +25,13 @@ from benchmark.records.evaluations import (
     sha256_of,
     write_evaluation,
 )
-from benchmark.records.results import (
-    PARTS,
-    RESULT_FREE_KEYS,
-    RunRecord,
-    environment,
-    is_finished,
-    manifest_hash,
-    read_table,
-    rows_sha256,
-    write_record,
-)
+from benchmark.records.hashes import manifest_hash
+from benchmark.records.metrics_table import PARTS, read_table, rows_sha256
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
+from benchmark.run.differences import differences
+from benchmark.run.scores import Values, long_table
 from datamodules.manifest import write_manifest
 
 if TYPE_CHECKING:  # slow to import
@@ -43,22 +39,6 @@ if TYPE_CHECKING:  # slow to import
 
     from benchmark.method import FederatedMethod
     from datamodules.federated import FederatedDataModule
-
-#: per round, point, split and metric: one value per client
-Values = dict[tuple[int, str, str, str], torch.Tensor]
-
-
-def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
-    """Where two configurations differ in what can change a result: dotted key, value before, value now.
-
-    The number of rounds may grow, and the time for them: training on from a checkpoint is no other run. What the
-    parser keeps for itself (``__path__``) is passed over.
-    """
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = sorted(n for n in (set(before) | set(now)) - RESULT_FREE_KEYS if not n.startswith("__"))
-        found = [differences(before.get(n), now.get(n), f"{key}.{n}".lstrip(".")) for n in names]
-        return [difference for part in found for difference in part]
-    return [] if before == now or key in ("trainer.max_epochs", "trainer.max_time") else [(key, before, now)]
 
 
 def _made_with(state: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +162,7 @@ class Recorder(Callback):
             self.values |= found
         elif found:
             self.values = found
-            self.evaluations[round] = write_evaluation(self.run_dir, round, _table(found))
+            self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         for logger in trainer.loggers:
             logger.log_metrics(averages, step=round)
@@ -191,23 +171,7 @@ class Recorder(Callback):
 
     def metrics(self) -> "pd.DataFrame":
         """The long table: round, client, point, split, metric, value."""
-        return _table(self.values) if self.run_dir is None else read_table(self.run_dir / PARTS)
-
-    def print_scores(self, client_names: list[str]) -> None:
-        """Print a table of clients x metrics for everything that was evaluated last."""
-        from rich.console import Console
-        from rich.table import Table
-
-        for point, split in sorted({(p, s) for _, p, s, _ in self.values}):
-            table = Table(title=f"split {split}, point {point}")
-            table.add_column("client")
-            columns = {m: v for (_, p, s, m), v in sorted(self.values.items()) if (p, s) == (point, split)}
-            for metric in columns:
-                table.add_column(metric, justify="right")
-            for client, name in enumerate(client_names):
-                table.add_row(name, *(f"{values[client]:.4f}" for values in columns.values()))
-            table.add_row("average", *(f"{values.nanmean():.4f}" for values in columns.values()))
-            Console().print(table)
+        return long_table(self.values) if self.run_dir is None else read_table(self.run_dir / PARTS)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Book the round's seconds."""
@@ -399,25 +363,3 @@ def _check_monitored(trainer: Trainer) -> None:
                 f"{type(callback).__name__}: monitor={name!r} is no score of this run; expected one of "
                 f"{', '.join(sorted(known))}"
             )
-
-
-def _table(found: Values) -> "pd.DataFrame":
-    """The long table of some evaluations: round, client, point, split, metric, value."""
-    import pandas as pd
-
-    parts = [
-        pd.DataFrame(
-            {
-                "round": round,
-                "client": range(len(values)),
-                "point": point,
-                "split": split,
-                "metric": metric,
-                "value": values.numpy(),
-            }
-        )
-        for (round, point, split, metric), values in sorted(found.items())
-    ]
-    table = pd.concat(parts, ignore_index=True)
-    # A client that did not take part has nothing to report.
-    return table[(table["split"] != "train") | table["value"].notna()].reset_index(drop=True)

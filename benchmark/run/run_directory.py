@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmark.errors import ConfigurationError
 from benchmark.locks import FileLock
-from benchmark.records.results import is_finished
+from benchmark.records.record_file import is_finished
 
 LOCK = ".lock"
 

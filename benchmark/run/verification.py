@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import (
-    RunRecord,
-    config_hash,
-    is_finished,
-    other_versions,
-    read_metrics,
-    read_record,
-    verify_record,
-)
+from benchmark.records.environment import other_versions
+from benchmark.records.hashes import config_hash
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import is_finished, read_record
+from benchmark.records.stored_run import read_metrics, verify_record
 from benchmark.run.command import PROGRAM, resolved
+from benchmark.run.differences import differences
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ def resolved_differences(run_dir: str | Path) -> tuple[list[str], list[str]]:
     Raises:
         ConfigurationError: the file is not there.
     """
-    from benchmark.run.recorder import differences
-
     path = Path(run_dir) / "config.yaml"
     given = read_mapping(path)
     try:

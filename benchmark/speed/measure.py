@@ -23,8 +23,9 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmark.engine.allocator import keep_freed_memory
+from benchmark.files import write_json, write_text
 from benchmark.method import FederatedMethod
-from benchmark.records.results import environment, write_json, write_text
+from benchmark.records.environment import environment
 from benchmark.run.cli import TRAINER_DEFAULTS
 from datamodules.federated import FederatedDataModule
 from datamodules.source import ImagePool, ImageSource

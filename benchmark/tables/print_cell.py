@@ -4,10 +4,11 @@ from pathlib import Path
 
 import yaml
 
-from benchmark.cells.queue import cell_command
+from benchmark.cells.identity import cell_command
 from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
-from benchmark.tables.run_table import load_table, make_cell, rows_of
+from benchmark.tables.cells import make_cell
+from benchmark.tables.layout import load_table, rows_of
 
 
 def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: str | Path | None = None) -> str:

@@ -15,7 +15,8 @@ from federation import CONF
 from refusal import refused
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import read_record, verify_record
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint
 from benchmark.run.cli import main
 

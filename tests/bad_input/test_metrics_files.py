@@ -8,7 +8,7 @@ import pytest
 import refusal
 from federation import CONF
 
-from benchmark.records.results import read_table, write_parquet
+from benchmark.records.metrics_table import read_table, write_parquet
 from benchmark.run.cli import main
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedAvg.yaml"), "--run_dir=run"]

@@ -13,7 +13,9 @@ from finished_run import write_finished_run
 from refusal import refused, within
 
 from benchmark.commands import main
-from benchmark.records.results import COLUMNS, RunRecord, canonical
+from benchmark.records.hashes import canonical
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
 
 Capsys = pytest.CaptureFixture[str]
 

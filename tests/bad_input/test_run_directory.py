@@ -8,7 +8,6 @@ import pytest
 from federation import CONF
 from refusal import refused
 
-from benchmark.records import results
 from benchmark.run.cli import main
 from benchmark.run.recorder import Recorder
 from benchmark.run.run_directory import LOCK, FileLock
@@ -144,7 +143,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         stream = opened(path, *arguments, **named)
         return FullDisk(stream, 3000) if path.name.startswith(".last.ckpt") else stream
 
-    monkeypatch.setattr(results.Path, "open", full)
+    monkeypatch.setattr(Path, "open", full)
 
 
 @pytest.mark.usefixtures("full_disk")

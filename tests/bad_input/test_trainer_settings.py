@@ -9,7 +9,8 @@ from federation import CONF
 from lightning.pytorch.callbacks import Timer
 from refusal import refused
 
-from benchmark.records.results import read_record, verify_record
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
 from benchmark.run.cli import main
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--run_dir=run"]

@@ -13,7 +13,8 @@ import yaml
 from federation import CONF
 from PIL import Image
 
-from benchmark.records.results import read_record, verify_record
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
 from benchmark.run.cli import main
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedVPT.yaml")]

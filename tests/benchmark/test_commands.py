@@ -9,9 +9,11 @@ import pytest
 from finished_run import write_finished_run
 
 from benchmark import commands
-from benchmark.cells.queue import Cluster, Outcome
+from benchmark.cells.cluster import Cluster
+from benchmark.cells.outcome import Outcome
 from benchmark.commands import main
-from benchmark.records.results import COLUMNS, RunRecord
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
 from benchmark.tables import run_table as tables
 from benchmark.tables.run_table import TableResult
 

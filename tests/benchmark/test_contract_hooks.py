@@ -17,7 +17,7 @@ from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
-from benchmark.records.results import manifest_hash
+from benchmark.records.hashes import manifest_hash
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 from datamodules.manifest import FromManifest, write_manifest

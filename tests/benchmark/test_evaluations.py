@@ -12,7 +12,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import read_table, rows_sha256, verify_record, write_parquet
+from benchmark.records.metrics_table import read_table, rows_sha256, write_parquet
+from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
 from benchmark.run.cli import TRAINER_DEFAULTS
 from benchmark.run.recorder import Recorder

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmark.drawing import Curve, _ticks, learning_curves, partition_heatmap
+from benchmark.errors import ConfigurationError
+from benchmark.figures.partition_heatmap import _ticks, partition_heatmap
+from benchmark.tables.curves import Curve, learning_curves
 
 
 def draw(path, clients, classes, largest=500):
@@ -35,7 +37,7 @@ def test_an_old_figure_is_kept_when_drawing_fails(tmp_path, monkeypatch):
         raise OSError("disk gone")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk gone"):
+    with pytest.raises(ConfigurationError, match=r"map\.png cannot be written: disk gone"):
         draw(path, 4, 4)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["map.png"]
@@ -66,7 +68,7 @@ def test_pyplot_is_left_alone(tmp_path, monkeypatch):
 
 def test_learning_curves_have_a_line_for_every_method(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("benchmark.drawing.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("benchmark.tables.curves.save_figure", lambda figure, path: drawn.append(figure))
     rounds = np.arange(3)
     two_seeds = Curve("A", rounds, [np.array([0.0, 10.0, 20.0]), np.array([10.0, 20.0, 30.0])])
     learning_curves([("left", [two_seeds]), ("right", [two_seeds, Curve("B", rounds, [rounds * 1.0])])], "%", tmp_path)

@@ -16,23 +16,17 @@ from benchmark import commands
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.figures.pfedpt import make as pfedpt_figures
-from benchmark.figures.pfedpt.make import (
-    FIGURES,
-    FigureFiles,
-    adaptation_curve,
-    embedded,
-    load_preset,
-    make_figure,
-    movement,
-    outputs_under_prompts,
-    own_and_others,
-    plain_colours,
-    plain_images,
-    share_on_prompt,
-    sizes_by_template,
-    total_variation,
-)
-from benchmark.records.results import read_metrics
+from benchmark.figures.pfedpt import tsne
+from benchmark.figures.pfedpt.attention import share_on_prompt
+from benchmark.figures.pfedpt.labels import own_and_others, total_variation
+from benchmark.figures.pfedpt.make import FIGURES, FigureFiles, make_figure
+from benchmark.figures.pfedpt.movement import movement
+from benchmark.figures.pfedpt.newcomers import adaptation_curve
+from benchmark.figures.pfedpt.prompts import outputs_under_prompts, plain_images
+from benchmark.figures.pfedpt.sizes import sizes_by_template
+from benchmark.figures.pfedpt.sources import load_preset
+from benchmark.figures.pfedpt.tsne import embedded, plain_colours
+from benchmark.records.stored_run import read_metrics
 from benchmark.run.cli import main
 from benchmark.run.reload import become_client, restore
 
@@ -64,7 +58,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(pfedpt_figures, "PLAIN_IMAGES", 12)
+    monkeypatch.setattr(tsne, "PLAIN_IMAGES", 12)
 
 
 def drawn(name: str, results: Path, *runs: Path) -> tuple[pd.DataFrame, str]:

@@ -13,8 +13,9 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmark.backbones import prompted_clip
+from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import load_clip
-from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import torch_generator
 

@@ -8,7 +8,7 @@ from federation import CONF
 from torch.func import functional_call
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import read_metrics
+from benchmark.records.stored_run import read_metrics
 from benchmark.run.cli import FederatedCLI
 from benchmark.run.reload import become_client, configured_data, restore
 

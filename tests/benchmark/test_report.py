@@ -13,11 +13,14 @@ import pytest
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import write_json
 from benchmark.records.grouped_runs import Run, group, read_runs
-from benchmark.records.results import COLUMNS, RunRecord, write_json, write_record
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import write_record
 from benchmark.report import svg
 from benchmark.report.page import write_report
-from benchmark.tables.run_table import LONG_COLUMNS
+from benchmark.tables.frame import LONG_COLUMNS
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
 

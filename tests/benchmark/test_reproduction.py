@@ -7,7 +7,7 @@ import pytest
 
 from benchmark.errors import ConfigurationError
 from benchmark.report.reproduction import write_notes
-from benchmark.tables.run_table import LONG_COLUMNS
+from benchmark.tables.frame import LONG_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import subprocess
@@ -10,26 +11,18 @@ import pandas as pd
 import pytest
 from finished_run import write_finished_run
 
+from benchmark import files
 from benchmark.errors import ConfigurationError
-from benchmark.records import results
-from benchmark.records.results import (
-    COLUMNS,
-    RunRecord,
-    client_values,
-    config_hash,
-    environment,
-    is_finished,
-    keep_record,
-    read_metrics,
-    read_record,
-    stored_runs,
-    summarize,
-    verify_record,
-    write_json,
-    write_parquet,
-    write_record,
-    write_text,
-)
+from benchmark.files import write_json, write_text
+from benchmark.records import environment as environment_module
+from benchmark.records.environment import environment
+from benchmark.records.hashes import canonical, config_hash
+from benchmark.records.keeping import keep_record
+from benchmark.records.metrics_table import COLUMNS, write_parquet
+from benchmark.records.record import METRICS, POINTS, SPLITS, RunRecord
+from benchmark.records.record_file import is_finished, read_record, write_record
+from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
+from benchmark.records.summary import average_by_round, client_values, summarize
 
 
 def table(values: dict[int, list[float | None]], point: str = "server", metric: str = "accuracy", split: str = "test"):
@@ -216,7 +209,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     def no_replace(source: object, target: object) -> None:
         raise OSError("disk is gone")
 
-    monkeypatch.setattr(results.os, "replace", no_replace)
+    monkeypatch.setattr(files.os, "replace", no_replace)
     with pytest.raises(ConfigurationError, match=r"a\.txt cannot be written: disk is gone$"):
         write_text(tmp_path / "a.txt", "new")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("a.txt", "old")]
@@ -281,7 +274,7 @@ def test_records_of_another_form_are_refused(run_dir: Path, change: dict[str, ob
     path = run_dir / "record.json"
     payload = json.loads(path.read_text()) | change
     del payload["record_sha256"]
-    payload["record_sha256"] = results.hashlib.sha256(results.canonical(payload)).hexdigest()
+    payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
     path.write_text(json.dumps(payload))
     with pytest.raises(ConfigurationError, match=message):
         read_record(run_dir)
@@ -376,7 +369,7 @@ def test_environment_says_whether_the_code_has_changes(tmp_path: Path, monkeypat
     code = tmp_path / "benchmark" / "results.py"
     code.write_text("1\n")
     git(tmp_path, "init", "-q")
-    monkeypatch.setattr(results, "__file__", str(code))
+    monkeypatch.setattr(environment_module, "__file__", str(code))
     assert environment()["git"]["revision"] is None  # not tracked there
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
@@ -391,9 +384,9 @@ def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
     metrics = pd.concat(
         [
             table({1: [0.5] * 100, 2: [0.6] * 100}, point, metric, split)
-            for point in results.POINTS
-            for metric in results.METRICS
-            for split in results.SPLITS
+            for point in POINTS
+            for metric in METRICS
+            for split in SPLITS
         ]
     )
     write_record(run_dir, record_of(100), metrics)
@@ -401,13 +394,13 @@ def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
     for _ in range(200):
         read_record(run_dir)
     assert (time.process_time() - began) / 200 < 0.005  # of this process alone, about 0.6 ms on an idle core
-    code = "import sys, benchmark.records.results as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
+    code = "import sys, benchmark.records.record_file as r; r.read_record(sys.argv[1]); print('pandas' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, str(run_dir)], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
 
 
 def test_ten_thousand_records_are_read_in_five_seconds(run_dir: Path, tmp_path: Path) -> None:
-    metrics = pd.concat([table({1: [0.5] * 50, 2: [0.6] * 50}, p, m) for p in results.POINTS for m in results.METRICS])
+    metrics = pd.concat([table({1: [0.5] * 50, 2: [0.6] * 50}, p, m) for p in POINTS for m in METRICS])
     write_record(run_dir, record_of(50), metrics)
     for number in range(1000):
         (tmp_path / "many" / f"run{number}").mkdir(parents=True)
@@ -427,8 +420,8 @@ def test_ten_thousand_records_are_read_in_five_seconds(run_dir: Path, tmp_path: 
 
 def test_averages_by_round(run_dir: Path) -> None:
     metrics = read_metrics(run_dir)
-    rounds, found = results.average_by_round(metrics, (10, 10), "server", "test", "accuracy")
+    rounds, found = average_by_round(metrics, (10, 10), "server", "test", "accuracy")
     assert rounds.tolist() == [0, 1, 2]
     assert found["average"] == pytest.approx([0.15, 0.6, 0.65])
     assert found["worst"] == pytest.approx([0.1, 0.5, 0.4])
-    assert results.average_by_round(metrics, (10, 10), "local", "test", "accuracy")[1] == {}
+    assert average_by_round(metrics, (10, 10), "local", "test", "accuracy")[1] == {}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from federation import CONF
 
-from benchmark.records.results import verify_record
+from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import finished_rounds, read_checkpoint
 from benchmark.run.signals import Interrupted, interrupting_signal, termination_as_interrupt
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from benchmark.records.results import read_record
+from benchmark.records.record_file import read_record
 from benchmark.run.cli import main
 
 utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from benchmark.config_files import read_layers
-from benchmark.tables.run_table import load_table, read_paper
+from benchmark.tables.layout import load_table
+from benchmark.tables.paper import read_paper
 
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, dict[str, Any]] = {

@@ -20,21 +20,24 @@ from finished_run import write_finished_run
 from rich.console import Console
 from scipy import stats
 
-from benchmark.cells import queue as runner_module
-from benchmark.cells.queue import (
-    Cell,
-    Cluster,
-    Outcome,
-    Work,
-    _Display,
-    cell_command,
-    run_as_job,
-    run_cells,
-    visible_gpus,
-)
+from benchmark.cells import queue, this_machine
+from benchmark.cells.cluster import Cluster, run_as_job
+from benchmark.cells.display import Display
+from benchmark.cells.identity import Cell, cell_command
+from benchmark.cells.outcome import Outcome
+from benchmark.cells.queue import run_cells
+from benchmark.cells.this_machine import visible_gpus
+from benchmark.cells.work import Work
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import COLUMNS, RunRecord, keep_record, stored_run
-from benchmark.tables.run_table import PaperNumber, load_table, make_cells, paper_value, read_paper, render, run_table
+from benchmark.records.keeping import keep_record
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
+from benchmark.records.stored_run import stored_run
+from benchmark.tables.cells import make_cells
+from benchmark.tables.layout import PaperNumber, load_table
+from benchmark.tables.paper import paper_value, read_paper
+from benchmark.tables.render import render
+from benchmark.tables.run_table import run_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -624,7 +627,7 @@ def test_the_live_display_shows_rounds_and_failures(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("round 1/9  loss 2.0\nround 3/9  loss 1.5  accuracy (server) 61.00 %\nsaving\n")
     stream = io.StringIO()
-    with _Display(4, Console(file=stream, force_terminal=True, width=160, markup=False)) as display:
+    with Display(4, Console(file=stream, force_terminal=True, width=160, markup=False)) as display:
         display.update(1, 1, {"alpha-digits-s0": log, "beta-digits-s0": tmp_path / "none"})
         display.live.refresh()  # type: ignore[union-attr]
         shown = stream.getvalue()
@@ -684,7 +687,7 @@ def test_a_cancelled_call_cancels_its_jobs(root: Path) -> None:
     pytest.importorskip("submitit")
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     code = (
-        "from benchmark.tables.run_table import run_table; from benchmark.cells.queue import Cluster\n"
+        "from benchmark.tables.run_table import run_table; from benchmark.cells.cluster import Cluster\n"
         f"run_table('two', cluster=Cluster(kind='local', gpus=0), program={list(PROGRAM)})"
     )
     process = subprocess.Popen(
@@ -933,13 +936,13 @@ def test_by_default_a_cell_for_each_gpu_or_else_core(
 ) -> None:
     chosen = []
 
-    class Machine(runner_module._ThisMachine):
+    class Machine(this_machine.ThisMachine):
         def __init__(self, work: Work, jobs: int) -> None:
             chosen.append(jobs)
             super().__init__(work, jobs)
 
-    monkeypatch.setattr(runner_module, "_ThisMachine", Machine)
-    monkeypatch.setattr(runner_module, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(runner_module, "_cores", lambda: cores)
+    monkeypatch.setattr(queue, "ThisMachine", Machine)
+    monkeypatch.setattr(this_machine, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(this_machine, "cores", lambda: cores)
     assert run_cells([], Work(Path("runs"))) == {}
     assert chosen == [jobs]

@@ -8,7 +8,8 @@ from federation import CONF
 from finished_run import write_finished_run
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import COLUMNS, RunRecord
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
 from benchmark.run.cli import main
 from benchmark.run.verification import check_run, rerun, resolved_differences
 

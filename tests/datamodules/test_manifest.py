@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import manifest_hash
+from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import numpy_generator
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.partition import ClientSplits, DirichletMerged, DomainPerClient, Partition

@@ -20,14 +20,12 @@ from datamodules.partition import (
     PathologicalPFLlib,
     PathologicalRandom,
     check_splits,
-    deal_stratified,
-    dirichlet_cuts,
-    draw_shares,
-    hand_out_shares,
-    share_evenly,
-    split_units,
-    units_of,
 )
+from datamodules.partition.at_most_classes import draw_shares, hand_out_shares
+from datamodules.partition.dirichlet import dirichlet_cuts
+from datamodules.partition.members import deal_stratified
+from datamodules.partition.pathological_random import share_evenly
+from datamodules.partition.units import split_units, units_of
 from datamodules.source import ImagePool, ImageSource
 
 SEEDS = range(5)

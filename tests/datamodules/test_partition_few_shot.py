@@ -8,7 +8,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.results import manifest_hash
+from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import numpy_generator
 from datamodules.digits import DigitDomains
 from datamodules.federated import FederatedDataModule

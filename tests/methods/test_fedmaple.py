@@ -10,7 +10,8 @@ from federation import build, fit
 from oracle import FEW, Values, simulate
 from torch import Tensor
 
-from benchmark.backbones.prompted_clip import ClassPrompts, PromptedCLIP
+from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining
 from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError

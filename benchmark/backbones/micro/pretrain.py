@@ -7,7 +7,6 @@ weights. Both together take about fifteen minutes of one CPU core. The files rep
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from benchmark.backbones.clip import load_clip
 from benchmark.backbones.micro import TABLE_KEY, micro_clip_path, micro_vit_path, stored_token_rows
 from benchmark.backbones.micro.glyphs import CLASSES, DIGITS, LOOKS, GlyphBatch, GlyphRenderer
+from benchmark.files import write_bytes
 from benchmark.seeds import derived_seed, torch_generator
 
 SEED = 0
@@ -157,9 +157,7 @@ def write_weights(state: dict[str, Tensor], path: Path, steps: int) -> None:
         "weight_decay": str(WEIGHT_DECAY),
         "torch": torch.__version__,
     }
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(save({key: value.detach().contiguous() for key, value in half.items()}, metadata))
-    os.replace(part, path)
+    write_bytes(path, save({key: value.detach().contiguous() for key, value in half.items()}, metadata))
 
 
 def main() -> None:

@@ -1,0 +1,53 @@
+"""The fixed part of text prompts: what all classes have in common, and what is a class's own."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ClassPrompts(nn.Module):
+    """The prompts of a list of classes, without their learnable context.
+
+    A prompt is ``[start, context, words in common, own words, end]``. What is the same for all classes has P
+    positions (start, context and words in common), what is a class's own has S. Own tokens are aligned at
+    their end: the end-of-text token is the last, and shorter names have padding before them, which nothing attends to.
+
+    Args:
+        words: token ids of each class after the context, the end-of-text token last; none may be empty.
+        start_token: id of the start-of-text token.
+        num_context: positions L that the context takes.
+
+    Attributes:
+        num_classes: C.
+        num_context: L.
+        shared_tokens: ids [P]; those of the context's positions mean nothing.
+        own_tokens: ids [C, S].
+        own_positions: the position of every own token in its prompt, [C, S].
+        own_mask: added to the attention of own tokens to own tokens, [C, S, S]: 0 or -inf.
+    """
+
+    shared_tokens: Tensor
+    own_tokens: Tensor
+    own_positions: Tensor
+    own_mask: Tensor
+
+    def __init__(self, words: Sequence[Sequence[int]], start_token: int, num_context: int) -> None:
+        super().__init__()
+        self.num_classes = len(words)
+        self.num_context = num_context
+        common = 0
+        while common < min(map(len, words)) - 1 and len({ids[common] for ids in words}) == 1:
+            common += 1
+        shared = [start_token] + [start_token] * num_context + list(words[0][:common])
+        longest = max(map(len, words)) - common
+        padding = torch.tensor([longest - (len(ids) - common) for ids in words])[:, None]
+        place = torch.arange(longest)
+        self.register_buffer("shared_tokens", torch.tensor(shared))
+        self.register_buffer(
+            "own_tokens",
+            torch.tensor([[ids[-1]] * (longest - len(ids) + common) + list(ids[common:]) for ids in words]),
+        )
+        self.register_buffer("own_positions", len(shared) + (place - padding).clamp(min=0))
+        unseen = (place[None, :] > place[:, None]) | (place < padding)[:, None, :]
+        self.register_buffer("own_mask", torch.zeros(unseen.shape).masked_fill(unseen, float("-inf")))

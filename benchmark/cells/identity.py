@@ -1,0 +1,55 @@
+"""Which run a cell is: its configs and overrides, the hash that stands for them, and the command that does it."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.config_files import read_content, read_layers
+from benchmark.run.command import PROGRAM
+from benchmark.run.run_directory import last_checkpoint
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: a row on a data group with a seed.
+
+    Attributes:
+        name: of the run directory.
+        configs: files, later ones win.
+        overrides: command line arguments, later ones win; may hold ``{data_dir}``.
+        seed: of the run.
+    """
+
+    name: str
+    configs: tuple[str, ...]
+    overrides: tuple[str, ...]
+    seed: int
+
+
+def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
+    """Eight digits that stand for what a cell computes: its configs' contents, its overrides and the files they name.
+
+    Raises:
+        ConfigurationError: a config file is missing or is no YAML.
+    """
+    named = [value for _, _, value in (entry.partition("=") for entry in overrides)]
+    files = [value for value in named if value.endswith((".yaml", ".yml")) and Path(value).is_file()]
+    layers = read_layers([Path(entry) for entry in configs])
+    content: list[Any] = [[layer.options for layer in layers], list(overrides)]
+    content += [[read_content(Path(entry)) for entry in files]] if files else []
+    spelled = json.dumps(content, sort_keys=True, default=str)  # default: YAML knows dates
+    return hashlib.sha256(spelled.encode()).hexdigest()[:8]
+
+
+def cell_command(cell: Cell, run_dir: Path, data_dir: Path | None, program: Sequence[str] = PROGRAM) -> list[str]:
+    """The command of a cell; it continues from ``checkpoints/last.ckpt`` where that file is there."""
+    command = [*program, "fit"]
+    for entry in cell.configs:
+        command += ["--config", entry]
+    command += ["--run_dir", str(run_dir), "--seed_everything", str(cell.seed)]
+    command += [entry.replace("{data_dir}", str(data_dir)) for entry in cell.overrides]
+    checkpoint = last_checkpoint(run_dir)
+    return [*command, "--ckpt_path", str(checkpoint)] if checkpoint.is_file() else command

@@ -1,0 +1,68 @@
+"""What became of a cell, as far as its record says, and which code made it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.cells.identity import Cell
+from benchmark.errors import ConfigurationError
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import is_finished
+from benchmark.records.source_code import changed_files
+from benchmark.records.stored_run import stored_run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: the directory of its record, or else its error in one line and its log."""
+
+    run_dir: Path | None
+    error: str = ""
+    log: Path | None = None
+
+
+def finished_outcome(cell: Cell, folders: Sequence[Path], current: bool = False) -> Outcome | None:
+    """The cell's outcome from a record in one of the folders; None where there is no record yet.
+
+    Args:
+        cell: whose record.
+        folders: searched in this order.
+        current: pass over records that other code than the present one made, as far as they name their code.
+    """
+    for folder in folders:
+        run_dir = folder / cell.name
+        if not is_finished(run_dir):
+            continue
+        try:
+            run = stored_run(run_dir)
+            problems = run.problems
+        except ConfigurationError as error:
+            return Outcome(None, f"{error}; remove {run_dir} to run it again")
+        if not problems and run.record.seed != cell.seed:
+            problems = [f"{run_dir} was run with seed {run.record.seed}, expected {cell.seed}"]
+        if problems:
+            return Outcome(None, f"{problems[0]}; remove {run_dir} to run it again")
+        if not (current and run.record.code and changed_files(run.record.code)):
+            return Outcome(run_dir)
+    return None
+
+
+def said_of_code(records: Sequence[RunRecord]) -> list[str]:
+    """How many of the records were made by other code than the present one, and how many don't know, a line each."""
+    changed: dict[str, dict[str, None]] = {}  # files -> methods
+    others = 0
+    for record in records:
+        files = ", ".join(changed_files(record.code or {}))
+        others += bool(files)
+        if files:
+            changed.setdefault(files, {})[record.method] = None
+    unknown = sum(record.code is None for record in records)
+    lines = []
+    if others:
+        which = "; ".join(f"{', '.join(methods)}: {files} changed" for files, methods in changed.items())
+        lines.append(
+            f"{others} of {len(records)} cells were made by other code ({which}); make them again with --rerun-changed"
+        )
+    if unknown:
+        lines.append(f"{unknown} of {len(records)} cells do not know the code that made them: their records are older")
+    return lines

@@ -1,0 +1,151 @@
+"""Cells as processes of this machine."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmark.cells.identity import Cell, cell_command
+from benchmark.cells.lock import CellLock
+from benchmark.cells.log import last_line
+from benchmark.cells.work import Attempt, Work
+from benchmark.records.record_file import is_finished
+
+#: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
+CPU_JOBS = 4
+GRACE_SECONDS = 10.0
+
+
+def default_jobs() -> int:
+    """Cells at a time: one for each GPU, without GPUs one for each core but at most :data:`CPU_JOBS`."""
+    return len(visible_gpus()) or min(cores(), CPU_JOBS)
+
+
+def visible_gpus() -> list[str]:
+    """Ids of the GPUs that runs may use: those of ``CUDA_VISIBLE_DEVICES``, else all; none without ``nvidia-smi``."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [entry.strip() for entry in chosen.split(",") if entry.strip() not in ("", "-1")]
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listing.split()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class Process:
+    """A cell as a process of this machine; the lock is ours and the process's."""
+
+    cell: Cell
+    log: Path
+    lock: CellLock
+    process: "subprocess.Popen[bytes]"
+    gpu: str | None
+    started: float = field(default_factory=time.monotonic)
+
+    def done(self) -> bool:
+        return self.process.poll() is not None
+
+    def busy(self) -> bool:
+        return False
+
+    def failure(self) -> str:
+        code = self.process.returncode
+        if code < 0:
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        line = last_line(self.log)
+        said = "" if line.startswith("$ ") else line
+        return said or (f"exit status {code}" if code else "ended without writing a record")
+
+    def close(self, error: str) -> None:
+        self.lock.write("failed" if error else "finished", error)
+        self.lock.release()
+
+
+def start(cell: Cell, lock: CellLock, work: Work, threads: int | None, gpu: str | None) -> Process:
+    run_dir = work.runs_dir / cell.name
+    if is_finished(run_dir):  # but by other code, else nobody would start it
+        _set_aside(run_dir)
+    lock.write("running")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if threads is not None:  # else every child would start as many threads as there are cores
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    log = run_dir / "log.txt"
+    command = cell_command(cell, run_dir, work.data_dir, work.program)
+    with log.open("ab") as stream:
+        stream.write(f"$ {' '.join(command)}\n".encode())
+        stream.flush()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(lock.descriptor,),
+            start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
+        )
+    return Process(cell, log, lock, process, gpu)
+
+
+def end_all(running: Sequence[Process]) -> None:
+    """End children and theirs: ask, wait a while, then kill."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for entry in running:
+            if not entry.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(entry.process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
+            for entry in running:
+                entry.process.wait(max(0.0, deadline - time.monotonic()) if number == signal.SIGTERM else None)
+    for entry in running:
+        entry.lock.release()
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Put a run that is to be made again into a folder of its own; the lock stays, others may wait for it."""
+    aside = run_dir.parent / ".replaced" / f"{run_dir.name}-{time.time_ns()}"
+    aside.mkdir(parents=True)
+    for entry in sorted(run_dir.iterdir(), key=lambda path: path.name != "record.json"):  # no record without its files
+        if entry.name != "lock":
+            entry.rename(aside / entry.name)
+
+
+class ThisMachine:
+    """Cells as processes; each gets the GPU that has the fewest of them."""
+
+    def __init__(self, work: Work, jobs: int) -> None:
+        self.work = work
+        self.threads = max(1, cores() // jobs) if jobs > 1 else None
+        self.gpus = visible_gpus()
+        self.running: list[Process] = []
+
+    def start(self, cell: Cell, lock: CellLock) -> Process:
+        self.running = [entry for entry in self.running if not entry.done()]
+        load = Counter(dict.fromkeys(self.gpus, 0))
+        load.update(entry.gpu for entry in self.running if entry.gpu is not None)
+        gpu = min(self.gpus, key=lambda name: load[name]) if self.gpus else None
+        entry = start(cell, lock, self.work, self.threads, gpu)
+        self.running.append(entry)
+        return entry
+
+    def end(self, running: "Sequence[Attempt]") -> None:
+        end_all([entry for entry in running if isinstance(entry, Process)])

@@ -1,0 +1,50 @@
+"""What the cells of a call share, and what it is to do one of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmark.cells.identity import Cell
+from benchmark.run.command import PROGRAM
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cells of a call share.
+
+    Attributes:
+        runs_dir: where run directories are made.
+        kept_dir: a second place where records count as finished; None for none.
+        data_dir: put where overrides say ``{data_dir}``.
+        program: command in front of ``fit``.
+        rerun_changed: do again what other code made; the old run is put into ``runs_dir/.replaced``.
+    """
+
+    runs_dir: Path
+    kept_dir: Path | None = None
+    data_dir: Path | None = None
+    program: tuple[str, ...] = PROGRAM
+    rerun_changed: bool = False
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where a record counts."""
+        return (self.runs_dir,) if self.kept_dir is None else (self.runs_dir, self.kept_dir)
+
+
+class Attempt(Protocol):
+    """A cell that this runner has started."""
+
+    cell: Cell
+    log: Path
+    started: float
+
+    def done(self) -> bool: ...
+
+    def busy(self) -> bool:
+        """Whether it ended without doing anything, as another runner has the cell."""
+
+    def failure(self) -> str: ...
+
+    def close(self, error: str) -> None:
+        """Note how it ended and let go of the cell."""

@@ -1,0 +1,38 @@
+"""Fig. 8: who holds how many images of each class."""
+
+from pathlib import Path
+
+from benchmark.drawing import new_figure
+from benchmark.figures.partition_heatmap import draw_counts
+from benchmark.figures.pfedpt.sources import Drawing, Sources
+from benchmark.run.reload import configured_data
+
+
+def partitions_figure(sources: Sources) -> Drawing:
+    """Fig. 8: who holds how many images of each class, for every setting of the paper and both readings of it."""
+    import pandas as pd
+
+    given = sources.preset.partitions
+    figure = new_figure(12.5, 3.3 * -(-len(given) // 2))
+    grid = figure.subplots(-(-len(given) // 2), 2, squeeze=False).ravel()
+    parts, said = [], []
+    for axes, spec in zip(grid, given, strict=False):
+        overrides = [entry.replace("{data_dir}", str(sources.data_dir)) for entry in spec.overrides]
+        data = configured_data(Path(spec.config), overrides)
+        counts = data.class_counts.numpy()
+        draw_counts(axes, counts, data.class_names)
+        axes.set_title(spec.label, fontsize=11)
+        index = pd.MultiIndex.from_product(
+            [[spec.label], range(len(counts)), data.class_names], names=["partition", "client", "class"]
+        )
+        parts.append(pd.Series(counts.ravel(), index=index, name="training_images").reset_index())
+        sizes = counts.sum(axis=1)
+        said.append(f"{spec.label} {sizes.min():,} to {sizes.max():,}")
+    for axes in grid[len(given) :]:
+        axes.set_visible(False)
+    return Drawing(
+        figure,
+        pd.concat(parts, ignore_index=True),
+        "Fig. 8 of pFedPT: training images of each class (rows) at each client (columns), for each setting in two "
+        f"readings; white: none. {type(data.source).__name__}. Training images of a client: {'; '.join(said)}.",
+    )

@@ -1,0 +1,95 @@
+"""Where a run takes place: code, versions and machine."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from benchmark.records.record import Environment, Git, RunRecord
+
+
+def environment() -> Environment:
+    """Where a run took place: ``git``, ``python``, ``versions``, ``platform`` and ``hardware``.
+
+    ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
+    holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
+    """
+    torch = sys.modules.get("torch")
+    gpus = (
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        if torch is not None and torch.cuda.is_available()
+        else []
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "git": _git(),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "hardware": {"cpu": _cpu_model(), "cores": cores, "gpus": gpus},
+    }
+
+
+def other_versions(record: RunRecord) -> list[str]:
+    """Where this machine's Python and packages differ from the run's: ``"torch 2.14.0, now 2.15.0"``."""
+    then = {"python": record.environment.get("python"), **record.environment.get("versions", {})}
+    now = {"python": platform.python_version(), **_versions()}
+    return [
+        f"{name} {then.get(name) or 'absent'}, now {now.get(name) or 'absent'}"
+        for name in sorted(set(then) | set(now))
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _git() -> Git:
+    """Revision of the checkout this package runs from; both values None where it is not a checkout."""
+    here = Path(__file__).resolve()
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here.parent), *arguments], capture_output=True, text=True, check=True, timeout=30
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # an installed copy inside someone else's checkout is not one
+        revision = git("rev-parse", "HEAD")
+        # Records and tables are written while runs go on; they do not make the code another one.
+        dirty = bool(git("status", "--porcelain", "--", ":(top)", ":(top,exclude)results"))
+    except (OSError, subprocess.SubprocessError):
+        return {"revision": None, "dirty": None}
+    return {"revision": revision, "dirty": dirty}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
+        platform.processor() or platform.machine()
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that can change a result."""
+    versions: dict[str, str] = {}
+    for package in (
+        "federated-prompt-benchmark",
+        "torch",
+        "torchvision",
+        "lightning",
+        "timm",
+        "open_clip_torch",
+        "torchmetrics",
+        "jsonargparse",
+        "numpy",
+        "pandas",
+        "scikit-learn",
+    ):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,52 @@
+"""Hashes of configurations and partitions."""
+
+import hashlib
+import json
+from typing import Any
+
+# A key of one of these names, at any depth of the configuration, cannot change a result.
+RESULT_FREE_KEYS = frozenset(
+    {
+        "run_dir",
+        "config",
+        "ckpt_path",
+        "logger",
+        "default_root_dir",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "log_every_n_steps",
+        "num_workers",
+        "cohort_width",
+        "data_dir",
+        "root",
+    }
+)
+
+
+def canonical(value: Any) -> bytes:
+    """The one spelling of a JSON value that hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """sha256 of a partition's manifest in a canonical spelling (hexadecimal); equal for equal partitions.
+
+    ``images_sha256`` is left out: one split may be run on images of several sizes, and manifests of before have none.
+    """
+    return hashlib.sha256(canonical({name: v for name, v in manifest.items() if name != "images_sha256"})).hexdigest()
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """sha256 of a resolved configuration, without the keys that cannot change a result (:data:`RESULT_FREE_KEYS`).
+
+    The rounds, the seed, the device and the precision stay in.
+    """
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): kept(entry) for key, entry in value.items() if key not in RESULT_FREE_KEYS}
+        if isinstance(value, list | tuple):
+            return [kept(entry) for entry in value]
+        return value
+
+    return hashlib.sha256(canonical(kept(config))).hexdigest()

@@ -1,0 +1,162 @@
+"""The long table of a run's metrics: client x round x point x split x metric."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmark.errors import ConfigurationError
+from benchmark.files import write_bytes
+from benchmark.records.hashes import canonical
+from benchmark.records.record import METRICS, POINTS, SPLITS
+
+if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
+    import pandas as pd
+
+
+NAMED = {"point": POINTS, "split": SPLITS, "metric": METRICS}
+COLUMNS = ("round", "client", *NAMED, "value")
+"""Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
+the server holds after the round plus the client's own state; "local": the client's state at the end of its local
+training, before aggregation), split ("test": the client's own test images; "val"; "new": of clients that never train;
+the further splits of base-to-novel partitions; "train": what local training reported), metric (those of
+:data:`METRICS`, and for "train" what the method names), value float64 (accuracies are fractions, 0 to 1). A client
+that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
+PARTS = "metrics"
+"""Folder of the tables of a run that goes on, one for each evaluated round; where ``metrics.parquet`` is, it is the
+whole table and they count for nothing."""
+
+
+def write_parquet(path: Path, metrics: "pd.DataFrame") -> None:
+    """Write a metrics table atomically. The same rows give the same bytes, in whatever order they come.
+
+    Raises:
+        ValueError: not the columns, points, splits or metrics of :data:`COLUMNS`, or a row stands there twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = _in_order(metrics)
+    category = pa.dictionary(pa.int8(), pa.string())
+    arrays = [
+        pa.array(table["round"].to_numpy(), pa.int32()),
+        pa.array(table["client"].to_numpy(), pa.int32()),
+        *(
+            pa.DictionaryArray.from_arrays(
+                pa.array(table[column].cat.codes.to_numpy(), pa.int8()),
+                pa.array(list(table[column].cat.categories), pa.string()),
+            )
+            for column in NAMED
+        ),
+        pa.array(table["value"].to_numpy(), pa.float64(), from_pandas=False),
+    ]
+    # No pandas metadata: it holds the pandas version.
+    schema = pa.schema(list(zip(COLUMNS, (pa.int32(), pa.int32(), *[category] * 3, pa.float64()), strict=True)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+    write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_table(path: Path) -> "pd.DataFrame":
+    """A metrics table, columns as in :data:`COLUMNS`.
+
+    Args:
+        path: of a file, or of a folder of such files.
+
+    Raises:
+        ConfigurationError: the file is missing or is no metrics table.
+    """
+    import pandas as pd
+
+    with readable(path):
+        return checked(pd.read_parquet(path)).astype(dict.fromkeys(NAMED, "str"))
+
+
+def rows_sha256(metrics: "pd.DataFrame") -> str:
+    """sha256 of a metrics table's rows, in whatever order they come and whichever library wrote them.
+
+    Raises:
+        ValueError: as :func:`write_parquet`.
+    """
+    table = _in_order(metrics)
+    digest = hashlib.sha256()
+    for name in COLUMNS:
+        column = table[name]
+        if name in NAMED:
+            digest.update(canonical(list(column.cat.categories)))
+            column = column.cat.codes
+        digest.update(column.to_numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _in_order(metrics: "pd.DataFrame") -> "pd.DataFrame":
+    """The checked rows in the order of a file, and of the categories those that occur."""
+    table = checked(metrics).sort_values(list(COLUMNS[:-1]), ignore_index=True)
+    for name in NAMED:
+        table[name] = table[name].cat.remove_unused_categories()
+    return table
+
+
+def checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
+    """The table with plain columns, names as categories in alphabetical order; what is refused: :func:`write_parquet`.
+
+    A table can have millions of rows, so nothing here looks at them one by one.
+    """
+    import numpy as np
+    import pandas as pd
+
+    if sorted(metrics.columns) != sorted(COLUMNS):
+        raise ValueError(f"a metrics table has the columns {', '.join(COLUMNS)}, got {', '.join(metrics.columns)}")
+    table = metrics[list(COLUMNS)].astype({"round": "int32", "client": "int32", "value": "float64"})
+    for column in NAMED:
+        table[column] = pd.Categorical(table[column].astype("str"))
+    of_training = table["split"] == "train"
+    for column, names in NAMED.items():
+        named = table[column][~of_training] if column == "metric" else table[column]
+        unknown = sorted({str(name) for name in named.unique()} - set(names))
+        if unknown:
+            raise ValueError(f"{column} is one of {', '.join(names)}, got {', '.join(unknown)}")
+    if len(table) and (table[["round", "client"]] < 0).any(axis=None):
+        raise ValueError("rounds and clients are counted from 0, got a negative one")
+    # Where a row belongs, as one number: a table has fewer than 2^63 places.
+    place = table["round"].to_numpy("int64")
+    for column in ("client", "point", "split"):
+        codes = (table[column].cat.codes if column in NAMED else table[column]).to_numpy("int64")
+        place = place * (codes.max(initial=0) + 1) + codes
+    unknown_accuracy = (table["metric"] == "accuracy") & table["value"].isna()
+    if unknown_accuracy.any():
+        # An accuracy of 0 / 0: this client was not evaluated there, so it has no other score either.
+        known = ~np.isin(place, place[unknown_accuracy])
+        table, place = table[known].reset_index(drop=True), place[known]
+    metric = table["metric"].cat.codes.to_numpy("int64")
+    twice = pd.Series(place * (metric.max(initial=0) + 1) + metric).duplicated().to_numpy()
+    if twice.any():
+        row = table[twice].iloc[0]
+        raise ValueError(f"there twice: {', '.join(f'{name} {row[name]}' for name in COLUMNS[:-1])}")
+    return table
+
+
+def check_clients(table: "pd.DataFrame", sizes: Sequence[int]) -> None:
+    """Refuse a table that speaks of clients that are not there, or leaves some out at the point "server".
+
+    Raises:
+        ValueError: as it says.
+    """
+    if len(table) and table["client"].max() >= len(sizes):
+        raise ValueError(f"client {table['client'].max()} has values, but there are {len(sizes)} test sizes")
+    everywhere = table[table["point"] == "server"].groupby(["split", "metric"], observed=True)
+    for (split, _), part in everywhere:
+        clients = set(part["client"])
+        expected = {client for client, size in enumerate(sizes) if size} if split == "test" else clients
+        if expected - clients or len(part) != part["round"].nunique() * len(clients):
+            raise ValueError(f"at the point 'server' every client's {split} images are evaluated, some are missing")
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Name the metrics table that is not one."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ConfigurationError(f"{path} is not a readable metrics table: {' '.join(str(error).split())}") from error

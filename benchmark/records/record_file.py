@@ -1,0 +1,109 @@
+"""``record.json``: written last, so that a run is finished exactly when it is there, and read with its hash checked."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.files import write_json
+from benchmark.records.hashes import canonical, config_hash
+from benchmark.records.metrics_table import write_parquet
+from benchmark.records.record import RunRecord, parse_record
+from benchmark.records.summary import summarize
+from benchmark.yaml_files import read_mapping
+
+if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
+    import pandas as pd
+
+
+SCHEMA = 1
+FILES = ("config.yaml", "manifest.json", "metrics.parquet")
+
+
+def is_finished(run_dir: str | Path) -> bool:
+    """Whether the run wrote its record; a run that was killed, failed or still goes on has none."""
+    return (Path(run_dir) / "record.json").is_file()
+
+
+def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame") -> RunRecord:
+    """Finish a run: write ``metrics.parquet``, then ``record.json`` with summary and hashes; return what was written.
+
+    ``config.yaml`` and ``manifest.json`` must be in the directory already; ``config_hash``, ``summary`` and ``files``
+    of the given record are computed here.
+
+    Raises:
+        ConfigurationError: one of the two files is missing or unreadable.
+        ValueError: a malformed metrics table, or names, sizes and clients that do not fit each other.
+    """
+    folder = Path(run_dir)
+    if len(record.client_names) != len(record.test_sizes):
+        raise ValueError(f"{len(record.client_names)} client names, {len(record.test_sizes)} test sizes")
+    for name in ("config.yaml", "manifest.json"):
+        if not (folder / name).is_file():
+            raise ConfigurationError(
+                f"{folder / name} is missing: a run directory holds it before its record is written"
+            )
+    configuration = config_hash(read_mapping(folder / "config.yaml"))
+    summary = summarize(metrics, record.test_sizes)
+    write_parquet(folder / "metrics.parquet", metrics)
+    full = dataclasses.replace(
+        record,
+        config_hash=configuration,
+        summary=summary,
+        files={name: file_entry((folder / name).read_bytes()) for name in FILES},
+    )
+    # Through JSON, so that the hash is of what a reader will see (tuples become lists).
+    payload = json.loads(json.dumps({"schema": SCHEMA, **dataclasses.asdict(full)}, allow_nan=False))
+    payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
+    write_json(folder / "record.json", payload)
+    return read_record(folder)
+
+
+def read_record(run_dir: str | Path) -> RunRecord:
+    """Read and check ``record.json`` (its form and its own hash, not the files beside it: :func:`verify_record`).
+
+    Raises:
+        ConfigurationError: no record (the run is not finished), half-written, changed by hand, or of another form.
+    """
+    path = Path(run_dir) / "record.json"
+    try:
+        payload = parse_json(path.read_bytes())
+        expected = payload.pop("record_sha256", None) if isinstance(payload, dict) else None
+        content = canonical(payload)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigurationError(
+            f"{run_dir} has no record.json: not a run directory, or the run is not finished"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not a readable record ({error}); remove it and run again") from error
+    if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
+        found = payload.get("schema") if isinstance(payload, dict) else None
+        raise ConfigurationError(f"{path} has schema {found!r}, expected {SCHEMA}; run again with this version")
+    if expected != hashlib.sha256(content).hexdigest():
+        raise ConfigurationError(f"{path} was changed after it was written (its hash does not fit); run again")
+    try:
+        return parse_record(content)
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}; run again") from error
+
+
+def file_entry(content: bytes) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def parse_json(content: bytes) -> Any:
+    """A JSON value.
+
+    Raises:
+        ValueError: it is none, holds NaN or infinity, or is nested too deeply.
+    """
+    try:
+        return json.loads(content, parse_constant=_not_json)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _not_json(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -1,0 +1,258 @@
+"""A finished run as it lies in its directory: each file read once, and what does not fit together."""
+
+import functools
+import gc
+import io
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.records.hashes import config_hash, manifest_hash
+from benchmark.records.metrics_table import NAMED, check_clients, checked, readable
+from benchmark.records.record_file import FILES, file_entry, parse_json, read_record
+from benchmark.records.summary import summarize
+from benchmark.yaml_files import parse_yaml
+
+if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
+    import pandas as pd
+
+
+KEPT_MANIFEST_BYTES = 150_000
+
+
+class StoredRun:
+    """A finished run as it lies in its directory. Each file is read once, and only as the record knows it.
+
+    Args:
+        run_dir: with ``record.json``.
+
+    Raises:
+        ConfigurationError: as :func:`read_record`; and where a file is asked for that is missing, is not the one that
+            the run wrote (its hash does not fit the record), or is not of its form.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.folder = Path(run_dir)
+        self.record = read_record(run_dir)
+        self._contents: dict[str, bytes] = {}
+
+    def content(self, name: str) -> bytes:
+        """One of :data:`FILES`, with the hash that the record has of it."""
+        if name not in self._contents:
+            path = self.folder / name
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                raise ConfigurationError(f"{path} is missing") from None
+            except OSError as error:
+                raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+            if file_entry(content) != self.record.files[name]:
+                raise ConfigurationError(f"{path} was changed after the run (its hash does not fit the record)")
+            self._contents[name] = content
+        return self._contents[name]
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        path = self.folder / "config.yaml"
+        try:
+            config = parse_yaml(self.content("config.yaml").decode(), str(path))
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path} is no text in UTF-8 (byte {error.start})") from error
+        if not isinstance(config, dict):
+            raise ConfigurationError(f"{path} is not a mapping of configuration keys")
+        return config
+
+    @functools.cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """The long table, columns as in :data:`COLUMNS`; of every client that the record names, and of no other."""
+        import pandas as pd
+
+        with readable(self.folder / "metrics.parquet"):
+            table = checked(pd.read_parquet(io.BytesIO(self.content("metrics.parquet"))))
+            check_clients(table, self.record.test_sizes)
+        return table.astype(dict.fromkeys(NAMED, "str"))
+
+    @functools.cached_property
+    def partition(self) -> dict[str, Any] | None:
+        """``manifest.json``, or the class counts that are kept of a large one; None where neither was kept."""
+        paths = [self.folder / name for name in ("manifest.json", "partition.json")]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            return None
+        try:
+            manifest = parse_json(self.content(path.name) if path.name in FILES else path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} is no partition of clients: it is not JSON ({error})") from error
+        clients = manifest.get("clients") if isinstance(manifest, dict) else None
+        if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
+            raise ConfigurationError(f"{path} is no partition of clients: it holds no list of them")
+        return dict(manifest)
+
+    @functools.cached_property
+    def problems(self) -> list[str]:
+        """What does not fit together, one sentence each; see :func:`verify_record`."""
+        problems: list[str] = []
+        missing = self.record.files["manifest.json"]["bytes"] > KEPT_MANIFEST_BYTES
+        for name in FILES:
+            if name == "manifest.json" and missing and not (self.folder / name).is_file():
+                continue
+            try:
+                self.content(name)
+            except ConfigurationError as error:
+                problems.append(str(error))
+        if problems:
+            return problems
+        for compare in (self._of_config, self._of_partition, self._of_metrics):
+            try:
+                problems += [f"{self.folder / name} does not give the record's {what}" for name, what in compare()]
+            except (ConfigurationError, ValueError) as error:
+                problems.append(str(error))
+        return problems
+
+    def _of_config(self) -> Iterator[tuple[str, str]]:
+        """File and field of what the configuration says otherwise than the record."""
+        if config_hash(self.config) != self.record.config_hash:
+            yield "config.yaml", "config_hash"
+        said = {
+            "seed": self.config.get("seed_everything"),
+            "method": _class_name(self.config, "model"),
+            "dataset": _class_name(self.config, "data", "source"),
+            "rounds": _inner(self.config, "trainer").get("max_epochs"),
+        }
+        for name, value in said.items():
+            if value is not None and value != getattr(self.record, name):
+                yield "config.yaml", f"{name}: {value!r} there, {getattr(self.record, name)!r} in the record"
+
+    def _of_partition(self) -> Iterator[tuple[str, str]]:
+        partition = self.partition
+        if partition is None:
+            return
+        if "manifest.json" in self._contents:
+            path = "manifest.json"
+            if manifest_hash(partition) != self.record.manifest_hash:
+                yield path, "manifest_hash"
+            if self.record.images_sha256 not in (None, partition.get("images_sha256")):
+                yield path, "images_sha256"
+        else:
+            path = "partition.json"
+            if partition.get("manifest_sha256") != self.record.files["manifest.json"]["sha256"]:
+                yield path, "files (it is of another manifest)"
+        clients = partition["clients"]
+        if tuple(client.get("name") for client in clients) != self.record.client_names:
+            yield path, "client_names"
+            return
+        for size, client in zip(self.record.test_sizes, clients, strict=True):
+            counts = client.get("test_classes")
+            # A client that never trains has its images in another split than "test".
+            if not isinstance(counts, list) or not all(map(_is_number, counts)) or size not in (0, sum(counts)):
+                yield path, "test_sizes"
+                return
+
+    def _of_metrics(self) -> Iterator[tuple[str, str]]:
+        if not _same(summarize(self.metrics, self.record.test_sizes), self.record.summary):
+            yield "metrics.parquet", "summary"
+        if self.metrics["round"].max() > self.record.rounds_trained or self.record.rounds_trained > self.record.rounds:
+            yield "metrics.parquet", "rounds_trained"
+
+
+_STORED: dict[str, tuple[list[tuple[int, int, int] | None], StoredRun]] = {}
+
+
+def stored_run(run_dir: str | Path) -> StoredRun:
+    """The run in a directory; the same object as long as no file of it was written anew.
+
+    Raises:
+        ConfigurationError: as :func:`read_record`.
+    """
+    folder = os.path.abspath(run_dir)
+    state = [_state(f"{folder}/{name}") for name in ("record.json", *FILES, "partition.json")]
+    known = _STORED.get(folder)
+    if known is None or known[0] != state or str(known[1].folder) != str(run_dir):
+        known = _STORED[folder] = (state, StoredRun(run_dir))
+    return known[1]
+
+
+def stored_runs(folder: str | Path) -> "tuple[list[StoredRun], list[str]]":
+    """All finished runs directly below a folder, in the order of names, and what cannot be read.
+
+    Directories without a record (runs that go on or failed) are passed over.
+    """
+    runs: list[StoredRun] = []
+    problems: list[str] = []
+    collecting = gc.isenabled()
+    gc.disable()  # what is made here stays; looking through it again and again is half of the time
+    try:
+        for path in sorted(Path(folder).glob("*/record.json")):
+            try:
+                runs.append(stored_run(path.parent))
+            except ConfigurationError as error:
+                problems.append(str(error))
+    finally:
+        if collecting:
+            gc.enable()
+    return runs, problems
+
+
+def read_metrics(run_dir: str | Path) -> "pd.DataFrame":
+    """The long table of a finished run, columns as in :data:`COLUMNS`.
+
+    Raises:
+        ConfigurationError: the run is not finished, or the table is not the one that it wrote.
+    """
+    return stored_run(run_dir).metrics
+
+
+def verify_record(run_dir: str | Path) -> list[str]:
+    """Problems of a finished run, one sentence each; none when all that can be compared agrees.
+
+    Compared are the record's own hash, the hashes of the files, and every field that follows from them: seed, method,
+    data set and rounds from ``config.yaml``; partition, images, clients and their sizes from ``manifest.json``; summary
+    and rounds from ``metrics.parquet``. A manifest above :data:`KEPT_MANIFEST_BYTES` may be missing: its hash stays in
+    the record.
+
+    The hashes are no signature: they show that a file was damaged, or changed by somebody who did not mean to deceive.
+    Whoever changes a file can make all of them anew. Nor can anything here tell whether seconds, memory, bytes sent,
+    code and machine are what they were; running again can tell the numbers (:func:`benchmark.run.verification.rerun`).
+    """
+    try:
+        return StoredRun(run_dir).problems
+    except ConfigurationError as error:
+        return [str(error)]
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file is written anew; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _inner(config: Any, *keys: str) -> dict[str, Any]:
+    """What stands under these keys; empty where that is no mapping."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _class_name(config: dict[str, Any], *keys: str) -> str | None:
+    path = _inner(config, *keys).get("class_path")
+    return path.rpartition(".")[2] if isinstance(path, str) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal up to the last digits, which may differ between NumPy versions."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if _is_number(left) and _is_number(right):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(left == right)

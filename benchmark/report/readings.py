@@ -1,0 +1,53 @@
+"""What the page reads of an experiment."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmark.records.grouped_runs import Experiment, Run
+from benchmark.records.summary import average_by_round, client_values
+from benchmark.report.svg import Series
+
+POINTS = {"server": "after aggregation", "local": "after local training"}
+
+
+def accuracy_of(run: Run, point: str) -> dict[str, Any]:
+    """The record's summary of test accuracy at a point; empty if it was not evaluated there."""
+    entry = run.record.summary.get(point, {}).get("test", {}).get("accuracy", {})
+    return dict(entry)
+
+
+def statistic_of(experiment: Experiment, point: str, which: str, statistic: str) -> list[float | None]:
+    values = [accuracy_of(run, point).get(which, {}).get(statistic) for run in experiment.runs]
+    return [None if value is None else 100 * value for value in values]
+
+
+def points_of(experiment: Experiment) -> list[str]:
+    return [point for point in POINTS if all(accuracy_of(run, point) for run in experiment.runs)]
+
+
+def learning_curve(experiment: Experiment, style: int, point: str) -> Series:
+    """Average over clients by round, the mean over seeds with a band from the lowest to the highest seed."""
+    curves = []
+    for run in experiment.runs:
+        rounds, statistics = average_by_round(run.metrics, run.record.test_sizes, point, "test", "accuracy")
+        curves.append({int(r): 100 * float(v) for r, v in zip(rounds, statistics["average"], strict=True)})
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = np.array([[curve[r] for r in shared] for curve in curves])
+    band = (values.min(axis=0), values.max(axis=0)) if len(curves) > 1 else ((), ())
+    return Series(experiment.name, style, shared, list(values.mean(axis=0)), list(band[0]), list(band[1]))
+
+
+def last_by_client(experiment: Experiment, point: str) -> list[tuple[str, float]]:
+    """Name and last test accuracy of every client, the mean over seeds; clients without a value are left out."""
+    runs = [run for run in experiment.runs if run.record.client_names == experiment.first.record.client_names]
+    values = [client_values(run.metrics, run.record, point, "test", "accuracy", "last") for run in runs]
+    means = 100 * np.array(values).mean(axis=0)
+    names = experiment.first.record.client_names
+    return [(name, float(value)) for name, value in zip(names, means, strict=True) if math.isfinite(value)]
+
+
+def traffic_of(experiment: Experiment) -> list[float | None]:
+    """Bytes up and down of a participating client in a round."""
+    return [run.record.communication["up_bytes"] + run.record.communication["down_bytes"] for run in experiment.runs]

@@ -1,0 +1,248 @@
+"""What a table is, as its YAML in ``configs/tables/`` says.
+
+Paths in a table are relative to the folder the command is started in, the repository's root::
+
+    title: pFedPG Table 1
+    paper: [results/paper/pfedpg_table1.csv]  # published numbers; `method` is a row's label
+    metric: accuracy                          # of metrics.parquet; default accuracy
+    split: test                               # default test
+    summary: last                             # last | last10 | best_on_test; default last
+    baseline: FedAvg                          # optional: a row; the others are compared with it, pair by pair
+    presets:
+      paper:
+        note: One sentence under the title.   # optional
+        seeds: [0, 1, 2]
+        rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
+        summary: last                         # optional; in place of the table's
+        base: [configs/x.yaml]                # optional; configs of every run of the preset
+        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each
+        data:                                 # column groups; one run gives all columns of a group
+          - name: office_caltech10            # [a-z0-9_]; part of run directories
+            label: Office-Caltech10           # heading
+            suite: office_vit                 # optional; of configs/suites, for the rows that name a method
+            panel: Domains                    # optional; groups of one panel stand side by side under this heading
+            configs: [configs/base.yaml]      # optional; read before method and suite
+            overrides: ["--data.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
+            columns:                          # default: every client, then the average
+              - {client: amazon, label: A, paper: {dataset: Office-Caltech10, setting: domain=A}}
+              - {client: "*"}                 # one column per client, named as in the record
+              - {statistic: average, label: Avg, paper: {dataset: Office-Caltech10, setting: avg over domains}}
+                # statistic: average | worst | worst_decile | std | pooled; `paper` may name metric (default accuracy)
+                # and backbone (needed where the CSV has several). No `paper`: no published number, no difference.
+              - {statistic: average, label: F1, metric: macro_f1}  # another metric or split than the table's
+              - {label: HM, harmonic: [Local, Base, Novel]}        # of columns further left
+            cost: {dataset: both, setting: communication cost, metric: params per round}  # optional: floats one way
+    rows:
+      - label: pFedPG                         # the paper's name of the method
+        method: pfedpg                        # optional; of configs/methods, read with the group's suite
+        name: pfedpg_slow                     # [a-z0-9_]; part of run directories, default: method
+        configs: [configs/x.yaml]             # optional; read last
+        overrides: {paper: ["--model.lr=0.1"]}   # optional; per preset
+        point: local                          # server | local: where the row's number is read
+        also: {generated prompts: server}     # optional; further readings of the same run, below it
+
+A *cell* is one run: row x data x seed. Its directory is ``<row>-<data>-s<seed>-<hash>``, where the hash is of the
+configs' contents and the overrides alone. So a finished cell is never run again, not by another table either; a killed
+one continues from its checkpoint (:mod:`benchmark.cells.queue`).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from benchmark.errors import ConfigurationError
+from benchmark.records.record import METRICS, SPLITS
+from benchmark.yaml_files import read_mapping
+
+Point = Literal["server", "local"]
+Statistic = Literal["average", "worst", "worst_decile", "std", "pooled"]
+Summary = Literal["last", "last10", "best_on_test"]
+RUNNER_OPTIONS = ("--config", "--run_dir", "--seed_everything", "--ckpt_path")
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """Which published number stands beside a column: columns ``dataset``, ``setting``, ... of the paper's CSV."""
+
+    dataset: str
+    setting: str
+    metric: str = "accuracy"
+    backbone: str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One client (``"*"``: every client), a statistic over clients, or the harmonic mean of columns to the left."""
+
+    label: str | None = None
+    client: str | None = None
+    statistic: Statistic = "average"
+    metric: str | None = None
+    split: str | None = None
+    harmonic: list[str] = field(default_factory=list)
+    paper: PaperNumber | None = None
+
+
+@dataclass(frozen=True)
+class DataGroup:
+    """One data set and partition, and the columns that a run on it fills."""
+
+    name: str
+    label: str
+    configs: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=lambda: [Column(client="*"), Column(statistic="average")])
+    cost: PaperNumber | None = None
+    panel: str | None = None
+    suite: str | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """At which size, on which data, and with which seeds a table is made."""
+
+    data: list[DataGroup]
+    seeds: list[int]
+    base: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    note: str = ""
+    rows: list[str] = field(default_factory=list)
+    summary: Summary | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method."""
+
+    label: str
+    point: Point
+    name: str | None = None
+    method: str | None = None
+    configs: list[str] = field(default_factory=list)
+    also: dict[str, Point] = field(default_factory=dict)
+    overrides: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """The first part of its run directories' names."""
+        return self.name or self.method or ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's YAML; the keys are explained at the top of this file."""
+
+    title: str
+    presets: dict[str, Preset]
+    rows: list[Row]
+    paper: list[str] = field(default_factory=list)
+    metric: str = "accuracy"
+    split: str = "test"
+    summary: Summary = "last"
+    baseline: str | None = None
+
+
+def load_table(name: str) -> Table:
+    """Read ``configs/tables/<name>.yaml``, or the YAML file ``name``, and check it.
+
+    Raises:
+        ConfigurationError: no such table, an unknown or missing key, a value of the wrong type.
+    """
+    from jsonargparse import ArgumentError as ParserError
+    from jsonargparse import ArgumentParser
+
+    path = Path(name) if name.endswith((".yaml", ".yml")) else Path("configs/tables") / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(entry.stem for entry in Path("configs/tables").glob("*.yaml"))
+        raise ConfigurationError(
+            f"there is no table {path}; tables here: {', '.join(known) or 'none (start the command in the root)'}"
+        )
+    content = read_mapping(path)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--table", type=Table)
+    try:
+        table: Table = parser.instantiate_classes(parser.parse_object({"table": content})).table
+    except (ParserError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(f"{path} is not a table: {' '.join(str(error).split())}") from error
+    _check_table(table, path)
+    return table
+
+
+def rows_of(table: Table, preset: Preset) -> list[Row]:
+    """The rows that a preset runs."""
+    return [row for row in table.rows if not preset.rows or row.label in preset.rows]
+
+
+def _check_table(table: Table, path: Path) -> None:
+    groups = [group for preset in table.presets.values() for group in preset.data]
+    for name in [row.prefix for row in table.rows] + [group.name for group in groups]:
+        if not re.fullmatch(r"[a-z0-9_]+", name):
+            raise ConfigurationError(f"{path}: the name {name!r} is part of a directory's: use a-z, 0-9 and _ only")
+    labels = [row.label for row in table.rows]
+    if not labels or not table.presets:
+        raise ConfigurationError(f"{path}: a table needs at least one row and one preset")
+    if len(set(labels)) < len(labels):
+        raise ConfigurationError(f"{path}: two rows have the same label")
+    overrides = [
+        *(entry for preset in table.presets.values() for entry in preset.overrides),
+        *(entry for group in groups for entry in group.overrides),
+        *(entry for row in table.rows for entries in row.overrides.values() for entry in entries),
+    ]
+    for entry in overrides:
+        option, equals, _ = entry.partition("=")
+        if not option.startswith("--") or not equals or option in RUNNER_OPTIONS:
+            raise ConfigurationError(
+                f"{path}: the override {entry!r} is not of the form --key=value, or sets what the runner sets itself "
+                f"({', '.join(RUNNER_OPTIONS)})"
+            )
+    for preset_name, preset in table.presets.items():
+        if not preset.data:
+            raise ConfigurationError(f"{path}: the preset {preset_name} needs at least one data group")
+        check_seeds(preset.seeds, f"{path}, preset {preset_name}: ")
+        if unknown := sorted(set(preset.rows) - set(labels)):
+            raise ConfigurationError(f"{path}: the preset {preset_name} names {unknown[0]!r}, which is no row's label")
+        if len({group.name for group in preset.data}) < len(preset.data):
+            raise ConfigurationError(f"{path}: two data groups of the preset {preset_name} have the same name")
+    for row in table.rows:
+        if row.method is None and not row.configs:
+            raise ConfigurationError(f"{path}: row {row.label} names no method of configs/methods and no configs")
+        if row.method and (bare := next((group.name for group in groups if group.suite is None), None)):
+            raise ConfigurationError(
+                f"{path}: row {row.label} names a method, and the data group {bare} no suite for it"
+            )
+        unknown = sorted(set(row.overrides) - set(table.presets))
+        if unknown:
+            raise ConfigurationError(f"{path}: row {row.label} has overrides for {unknown[0]}, which is no preset")
+    for group in groups:
+        _check_columns(table, group, path)
+    check_baseline(table, path)
+
+
+def check_seeds(seeds: Sequence[int], where: str = "") -> None:
+    if not seeds or not all(0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"{where}seeds are at least one seed, different integers from 0 to {2**32 - 1}, got {list(seeds)}"
+        )
+
+
+def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
+    left: list[str] = []
+    for column in group.columns:
+        metric, split = column.metric or table.metric, column.split or table.split
+        if metric not in METRICS or split not in SPLITS:
+            raise ConfigurationError(
+                f"{path}: there is no {metric} on {split}; metrics are {', '.join(METRICS)}, splits {', '.join(SPLITS)}"
+            )
+        missing = [label for label in column.harmonic if label not in left]
+        if missing:
+            raise ConfigurationError(f"{path}: no column {missing[0]!r} stands left of the harmonic mean that names it")
+        if column.label is not None:
+            left.append(column.label)
+
+
+def check_baseline(table: Table, path: Path | str) -> None:
+    labels = [row.label for row in table.rows]
+    if table.baseline is not None and table.baseline not in labels:
+        raise ConfigurationError(f"{path}: the baseline {table.baseline!r} is no row; rows are {', '.join(labels)}")

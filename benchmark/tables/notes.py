@@ -1,0 +1,74 @@
+"""The notes under a table: how its numbers were read, and where its runs took place."""
+
+from collections.abc import Sequence
+
+from benchmark.records.record import RunRecord
+from benchmark.tables.layout import Preset, Table
+from benchmark.tables.lines import SUMMARY_NOTES, Read, summaries
+from benchmark.tables.numbers import PERCENT
+
+POINT_NOTES = {
+    "server": "what the server holds after the round, with the client's own state",
+    "local": "the client's state at the end of its local training, before aggregation",
+}
+PAIRED_NOTE = (
+    "Paired: client by client and seed by seed on the same partition, method minus baseline; a t-interval whose "
+    "variance is that over clients plus, with several seeds, that over seeds (Welch-Satterthwaite degrees of freedom)."
+)
+
+
+def footnotes(
+    table: Table, preset: Preset, reads: Sequence[Read], records: Sequence[RunRecord], paired: bool
+) -> list[str]:
+    lines = [line for read in reads for line in read.lines]
+    unit = ", in per cent" if table.metric in PERCENT else ""
+    seeds = f"one seed ({preset.seeds[0]}), hence no standard deviation"
+    if len(preset.seeds) > 1:
+        seeds = f"mean ± standard deviation over seeds {', '.join(map(str, preset.seeds))}"
+    metric = table.metric.replace("_", " ").capitalize()
+    notes = [f"{metric} on the {table.split} split{unit}, of {SUMMARY_NOTES[table.summary]}; {seeds}."]
+    for point in dict.fromkeys(line.point for line in lines):
+        named = dict.fromkeys(line.name for line in lines if line.point == point)
+        notes.append(f"Read at the point '{point}' ({POINT_NOTES[point]}): {'; '.join(named)}.")
+    servers = dict.fromkeys(
+        f"{line.method}: {record.other_server} in place of {record.default_server}"
+        for line in lines
+        for record in line.records.values()
+        if record.other_server
+    )
+    if servers:
+        notes.append(f"Other servers than the methods' own: {'; '.join(servers)}.")
+    early = dict.fromkeys(
+        f"{line.name}: {last} of {record.rounds_trained}"
+        for line in lines
+        for record in line.records.values()
+        if (last := summaries(record, line.point, table.split, table.metric)["last"]["round"]) < record.rounds_trained
+    )
+    if early:
+        notes.append(f"The last round is the last evaluated one, which is not the run's last: {'; '.join(early)}.")
+    notes.append(
+        "Floats up: numbers one participating client sends in a round. MB and kB: 10^6 and 10^3 bytes, per "
+        "participating client and round. Peak MB: of the GPU, or of the process on a CPU."
+    )
+    notes.append(
+        "Worst client, worst decile (mean of the worst tenth) and spread (standard deviation over clients) are of "
+        f"{SUMMARY_NOTES[table.summary]}. The best round is chosen on test data and hence optimistic."
+    )
+    if paired:
+        notes.append(PAIRED_NOTE)
+    if records:
+        hardware = dict.fromkeys(
+            f"{record.device} ({record.environment.get('hardware', {}).get('cpu', 'unknown')}, "
+            f"{record.environment.get('hardware', {}).get('cores', '?')} cores)"
+            for record in records
+        )
+        revisions = dict.fromkeys(
+            f"{str(git.get('revision'))[:12]}{' with changes' if git.get('dirty') else ''}"
+            for record in records
+            if (git := record.environment.get("git", {})).get("revision")
+        )
+        total = sum(record.seconds["total"] for record in records)
+        notes.append(f"Hardware: {'; '.join(hardware)}. {len(records)} runs, {total:.0f} s in all.")
+        if revisions:
+            notes.append(f"Code: {'; '.join(revisions)}.")
+    return notes

@@ -1,0 +1,53 @@
+"""Numbers as text, and the mean and spread of a few."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
+
+
+def scaled(value: float | None, metric: str) -> float:
+    return math.nan if value is None else 100 * value if metric in PERCENT else value
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and standard deviation over seeds (n - 1 in the denominator; NaN for one seed)."""
+    if not values:
+        return math.nan, math.nan
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def number(value: float, digits: int = 2) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def with_std(values: Sequence[float], digits: int) -> str:
+    mean, std = mean_std(values)
+    return number(mean, digits) + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
+
+
+def signed(value: float, digits: int = 2) -> str:
+    return f"{value:+.{digits}f}"
+
+
+def floats(value: float) -> str:
+    """A number of floats in the papers' manner: 7.68e3."""
+    if value == 0 or math.isnan(value):
+        return "" if math.isnan(value) else "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def published_number(value: float | None) -> str:
+    """A published number: accuracies with two digits, costs in powers of ten."""
+    return "" if value is None else number(value) if value < 1000 else floats(value)
+
+
+def span(values: Sequence[int]) -> str:
+    return "" if not values else str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
+
+
+def digits_of(metric: str) -> int:
+    return 2 if metric in PERCENT else 4

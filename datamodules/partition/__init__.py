@@ -1,0 +1,33 @@
+"""Which client holds which images: one protocol a file.
+
+The functions are pure: labels and a generator in, one index array per client out. The classes carry their arguments
+from a config and apply the functions to a pool of images. What the published code does beyond its paper is said at
+each one.
+"""
+
+from datamodules.partition.at_most_classes import AtMostClasses
+from datamodules.partition.dirichlet_merged import DirichletMerged
+from datamodules.partition.dirichlet_shared import DirichletShared
+from datamodules.partition.disjoint_classes import DisjointClasses
+from datamodules.partition.domain_per_client import DomainPerClient
+from datamodules.partition.iid import IID
+from datamodules.partition.partition import Partition
+from datamodules.partition.pathological_pfllib import IIDPFLlib, PathologicalPFLlib
+from datamodules.partition.pathological_random import PathologicalRandom
+from datamodules.partition.splits import ClientSplits, Indices, check_splits
+
+__all__ = [
+    "IID",
+    "AtMostClasses",
+    "ClientSplits",
+    "DirichletMerged",
+    "DirichletShared",
+    "DisjointClasses",
+    "DomainPerClient",
+    "IIDPFLlib",
+    "Indices",
+    "Partition",
+    "PathologicalPFLlib",
+    "PathologicalRandom",
+    "check_splits",
+]

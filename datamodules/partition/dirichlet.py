@@ -1,0 +1,88 @@
+"""Capped Dirichlet draws over clients."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.errors import ConfigurationError
+
+DRAWS_AT_ONCE = 64
+#: Cuts that draws made at once may have: with many clients and classes fewer draws are made at once.
+CUTS_AT_ONCE = 2**24
+#: A Dirichlet draw that succeeds with a probability below exp(-14), in all its retries together, is given up.
+HOPELESS = 14
+
+
+def dirichlet_cuts(
+    class_sizes: NDArray[np.int64],
+    num_clients: int,
+    alpha: float,
+    min_size: int,
+    max_retries: int,
+    rng: np.random.Generator,
+) -> Iterator[NDArray[np.int64]]:
+    """Draws of capped Dirichlet proportions that give every client enough images.
+
+    For each class one ``p ~ Dir(alpha 1_N)``; clients that already hold the mean number of images of
+    side 0 get nothing more; the rest is normalised and every side of the class is cut at
+    ``floor(cumsum(p) * n_c)``. Sizes follow from the cuts alone, so a draw that fails costs no indices.
+
+    Args:
+        class_sizes: [S, C], images of each class on each side (side 0 = train, or everything merged).
+        num_clients: N.
+        alpha: concentration.
+        min_size: images that every client must have on every side.
+        max_retries: how often to draw in all.
+        rng: where the draws come from.
+
+    Yields:
+        Cuts, [S, C, N + 1], rising from 0 to ``class_sizes``: client k takes ``cuts[s, c, k:k + 2]``.
+
+    Raises:
+        ConfigurationError: ``max_retries`` draws are used up, or so many clients got too few images in the first of
+            them that no draw will do.
+    """
+    sides, num_classes = class_sizes.shape
+    mean = class_sizes[0].sum() / num_clients
+    advice = "raise alpha, use fewer clients or lower min_size"
+    if class_sizes.sum(axis=1).min() < min_size * num_clients:
+        raise ConfigurationError(
+            f"{num_clients} clients with at least min_size={min_size} images each need {min_size * num_clients} "
+            f"images, the data set has {class_sizes.sum(axis=1).min()}; use fewer clients or lower min_size"
+        )
+    best = short = 0
+    at_once = max(1, min(DRAWS_AT_ONCE, CUTS_AT_ONCE // (sides * num_classes * (num_clients + 1))))
+    for start in range(0, max_retries, at_once):
+        draws = min(at_once, max_retries - start)
+        cuts = np.zeros((draws, sides, num_classes, num_clients + 1), dtype=np.int64)
+        sizes = np.zeros((draws, sides, num_clients), dtype=np.int64)
+        possible = np.ones(draws, dtype=bool)
+        for c in range(num_classes):
+            p = rng.dirichlet(np.full(num_clients, alpha), size=draws) * (sizes[:, 0] < mean)
+            total = p.sum(axis=1, keepdims=True)
+            # With a small alpha all of a class's mass can fall on clients that are full: no such draw counts.
+            possible &= total[:, 0] > 0
+            ends = np.cumsum(np.divide(p, total, out=np.zeros_like(p), where=total > 0), axis=1)
+            for side in range(sides):
+                size = class_sizes[side, c]
+                cuts[:, side, c, 1:] = np.minimum(np.floor(ends * size), size)
+                cuts[:, side, c, -1] = size
+                sizes[:, side] += np.diff(cuts[:, side, c], axis=1)
+        smallest = np.where(possible, sizes.min(axis=(1, 2)), 0)
+        best = max(best, int(smallest.max()))
+        for draw in np.flatnonzero(possible & (smallest >= min_size)):
+            yield cuts[draw]
+        short += int((sizes < min_size).any(axis=1).sum())
+        # Of m clients that get too few on average none does with a probability of at most exp(-m), as what one client
+        # gets is taken from the others. Four standard errors below the average of the draws so far:
+        average = short / (start + draws)
+        if average - 4 * np.sqrt(average / (start + draws)) > HOPELESS + np.log(max_retries):
+            raise ConfigurationError(
+                f"no Dirichlet draw with alpha={alpha:g} will give all {num_clients} clients min_size={min_size} "
+                f"images: in {start + draws} draws {average:.0f} clients got fewer on average; {advice}"
+            )
+    raise ConfigurationError(
+        f"no Dirichlet draw with alpha={alpha:g} in {max_retries} gave all {num_clients} clients min_size={min_size} "
+        f"images: the smallest client got at most {best}; {advice}, or raise max_retries"
+    )

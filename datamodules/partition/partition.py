@@ -1,0 +1,64 @@
+"""The base class of partitions."""
+
+import inspect
+
+import numpy as np
+
+from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked
+from datamodules.partition.splits import ClientSplits, check_splits
+from datamodules.source import ImagePool, ImageSource
+
+
+class Partition(Checked):
+    """How a pool of images is divided over clients. Subclasses take their arguments and define ``assign``.
+
+    Attributes:
+        num_clients: N; None where the data decide it (one client per domain, one per group of classes).
+    """
+
+    num_clients: int | None = None
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Indices of every client, in any order. Called by ``split``, which checks them."""
+        raise NotImplementedError
+
+    def split(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Divide the pool. The result depends on the pool and the generator's state alone.
+
+        Raises:
+            ConfigurationError: the arguments do not fit the data, or the outcome breaks a rule of
+                ``check_splits``.
+        """
+        images = len(pool.labels)
+        if self.num_clients is not None and self.num_clients > images:
+            raise ConfigurationError(f"num_clients={self.num_clients} is more than the {images} images of the data set")
+        splits = self.assign(pool, rng)
+        splits = ClientSplits(
+            [np.sort(indices).astype(np.int64) for indices in splits.train],
+            [np.sort(indices).astype(np.int64) for indices in splits.test],
+            {name: [np.sort(indices).astype(np.int64) for indices in held] for name, held in splits.others.items()},
+            splits.label_spaces,
+        )
+        check_splits(splits, pool)
+        return splits
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """Names of the clients, in order; known before any image is read.
+
+        Raises:
+            ConfigurationError: the arguments do not fit the data set's classes.
+        """
+        if self.num_clients is None:
+            return list(source.domain_names)
+        return [f"client {client}" for client in range(self.num_clients)]
+
+    @property
+    def description(self) -> str:
+        """Name and arguments, for records."""
+        given = ", ".join(f"{name}={value}" for name, value in self.arguments().items())
+        return f"{type(self).__name__}({given})"
+
+    def arguments(self) -> dict[str, int | float | str | None]:
+        """The constructor's arguments by name, for the manifest."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
