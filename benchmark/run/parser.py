@@ -213,14 +213,22 @@ def _check_given(value: Any, place: str) -> None:
     named: Any = locate(value["class_path"]) if isinstance(value.get("class_path"), str) else None
     if inspect.isclass(named):
         given = value.get("init_args") or {}
-        for name, parameter in list(inspect.signature(named.__init__).parameters.items())[1:]:
+        for parameter in _parameters(named):
             bare = parameter.annotation is parameter.default is inspect.Parameter.empty
-            option = f"{place}.init_args.{name}"
-            open_ = bare and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and given.get(name) is None
-            if open_ and option not in _linked_options():
+            option = f"{place}.init_args.{parameter.name}"
+            if bare and given.get(parameter.name, ...) is None and option not in _linked_options():
                 raise ConfigurationError(f"{option}: {NOT_GIVEN}")
     for name, entry in value.items():
         _check_given(entry, f"{place}.{name}" if place else str(name))
+
+
+def _parameters(named: type) -> Iterator[inspect.Parameter]:
+    """Yield what a constructor takes, and what its bases' take as long as they hand on all that is not their own."""
+    for base in (base for base in named.__mro__ if "__init__" in vars(base)):
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        yield from own
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
+            return
 
 
 # ------------------------------------------------------------------------------------------------- configuration files

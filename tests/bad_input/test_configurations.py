@@ -207,14 +207,17 @@ def test_class_names_are_not_given_to_a_method_that_takes_them(capsys: pytest.Ca
     assert line == "error: model.init_args.class_names comes from the data and is not given; leave it out"
 
 
-def test_an_argument_without_type_and_default_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["Bare", "HandsOn"])
+def test_an_argument_without_type_and_default_is_asked_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("bare.py").write_text(
         "from methods import FedVPT\n\n\nclass Bare(FedVPT):\n"
         "    def __init__(self, num_classes: int, num_clients: int, backbone, tau):\n"
-        "        super().__init__(num_classes, num_clients, backbone)\n"
+        "        super().__init__(num_classes, num_clients, backbone)\n\n\nclass HandsOn(Bare):\n"
+        "    def __init__(self, *arguments, mu: float = 0.1, **settings):\n"
+        "        super().__init__(*arguments, **settings)\n"
     )
     backbone = "--model.init_args.backbone={class_path: benchmark.backbones.vit.TimmViT, init_args: {name: micro_vit}}"
-    line = answer(capsys, "FedVPT", "--model=bare.Bare", backbone)
+    line = answer(capsys, "FedVPT", f"--model=bare.{name}", backbone)
     assert line == "error: model.init_args.tau: must be given, there is no default"
 
 
