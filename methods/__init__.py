@@ -15,7 +15,8 @@ from methods.fedpr import FedPR
 from methods.fedprox import FedProx
 from methods.fedrep import FedRep
 from methods.fedrod import FedRoD
-from methods.fedvpt import FedVPT, FedVPTDeep
+from methods.fedvpt import FedVPT
+from methods.fedvptdeep import FedVPTDeep
 from methods.headtune import HeadTune
 from methods.local import Local
 from methods.localclip import LocalCLIP

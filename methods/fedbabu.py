@@ -1,10 +1,7 @@
 """FedBABU: the body is trained under a head that never moves; before testing, a copy is fine-tuned."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
-
-from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.contract import LocalTraining, Phase
 from methods.fedavg import FedAvg
 
@@ -17,38 +14,31 @@ class FedBABU(FedAvg):
 
     Deviation: the server weights with n_k like everywhere here; the authors' code takes the plain mean. Reading:
     pFedPT's one fine-tuning step is one epoch over body and head at the training's rate; its code leaves the head out
-    by mistake. A prompt on the pixels rests while the copy is fine-tuned.
+    by mistake. A prompt on the pixels rests while the copy is fine-tuned. Further arguments as ``FedAvg``, with
+    ``training`` of the body.
 
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: images [B, 3, H, W] to features [B, d].
-        training: of the body.
         finetuning: of the copy before it is evaluated.
         finetuned: what of the copy is fine-tuned: body and head (``all``) or the ``head``.
-        visual_prompt: a prompt on the pixels, or None.
     """
 
     shared = ("backbone",)
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: nn.Module,
-        training: LocalTraining = LocalTraining(lr=0.005),
+        *arguments: Any,
         finetuning: LocalTraining = LocalTraining(lr=0.005, epochs=1),
         finetuned: Literal["all", "head"] = "all",
-        visual_prompt: PixelPrompt | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
+        super().__init__(*arguments, **settings)
         self.finetuning = finetuning
         self.finetuned = finetuned
 
     def model_phases(self) -> list[Phase]:
-        """The body alone."""
+        """Train the body alone."""
         return [self.training_settings.phase("backbone")]
 
     def finetune_phases(self, new: bool) -> list[Phase]:
-        """Body and head, or the head alone."""
+        """Fine-tune body and head, or the head alone."""
         return [self.finetuning.phase(*(("backbone", "head") if self.finetuned == "all" else ("head",)))]

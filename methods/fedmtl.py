@@ -1,11 +1,10 @@
 """FedMTL: every client keeps a model of its own, pulled towards the models of the round's other clients."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.client_store import ClientStore
 from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
@@ -15,7 +14,7 @@ from methods.losses import column_relation, squared_norm
 
 
 class ColumnRule(ServerRule):
-    """Keeps every client's last model and sends each client of a round those of all the round's clients.
+    """Keep every client's last model, and send each client of a round those of all the round's clients.
 
     A message holds per parameter ``columns.<name>`` [m, ...], the models of the m clients of the round in the order of
     their ids, and ``column``, which of them is the receiver's own. In evaluations nothing is sent.
@@ -57,14 +56,11 @@ class FedMTL(FedAvg):
     messages are sent all the same. ``live`` is the objective above. That code also has ``sum_r (sum_j W_rj)^2`` times
     ``Omega_00^2`` for the trace, which would pull the sum of all models to zero and not the models to each other.
     At the CNN's 815,892 parameters the scale is 1e-7, so ``live`` too stays close to ``Local`` with momentum.
+    A prompt on the pixels is no part of W. Further arguments as ``FedAvg``.
 
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: images [B, 3, H, W] to features [B, d].
         mtl_grad: see above.
         training: of backbone and head together; momentum 0.5 is the code's.
-        visual_prompt: a prompt on the pixels, or None; it is no part of W.
 
     Raises:
         ConfigurationError: an unknown ``mtl_grad``.
@@ -76,20 +72,18 @@ class FedMTL(FedAvg):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: nn.Module,
+        *arguments: Any,
         mtl_grad: Literal["live", "detached"] = "live",
         training: LocalTraining = LocalTraining(lr=0.005, momentum=0.5),
-        visual_prompt: PixelPrompt | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
+        super().__init__(*arguments, training=training, **settings)
         self.mtl_grad = mtl_grad
         size = sum(p.numel() for p in (*self.backbone.parameters(), *self.head.parameters()))
         self.scale = 10.0 ** -(len(str(size)) + 1)  # floor(log10(P) + 1) is the number of digits of P
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """Per parameter, the mean of the other clients' models."""
+        """Return the mean of the other clients' models, per parameter."""
         if stage is not Stage.TRAIN or self.mtl_grad == "detached":
             return {}
         columns = {n.removeprefix("columns."): v for n, v in client.received.items() if n.startswith("columns.")}
@@ -98,7 +92,7 @@ class FedMTL(FedAvg):
         return {name: torch.tensordot(others, value, dims=1) for name, value in columns.items()}
 
     def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy plus what of the penalty depends on the client's own model."""
+        """Return cross-entropy plus what of the penalty depends on the client's own model."""
         loss = super().model_loss(client, batch)
         if self.mtl_grad == "detached":
             return loss
@@ -107,5 +101,5 @@ class FedMTL(FedAvg):
         return loss + self.scale * (squared_norm(own) + column_relation(own, client.prepared, m))
 
     def make_server(self) -> ServerRule:
-        """The server that keeps the columns."""
+        """Return the server that keeps the columns."""
         return ColumnRule()

@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from benchmark.backbones.prompts import VisualPromptTokens
-from benchmark.backbones.vit import PromptedViT
 from benchmark.contract import Client, LocalTraining, Phase, Stage
 from benchmark.ranges import AboveZero, Few
 from benchmark.seeds import numpy_generator
@@ -67,10 +65,9 @@ class FedPR(FedVPT):
     * The code uses Adam with rate 0.1 and prompts from U(0, 1); pFedBayesPT's setting, which this follows, has SGD and
       rate 0.01, and VPT's initial values are taken.
 
+    Further arguments as ``FedVPT``.
+
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: a ViT, frozen.
         num_prompts: K, prompt tokens of a layer, at least 1.
         training: of prompt and head together; momentum and weight decay are not given and are those of SGPT's code.
         depth: ``shallow`` as FedVPT or ``deep`` as FedVPT-D.
@@ -83,25 +80,23 @@ class FedPR(FedVPT):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: PromptedViT,
+        *arguments: Any,
         num_prompts: Few = 10,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
         depth: Literal["shallow", "deep"] = "shallow",
         ratio: AboveZero = 0.8,
         null_scale: Literal["none", "frobenius"] = "none",
+        **settings: Any,
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, num_prompts, training)
-        width = backbone.embed_dim
-        if depth == "deep":
-            self.prompt = VisualPromptTokens(num_prompts, width, backbone.depth, backbone.patch_size)
+        self.deep = depth == "deep"
+        super().__init__(*arguments, num_prompts=num_prompts, training=training, **settings)
+        width = self.backbone.embed_dim
         # Rounded first: (1 - 0.8) * 10 is a little less than 2.
         self.num_dropped = math.floor(round((1 - ratio) * width, 6))
         self.scale = 1.0 if null_scale == "none" else (width - self.num_dropped) ** -0.5
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """The directions that T_l drops, [c, d] or [L, c, d]; nothing before the first aggregation."""
+        """Return the directions that T_l drops, [c, d] or [L, c, d]; nothing before the first aggregation."""
         if stage is not Stage.TRAIN or client.round.number == 1:
             return {}
         # Once a cohort and round, in double precision on the CPU: the same on every device.
@@ -113,11 +108,11 @@ class FedPR(FedVPT):
         return {"dropped": dropped.to(client.received[PROMPT]).contiguous()}
 
     def local_phases(self) -> list[Phase]:
-        """As FedVPT's, with projected updates."""
+        """Train as FedVPT does, with projected updates."""
         return [replace(phase, transform=self.projected) for phase in super().local_phases()]
 
     def projected(self, client: Client, update: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``u T_l`` for the prompt, from the second round on."""
+        """Return ``u T_l`` for the prompt, from the second round on."""
         if PROMPT not in update or "dropped" not in client.prepared:
             return {}
         return {PROMPT: self.scale * project(update[PROMPT], client.prepared["dropped"])}

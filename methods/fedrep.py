@@ -1,10 +1,8 @@
 """FedRep: first the client's own head, then the shared body."""
 
 from dataclasses import replace
+from typing import Any
 
-from torch import nn
-
-from benchmark.backbones.pixel_prompts import PixelPrompt
 from benchmark.contract import LocalTraining, Phase
 from benchmark.errors import ConfigurationError
 from methods.fedavg import FedAvg
@@ -19,15 +17,11 @@ class FedRep(FedAvg):
 
     Readings: pFedPT gives the head's rate, 0.01; its code trains both for 5 epochs. With a prompt that code leaves the
     head out of both phases, which is taken for a slip. FedRep's own last round, in which every client refits its head,
-    is left out, since neither pFedPT nor pFedPG mentions it.
+    is left out, since neither pFedPT nor pFedPG mentions it. Further arguments as ``FedAvg``, with ``training`` of the
+    body.
 
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: images [B, 3, H, W] to features [B, d].
-        head_training: of the head, first.
-        training: of the body, second.
-        visual_prompt: a prompt on the pixels, or None; it shares the head's phase and so its epochs.
+        head_training: of the head, first; a prompt on the pixels shares its phase and so its epochs.
 
     Raises:
         ConfigurationError: prompt and head differ in more than lr, momentum and weight decay.
@@ -36,20 +30,12 @@ class FedRep(FedAvg):
     shared = ("backbone",)
     personal = ("head",)
 
-    def __init__(
-        self,
-        num_classes: int,
-        num_clients: int,
-        backbone: nn.Module,
-        head_training: LocalTraining = LocalTraining(lr=0.01),
-        training: LocalTraining = LocalTraining(lr=0.005),
-        visual_prompt: PixelPrompt | None = None,
-    ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training, visual_prompt)
+    def __init__(self, *arguments: Any, head_training: LocalTraining = LocalTraining(lr=0.01), **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.head_training = head_training
-        if visual_prompt is None:
+        if self.visual_prompt is None:
             return
-        of_prompt = visual_prompt.training_settings
+        of_prompt = self.visual_prompt.training_settings
         if replace(of_prompt.phase(), groups=()) != head_training.phase_of():
             raise ConfigurationError(
                 f"FedRep trains prompt and head in one phase, got {of_prompt} for the prompt and {head_training} for "
@@ -57,7 +43,7 @@ class FedRep(FedAvg):
             )
 
     def local_phases(self) -> list[Phase]:
-        """Head, with the prompt if there is one; then body."""
+        """Train the head, with the prompt if there is one; then the body."""
         own = [self.head_training.group("head")]
         if self.visual_prompt is not None:
             own = [self.visual_prompt.training_settings.group("visual_prompt"), *own]

@@ -1,16 +1,15 @@
 """FedRoD: a generic head that is shared and, on the same features, a personal one that is not."""
 
-from typing import Literal
+import copy
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from benchmark.backbones.head import LinearHead
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
-from benchmark.method import FederatedMethod
-from methods.fedvpt import new_client_training
+from methods.classifier import ClassifierMethod, new_client_training
 from methods.losses import cross_entropy
 
-#: Stands for the number of images of a class that a client does not have; with 0 its logit would be -inf.
+#: In place of the number of images of a class that a client does not have; with 0 its logit would be -inf.
 FEWEST_IMAGES = 1e-8
 
 
@@ -27,7 +26,7 @@ def balanced_logits(logits: Tensor, class_counts: Tensor) -> Tensor:
     return logits + class_counts.to(logits.dtype).clamp(min=FEWEST_IMAGES).log()
 
 
-class FedRoD(FederatedMethod):
+class FedRoD(ClassifierMethod):
     """FedRoD (Chen and Chao, "On Bridging Generic and Personalized Federated Learning", ICLR 2022), linear version.
 
     With features z of the backbone, generic head G and personal head P of client k, which has n_kc images of class c:
@@ -37,12 +36,9 @@ class FedRoD(FederatedMethod):
 
     Readings: counts are clamped to 1e-8, since log 0 is -inf. P starts as a copy of G, as in PFLlib. The two terms
     have no parameter in common, so that one SGD with one rate on their sum is two optimizers. A gradient clip takes the
-    norm over both.
+    norm over both. Further arguments as ``ClassifierMethod``.
 
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: images [B, 3, H, W] to features [B, d].
         training: of backbone and both heads.
         personal_init: P at the start: a ``copy`` of G, or ``zero``, with which P says nothing at the start.
 
@@ -55,39 +51,30 @@ class FedRoD(FederatedMethod):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: nn.Module,
+        *arguments: Any,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, clip=1.0),
         personal_init: Literal["copy", "zero"] = "copy",
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients)
-        self.backbone = backbone
-        self.head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
-        self.personal_head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
-        self.personal_head.load_state_dict(self.head.state_dict())
+        super().__init__(*arguments, training=training, **settings)
+        self.personal_head = copy.deepcopy(self.head)
         if personal_init == "zero":
             for parameter in self.personal_head.parameters():
                 nn.init.zeros_(parameter)
-        self.training_settings = training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Personal logits [B, C] of images [B, 3, H, W]."""
+        """Return personal logits [B, C] of images [B, 3, H, W]."""
         z = self.backbone(x)
         return self.head(z) + self.personal_head(z)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of both terms, and each of them."""
+        """Return the sum of both terms, and each of them."""
         z = self.backbone(batch.x)
         generic = self.head(z)
         balanced = cross_entropy(balanced_logits(generic, client.class_counts), batch.y, batch.mask)
         personal = cross_entropy(generic.detach() + self.personal_head(z.detach()), batch.y, batch.mask)
         return balanced + personal, {"generic_loss": balanced, "personal_loss": personal}
 
-    def local_phases(self) -> list[Phase]:
-        """All together."""
-        return [self.training_settings.phase("backbone", "head", "personal_head")]
-
     def finetune_phases(self, new: bool) -> list[Phase]:
-        """The personal head, of a client that never trains."""
+        """Fit the personal head of a client that never trains."""
         return [new_client_training(self.training_settings).phase("personal_head")] if new else []

@@ -1,10 +1,10 @@
 """Per-FedAvg: the shared model is the one from which a step on a client's own images gets furthest."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad
 
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
@@ -28,10 +28,9 @@ class PerFedAvg(FedAvg):
     batch of m images has ceil(m / 2) of them in b2; if there is but one image, b1 is empty, w' is w, and the step is
     FedAvg's. Clipping, momentum and weight decay concern the outer step alone.
 
+    Further arguments as ``ClassifierMethod``.
+
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: images [B, 3, H, W] to features [B, d].
         training: the outer steps, on backbone and head together.
         inner_lr: alpha, or None for the rate of ``training``.
         personal_steps: of the copy that is evaluated: one ``step``, or one ``epoch``.
@@ -42,25 +41,24 @@ class PerFedAvg(FedAvg):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: nn.Module,
+        *arguments: Any,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, clip=1.0),
         inner_lr: NonNegativeFloat | None = None,
         personal_steps: Literal["step", "epoch"] = "step",
+        **settings: Any,
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, training)
+        super().__init__(*arguments, training=training, visual_prompt=None, **settings)
         self.inner_lr = training.lr if inner_lr is None else inner_lr
         self.personal_steps = personal_steps
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """Alpha in training; a copy that is fitted takes plain steps."""
+        """Return alpha in training; a copy that is fitted takes plain steps."""
         if stage is not Stage.TRAIN:
             return {}
         return {"inner_lr": torch.tensor(self.inner_lr, device=self.device)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """``CE(w - alpha g(w; b1); b2)`` with g a constant; cross-entropy on a copy."""
+        """Return ``CE(w - alpha g(w; b1); b2)`` with g a constant; cross-entropy on a copy."""
         if "inner_lr" not in client.prepared:
             return super().client_loss(client, batch)
         # A batch is padded at its end, so every second row halves its images as well.
@@ -70,10 +68,10 @@ class PerFedAvg(FedAvg):
         return self._loss_at({name: value - client.prepared["inner_lr"] * g[name] for name, value in w.items()}, outer)
 
     def _loss_at(self, parameters: dict[str, Tensor], batch: MiniBatch) -> Tensor:
-        """Cross-entropy of a mini-batch under other parameters."""
+        """Return the cross-entropy of a mini-batch under other parameters."""
         return cross_entropy(functional_call(self, parameters, (batch.x,)), batch.y, batch.mask)
 
     def finetune_phases(self, new: bool) -> list[Phase]:
-        """A mini-batch or an epoch at rate alpha."""
+        """Take a step or an epoch at rate alpha."""
         steps = 1 if self.personal_steps == "step" else None
         return [LocalTraining(lr=self.inner_lr, epochs=1, steps=steps).phase("backbone", "head")]

@@ -2,22 +2,17 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.head import LinearHead
-from benchmark.backbones.prompts import VisualPromptTokens
-from benchmark.backbones.vit import PromptedViT
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.masked import at_least_float32
-from benchmark.method import FederatedMethod
 from benchmark.ranges import AboveZero, Few, FewOrNone, NonNegativeFloat, NonNegativeInt, Size
 from benchmark.seeds import keyed_initialization
-from methods.fedvpt import new_client_training
 from methods.losses import masked_mean
 from methods.variational import (
     gaussian_kl,
@@ -29,6 +24,7 @@ from methods.variational import (
     log_predictive,
     log_standard_gaussian,
 )
+from methods.vit_prompt import ViTPromptMethod
 
 #: Standard deviation of the last weights of MLP^mu at the start.
 SMALL = 1e-3
@@ -59,7 +55,7 @@ class MaskedTokenMLPs(nn.Module):
         self.bias2 = nn.Parameter(torch.zeros(layers, 1, tokens, 1))
 
     def forward(self, scaled: Tensor, masks: Tensor, shift: Tensor) -> Tensor:
-        """All draws of the masks at once.
+        """Take all draws of the masks at once.
 
         Args:
             scaled: s, [B, L, T, d].
@@ -100,7 +96,7 @@ class PromptEncoder(nn.Module):
                 self.log_variance = MaskedTokenMLPs(layers, length, hidden, tokens, 0.0)
 
     def forward(self, features: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters psi of the distribution for each draw of the masks.
+        """Return the parameters psi of the distribution for each draw of the masks.
 
         Args:
             features: f, [B, L, T, d].
@@ -115,12 +111,12 @@ class PromptEncoder(nn.Module):
         return at_least_float32(mean), 0.5 * at_least_float32(log_variance)
 
     def means(self, features: Tensor, masks: Tensor) -> Tensor:
-        """As ``forward``, mu alone."""
+        """Return mu alone, as ``forward`` does."""
         scaled = F.layer_norm(features, features.shape[-1:]) * self.scale
         return at_least_float32(self.mean(scaled, masks, self.shift))
 
 
-class PFedBayesPT(FederatedMethod):
+class PFedBayesPT(ViTPromptMethod):
     """pFedBayesPT (Ye et al., CIKM 2025), with its ablations -G and -D.
 
     The prompt of layer i is ``[p_bar_i, p_i]``: K global tokens, and nu tokens of the image at hand, drawn from
@@ -153,10 +149,9 @@ class PFedBayesPT(FederatedMethod):
       is 1, and that of MLP^mu small.
     * Global prompts are one set a layer. Beyond a family's depth the outputs of its tokens are carried on.
 
+    The backbone is also the feature extractor. Further arguments as ``ViTPromptMethod``.
+
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: a ViT, frozen; also the feature extractor.
         num_prompts: K, global tokens of a layer.
         instance_prompts: nu, tokens of a layer that are the image's own.
         training: of p_bar and head (lr is eta); momentum and weight decay are not given and are those of SGPT's code.
@@ -178,14 +173,11 @@ class PFedBayesPT(FederatedMethod):
         ConfigurationError: a number is out of range.
     """
 
-    evaluate_local = True
     inputs = ("features",)
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: PromptedViT,
+        *arguments: Any,
         num_prompts: FewOrNone = 10,
         instance_prompts: Few = 1,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
@@ -202,8 +194,10 @@ class PFedBayesPT(FederatedMethod):
         global_depth: Few | None = None,
         instance_depth: Few | None = None,
         hidden: Size = 64,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients)
+        super().__init__(*arguments, training=training, **settings)
+        backbone = self.backbone
         global_depth = backbone.depth if global_depth is None else global_depth
         instance_depth = backbone.depth if instance_depth is None else instance_depth
         for name, depth in (("global_depth", global_depth), ("instance_depth", instance_depth)):
@@ -214,22 +208,15 @@ class PFedBayesPT(FederatedMethod):
         own_head = head == "personal"
         self.shared = ("prompt", "encoder") if own_head else ("prompt", "encoder", "head")
         self.personal = ("head",) if own_head else ()
-        self.backbone = backbone
         tokens, width = backbone.num_prefix_tokens + backbone.num_patches, backbone.embed_dim
-        self.prompt = VisualPromptTokens(num_prompts, width, global_depth, backbone.patch_size)
+        self.prompt = self.new_tokens(num_prompts, global_depth)
         variance = posterior != "deterministic"
         self.encoder = PromptEncoder(instance_depth, tokens, width, hidden, instance_prompts, variance)
-        self.head = LinearHead(backbone.num_features, num_classes)
-        self.training_settings = training
-        self.encoder_lr = encoder_lr
-        self.posterior = posterior
-        self.keep = keep
-        self.importance_samples = importance_samples
-        self.mixing_draws = mixing_draws
-        self.test_draws = test_draws
+        self.head = self.new_head()
+        self.encoder_lr, self.posterior, self.prior, self.keep = encoder_lr, posterior, prior, keep
+        self.importance_samples, self.mixing_draws, self.test_draws = importance_samples, mixing_draws, test_draws
         self.kl_weight = 1 / (instance_depth * instance_prompts * width) if kl_weight == "1/D" else float(kl_weight)
         self.kl_warmup_rounds = kl_warmup_rounds
-        self.prior = prior
         #: of an image: masks [L_i, T], instance prompts [L_i, nu, d]
         self.mask_shape = (instance_depth, tokens)
         self.prompt_shape = (instance_depth, instance_prompts, width)
@@ -237,20 +224,16 @@ class PFedBayesPT(FederatedMethod):
     # ------------------------------------------------------------------ training
 
     def local_phases(self) -> list[Phase]:
-        """Global prompts and head with eta, the encoder with rho, together."""
+        """Train global prompts and head with eta and the encoder with rho, together."""
         encoder = replace(self.training_settings, lr=self.encoder_lr).group("encoder")
         return [self.training_settings.phase_of(self.training_settings.group("prompt", "head"), encoder)]
 
-    def finetune_phases(self, new: bool) -> list[Phase]:
-        """Five epochs of the head, of a client that never trains (Table 3)."""
-        return [new_client_training(self.training_settings).phase("head")] if new else []
-
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """f: the input of the layers that have instance prompts in a pass without prompts, [B, L_i, T, d]."""
+        """Return f, the input of the layers with instance prompts in a pass without prompts, [B, L_i, T, d]."""
         return {"tokens": self.backbone.token_features(x, layers=self.prompt_shape[0])}
 
     def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
-        """``masks``: m, bool [J + S or V, B, L_i, T]; ``eps``: standard normal, [J, B, L_i, nu, d]."""
+        """Draw ``masks``: m, bool [J + S or V, B, L_i, T]; and ``eps``: standard normal, [J, B, L_i, nu, d]."""
         device, noise = generator.device, {}
         if self.posterior == "semi_implicit":
             draws = self.test_draws if stage is Stage.EVALUATE else self.importance_samples + self.mixing_draws
@@ -263,7 +246,7 @@ class PFedBayesPT(FederatedMethod):
         return noise
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """The weight of the KL part, as a tensor: a number of each round's would make a program of each round's."""
+        """Return the weight of the KL part, as a tensor: a number would make a compiled program of each round's."""
         if stage is Stage.EVALUATE:
             return {}
         # Copies are fitted as in the round that comes next.
@@ -271,7 +254,7 @@ class PFedBayesPT(FederatedMethod):
         return {"kl_weight": torch.tensor(weight, device=self.device)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The negative bound, and its two parts."""
+        """Return the negative bound, and its two parts."""
         tokens = batch.features["tokens"]
         masks = batch.noise.get("masks", _all_kept(tokens))
         if self.posterior == "deterministic":
@@ -294,7 +277,7 @@ class PFedBayesPT(FederatedMethod):
         return masked_mean(losses, batch.mask), {name: masked_mean(part, batch.mask) for name, part in parts.items()}
 
     def _log_ratio(self, prompts: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        """``log p(p^j|x) - log Omega^j``, [J, B], of prompts [J, B, D] with psi and psi~ in rows, [J + S, B, D]."""
+        """Return ``log p(p^j|x) - log Omega^j``, [J, B], of prompts [J, B, D], psi and psi~ in rows [J + S, B, D]."""
         J = self.importance_samples
         own = log_gaussian(prompts, mean[:J], log_std[:J])
         mixing = log_gaussian(prompts, mean[J:].unsqueeze(1), log_std[J:].unsqueeze(1))
@@ -302,15 +285,15 @@ class PFedBayesPT(FederatedMethod):
         return log_prior - log_mixture(own, mixing)
 
     def _analytic_kl(self, mean: Tensor, log_std: Tensor) -> Tensor:
-        """``E_q[log q(p|psi) - log p(p|x)]`` of mu and log Sigma [B, D], [B]."""
+        """Return ``E_q[log q(p|psi) - log p(p|x)]`` of mu and log Sigma [B, D], [B]."""
         return gaussian_kl(mean, log_std) if self.prior == "std_normal" else gaussian_negative_entropy(log_std)
 
     def current_kl_weight(self, round: int) -> float:
-        """The weight of the KL part in a round, from 1."""
+        """Return the weight of the KL part in a round, from 1."""
         return self.kl_weight * (min(1.0, round / self.kl_warmup_rounds) if self.kl_warmup_rounds else 1.0)
 
     def _logits(self, tokens: Tensor, prompts: Tensor) -> Tensor:
-        """All images under each of R draws of their prompts, in one pass.
+        """Classify all images under each of R draws of their prompts, in one pass.
 
         Args:
             tokens: f, [B, L_i, T, d]; the input of the first layer is where the pass begins.
@@ -326,17 +309,17 @@ class PFedBayesPT(FederatedMethod):
     # ------------------------------------------------------------------ prediction
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W] with p = mu of the whole image, which is how -G and -D predict."""
+        """Return logits [B, C] of images [B, 3, H, W] with p = mu of the whole image, as -G and -D predict."""
         tokens = self.frozen_features(x)["tokens"]
         return self._logits(tokens, self.encoder.means(tokens, _all_kept(tokens)))[0]
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Log-probabilities [B, C] under V draws of the masks; one draw after the other, to spare memory."""
+        """Return log-probabilities [B, C] under V draws of the masks; one after the other, to spare memory."""
         tokens = batch.features["tokens"]
         draws = batch.noise.get("masks", _all_kept(tokens)).split(1)
         return log_predictive(torch.cat([self._logits(tokens, self.encoder.means(tokens, m)) for m in draws]))
 
 
 def _all_kept(tokens: Tensor) -> Tensor:
-    """One draw of masks that leaves no token out: [1, B, L, T] for tokens [B, L, T, d]."""
+    """Return one draw of masks that leaves no token out: [1, B, L, T] for tokens [B, L, T, d]."""
     return torch.ones(1, *tokens.shape[:3], dtype=torch.bool, device=tokens.device)

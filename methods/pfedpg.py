@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmark.backbones.vit import PromptedViT
-from benchmark.contract import LocalTraining, Phase
+from benchmark.contract import Phase
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
@@ -28,9 +27,9 @@ class CrossAttentionGenerator(nn.Module):
     """``P_n = P_base + softmax((d_n W_Q)(P_base W_K)^T / sqrt(l_k)) (P_base W_V) W_O`` (pFedPG, Eq. 3).
 
     Read literally, a descriptor is one row, so all K rows of a client are shifted by one vector
-    (``descriptor_tokens=1``);
-    with ``descriptor_tokens=K`` every row has a shift of its own. One head, l_k = l_v = d, no biases; the paper gives
-    neither these sizes nor the initial values: P_base and d_n start as VPT's prompts, the matrices Xavier-uniform.
+    (``descriptor_tokens=1``); with ``descriptor_tokens=K`` every row has a shift of its own.
+    One head, l_k = l_v = d, no biases; the paper gives neither these sizes nor the initial values: P_base and d_n start
+    as VPT's prompts, the matrices Xavier-uniform.
 
     Args:
         prompt: P_base at the start, [K, d].
@@ -50,7 +49,7 @@ class CrossAttentionGenerator(nn.Module):
             nn.init.zeros_(self.w_o)
 
     def forward(self, client: int) -> Tensor:
-        """Prompts of one client, [K, d]."""
+        """Return the prompts of one client, [K, d]."""
         query, key = self.descriptors[client] @ self.w_q, self.base @ self.w_k
         weights = F.softmax(query @ key.T / key.shape[1] ** 0.5, dim=-1)
         return self.base + weights @ (self.base @ self.w_v) @ self.w_o
@@ -69,7 +68,7 @@ class AdaINGenerator(nn.Module):
         self.descriptors = nn.Parameter(descriptors)
 
     def forward(self, client: int) -> Tensor:
-        """Prompts of one client, [K, d]."""
+        """Return the prompts of one client, [K, d]."""
         style = self.descriptors[client]
         mean, std = style.mean(-1, keepdim=True), style.std(-1, keepdim=True, correction=0)
         return std * F.layer_norm(self.base, self.base.shape[-1:], eps=1e-5) + mean
@@ -98,13 +97,13 @@ class MLPGenerator(nn.Module):
         self.tokens = nn.ModuleList(nn.Linear(hidden, width) for _ in range(num_prompts))
 
     def forward(self, client: int) -> Tensor:
-        """Prompts of one client, [K, d]."""
+        """Return the prompts of one client, [K, d]."""
         hidden = self.mlp(self.descriptors[client])
         return torch.cat([token(hidden) for token in self.tokens])
 
 
 def generator_objective(generated: Sequence[Tensor], adapted: Sequence[Tensor], sign: float) -> Tensor:
-    """``-sign * sum_n <P_n(phi), Delta_n>`` with ``Delta_n = P~_n - P_n`` held constant.
+    """Return ``-sign * sum_n <P_n(phi), Delta_n>`` with ``Delta_n = P~_n - P_n`` held constant.
 
     One SGD step on it is ``phi <- phi + sign * alpha * sum_n J_phi(P_n)^T Delta_n``.
 
@@ -135,14 +134,10 @@ class GeneratorRule(ServerRule):
         broadcast_base: bool = False,
     ) -> None:
         super().__init__()
-        self.kind = generator
-        self.lr = lr
-        self.optimizer_name = optimizer
+        self.kind, self.lr, self.optimizer_name = generator, lr, optimizer
         self.sign = 1.0 if sign == "toward" else -1.0
-        self.reduction = reduction
-        self.descriptor_tokens = descriptor_tokens
+        self.reduction, self.descriptor_tokens, self.broadcast_base = reduction, descriptor_tokens, broadcast_base
         self.wo_init: Literal["xavier", "zero"] = wo_init
-        self.broadcast_base = broadcast_base
 
     def start(self, initial: Values, federation: Federation) -> None:
         """Make the generator with keyed initial values."""
@@ -166,7 +161,7 @@ class GeneratorRule(ServerRule):
         return (torch.optim.SGD if self.optimizer_name == "sgd" else torch.optim.Adam)(parameters, lr=self.lr)
 
     def generate(self, clients: Sequence[int]) -> list[Tensor]:
-        """P_n of these clients, [K, d] each; one at a time, so that they do not depend on who else asks."""
+        """Return P_n of these clients, [K, d] each; one at a time, so that they do not depend on who else asks."""
         if self.broadcast_base:
             return [self.generator.get_parameter("base").clone() for _ in clients]
         return [self.generator(client) for client in clients]
@@ -210,7 +205,7 @@ class GeneratorRule(ServerRule):
         return {PROMPT: torch.stack([self._generate_from(descriptors, row).detach() for row in range(len(clients))])}
 
     def _generate_from(self, descriptors: Tensor, row: int) -> Tensor:
-        """P_n of one row of other descriptors."""
+        """Return P_n of one row of other descriptors."""
         return functional_call(self.generator, {"descriptors": descriptors}, (row,))
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -224,15 +219,12 @@ class GeneratorRule(ServerRule):
 
 class PFedPG(FedVPT):
     """pFedPG (Yang, Wang, Wang, "Efficient Model Personalization in Federated Learning via Client-Specific Prompt
-    Generation",
-    ICCV 2023).
+    Generation", ICCV 2023).
 
     Down go the generated prompts P_n, up come the adapted ones P~_n (the same count as Delta_n = P~_n - P_n); the
-    generator
-    and the descriptors stay on the server, the heads with the clients. The client's objective and training are
-    FedVPT's.
-    The paper's result is the adapted prompt with the client's head (point ``local``); point ``server`` is the
-    generated one.
+    generator and the descriptors stay on the server, the heads with the clients. The client's objective and training
+    are FedVPT's. The paper's result is the adapted prompt with the client's head (point ``local``); point ``server`` is
+    the generated one.
 
     A client that never trains receives the prompts of its initial descriptor. Five times it trains them with its head,
     and the server takes a step on a copy of its descriptor and sends the prompts of that; then it fits its head.
@@ -243,12 +235,10 @@ class PFedPG(FedVPT):
     * Algorithm 1 shows one mini-batch, section 4.1.3 five epochs: five epochs.
     * Eq. 5 is per client: contributions are summed (``sum``); ``mean`` divides by the number of clients.
 
+    Further arguments as ``FedVPT``.
+
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: a ViT, frozen.
-        num_prompts: K.
-        training: of the client's prompt and head together.
+        num_prompts: K, at least 1.
         generator: ``cross_attention`` is the paper's; ``mlp`` and ``adain`` are the ablations of its Table 4.
         server_lr: alpha, learning rate of the generator; the paper's 0.001 hardly moves it with plain SGD.
         server_optimizer: of the generator.
@@ -261,11 +251,8 @@ class PFedPG(FedVPT):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: PromptedViT,
+        *arguments: Any,
         num_prompts: Few = 10,
-        training: LocalTraining = LocalTraining(lr=0.25, weight_decay=1e-3),
         generator: Literal["cross_attention", "mlp", "adain"] = "cross_attention",
         server_lr: NonNegativeFloat = 0.001,
         server_optimizer: Literal["sgd", "adam"] = "sgd",
@@ -274,8 +261,9 @@ class PFedPG(FedVPT):
         descriptor_tokens: Few = 1,
         wo_init: Literal["xavier", "zero"] = "xavier",
         broadcast_base: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_classes, num_clients, backbone, num_prompts, training)
+        super().__init__(*arguments, num_prompts=num_prompts, **settings)
         self.broadcast_base = broadcast_base
         self._new_rule = partial(
             GeneratorRule,
@@ -290,7 +278,7 @@ class PFedPG(FedVPT):
         )
 
     def finetune_phases(self, new: bool) -> list[Phase]:
-        """Of a client that never trains: ``local_phases`` once for each step on the descriptor; then the head."""
+        """Train a client that never trains as ``local_phases``, once for each step on the descriptor; then its head."""
         if not new:
             return []
         rounds = replace(self.training_settings, schedule="constant").phase("prompt", "head")
@@ -298,5 +286,5 @@ class PFedPG(FedVPT):
         return [rounds] * steps + super().finetune_phases(new)
 
     def make_server(self) -> ServerRule:
-        """The server with the generator."""
+        """Return the server with the generator."""
         return self._new_rule()

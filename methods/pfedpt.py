@@ -1,9 +1,8 @@
 """pFedPT: FedAvg of the model, and a prompt on the pixels that is each client's own."""
 
-from torch import nn
+from typing import Any
 
 from benchmark.backbones.pixel_prompts import PaddingPrompt, PixelPrompt
-from benchmark.contract import LocalTraining
 from methods.fedavg import FedAvg
 
 
@@ -22,23 +21,12 @@ class PFedPT(FedAvg):
     A run as the published code makes it has the code's CNN (``variant: pflib``), incomplete last batches dropped
     (``drop_last``, set by the data of this comparison) and the prompt's momentum kept by the client from round to
     round (``optimizer_state: client``): preset ``published_code`` of ``configs/tables/pfedpt_table1.yaml``. Preset
-    ``published_command`` also takes the command's prompt of 2 pixels and rate 0.05.
+    ``published_command`` also takes the command's prompt of 2 pixels and rate 0.05. Further arguments as ``FedAvg``.
 
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: images [B, 3, H, W] to features [B, d].
-        training: of backbone and head, second.
         visual_prompt: trained first; by default a frame of 4 pixels on images of 32.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        num_clients: int,
-        backbone: nn.Module,
-        training: LocalTraining = LocalTraining(lr=0.005),
-        visual_prompt: PixelPrompt | None = None,
-    ) -> None:
+    def __init__(self, *arguments: Any, visual_prompt: PixelPrompt | None = None, **settings: Any) -> None:
         prompt = PaddingPrompt() if visual_prompt is None else visual_prompt
-        super().__init__(num_classes, num_clients, backbone, training, prompt)
+        super().__init__(*arguments, visual_prompt=prompt, **settings)

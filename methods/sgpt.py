@@ -2,24 +2,21 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.head import LinearHead
-from benchmark.backbones.prompts import VisualPromptTokens
-from benchmark.backbones.vit import PromptedViT
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
-from benchmark.method import FederatedMethod
 from benchmark.ranges import Few, FewOrNone, UnitInterval
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
-from methods.fedvpt import new_client_training
+from methods.classifier import new_client_training
 from methods.losses import cross_entropy, masked_mean
+from methods.vit_prompt import ViTPromptMethod
 
 GROUP_PROMPTS = "group_prompts.tokens"
 GROUP_KEYS = "group_keys"
@@ -28,7 +25,7 @@ SELECTIONS = "group_selections"
 
 
 def orthonormal_keys(num_groups: Few, width: int) -> Tensor:
-    """Xavier-uniform keys, made orthonormal by Gram-Schmidt: [G, d], drawn for this seed."""
+    """Draw Xavier-uniform keys for this seed and make them orthonormal by Gram-Schmidt: [G, d]."""
     with keyed_initialization("group keys"):
         keys = nn.init.xavier_uniform_(torch.empty(num_groups, width))
     # Gram-Schmidt is the QR decomposition whose R has a positive diagonal.
@@ -42,12 +39,12 @@ def key_similarity(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def nearest_group(similarity: Tensor) -> Tensor:
-    """The group that an image selects at test time, ``argmin_g s_g`` with ``s_g = 1 - cos(q, k_g)``: [B]."""
+    """Select each image's group at test time, ``argmin_g s_g`` with ``s_g = 1 - cos(q, k_g)``: [B]."""
     return similarity.argmax(1)
 
 
 def training_group(similarity: Tensor, frequency: Tensor) -> Tensor:
-    """The group that an image selects in training, ``argmin_g s_g (freq_g + 5e-4)``: [B].
+    """Select each image's group in training, ``argmin_g s_g (freq_g + 5e-4)``: [B].
 
     Args:
         similarity: cos(q, k_g), [B, G].
@@ -58,12 +55,12 @@ def training_group(similarity: Tensor, frequency: Tensor) -> Tensor:
 
 
 def one_hot(groups: Tensor, num_groups: Few) -> Tensor:
-    """Groups [B] as rows of zeros and one 1, float [B, G]."""
+    """Write groups [B] as rows of zeros and one 1, float [B, G]."""
     return (groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device)).float()
 
 
 def majority(chosen: Tensor, mask: Tensor) -> Tensor:
-    """The group that most images of the mini-batch selected (the first of several), for all of them: [B, G].
+    """Give all images the group that most of the mini-batch selected, the first of several: [B, G].
 
     Args:
         chosen: one-hot rows, [B, G].
@@ -74,7 +71,7 @@ def majority(chosen: Tensor, mask: Tensor) -> Tensor:
 
 
 def merge_keys(keys: Tensor, selections: Tensor, rare: float = 50) -> Tensor:
-    """Each group's key as the mean over clients, weighted with how often each of them selected the group: [G, d].
+    """Average each group's key over the clients, weighted with how often each of them selected the group: [G, d].
 
     Args:
         keys: the clients' keys, [S, G, d].
@@ -130,7 +127,7 @@ class GroupRule(ServerRule):
         return new
 
 
-class SGPT(FederatedMethod):
+class SGPT(ViTPromptMethod):
     """SGPT (Deng, Thrampoulidis, Li, "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized
     Federated Learning", CVPR 2024).
 
@@ -155,10 +152,9 @@ class SGPT(FederatedMethod):
       and G = 20. A cosine does not see the length; the first key's steps, by its gradient, are smaller there.
     * With ``batch_majority`` the selections are counted after the vote.
 
+    The ViT must have a class token. Further arguments as ``ViTPromptMethod``.
+
     Args:
-        num_classes: C.
-        num_clients: N.
-        backbone: a ViT with a class token, frozen.
         shared_blocks: layers, from 0, before which a shared token is inserted; the authors have 0-3 or 0-4.
         group_blocks: layers before which a group token is inserted, after the shared ones; 4-6 or 5-6.
         num_groups: G; 20 for CIFAR-100, 4 for Office.
@@ -176,13 +172,10 @@ class SGPT(FederatedMethod):
 
     inputs = ("images", "features")
     uploads = (SELECTIONS,)
-    evaluate_local = True
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
-        backbone: PromptedViT,
+        *arguments: Any,
         shared_blocks: tuple[FewOrNone, ...] = (0, 1, 2, 3),
         group_blocks: tuple[FewOrNone, ...] = (4, 5, 6),
         num_groups: Few = 20,
@@ -192,9 +185,10 @@ class SGPT(FederatedMethod):
         prompt_momentum: UnitInterval = 0.5,
         key_momentum: UnitInterval = 0.5,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, weight_decay=1e-5),
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients)
-        width, depth = backbone.embed_dim, backbone.depth
+        super().__init__(*arguments, training=training, **settings)
+        width, depth = self.backbone.embed_dim, self.backbone.depth
         blocks = (*shared_blocks, *group_blocks)
         if not shared_blocks or not group_blocks or sorted(set(blocks)) != list(blocks) or not 0 <= blocks[-1] < depth:
             raise ConfigurationError(
@@ -207,43 +201,39 @@ class SGPT(FederatedMethod):
             )
         if query_blocks is not None and query_blocks > depth:
             raise ConfigurationError(f"query_blocks must be from 1 to {depth}, or null for all; got {query_blocks}")
-        if not backbone.vit.has_class_token:
+        if not self.backbone.vit.has_class_token:
             raise ConfigurationError("SGPT reads the class token, and this backbone has none; take another ViT")
-        self.backbone = backbone
         self.shared_blocks, self.group_blocks = tuple(shared_blocks), tuple(group_blocks)
-        self.num_groups = num_groups
-        self.query_blocks = query_blocks
-        self.batch_majority = batch_majority
+        self.num_groups, self.query_blocks, self.batch_majority = num_groups, query_blocks, batch_majority
         self._new_rule = partial(GroupRule, prompt_momentum, key_momentum)
-        self.training_settings = training
         self.shared_prompts = nn.Parameter(torch.zeros(len(shared_blocks), width))
-        self.group_prompts = VisualPromptTokens(num_groups, width, len(group_blocks), backbone.patch_size)
+        self.group_prompts = self.new_tokens(num_groups, len(group_blocks))
         self.group_keys = nn.Parameter(orthonormal_keys(num_groups, width))
-        self.head = LinearHead(backbone.num_features, num_classes)
+        self.head = self.new_head()
         prompts = ("shared_prompts", "group_prompts", "group_keys")
         self.shared = (*prompts, "head") if head == "global" else prompts
         self.personal = () if head == "global" else ("head",)
 
     def make_server(self) -> ServerRule:
-        """The server that counts selections."""
+        """Return the server that counts selections."""
         return self._new_rule()
 
     def local_phases(self) -> list[Phase]:
-        """Selection off: shared prompts and head. Selection on: group prompts, keys and head."""
+        """Train shared prompts and head with the selection off; then group prompts, keys and head with it on."""
         training = self.training_settings
         return [training.phase("shared_prompts", "head"), training.phase("group_prompts", "group_keys", "head")]
 
     def finetune_phases(self, new: bool) -> list[Phase]:
-        """The head of a client that never trains, in the second of the two stages."""
+        """Fit the head of a client that never trains, in the second of the two stages."""
         fitting = new_client_training(self.training_settings).phase("head")
         return [replace(fitting, epochs=0), fitting] if new else []
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """The query, [B, d]."""
+        """Return the query, [B, d]."""
         return {"query": F.relu(self.backbone.grow(x, {}, self.query_blocks)[:, 0])}
 
     def logits(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Logits [B, C] of images with the selection off, or with each image's group, one-hot rows [B, G]."""
+        """Return logits [B, C] of images with the selection off, or with each image's group, one-hot rows [B, G]."""
         tokens = dict(zip(self.shared_blocks, self.shared_prompts.unsqueeze(1), strict=True))
         if chosen is None:
             return self.head(self.backbone.grow(x, tokens)[:, 0])
@@ -253,19 +243,19 @@ class SGPT(FederatedMethod):
         return self.head(self.backbone.grow(x, tokens)[:, : 1 + len(own)].mean(1))
 
     def classify(self, x: Tensor, query: Tensor) -> Tensor:
-        """Logits [B, C], each image in the group nearest to its query [B, d]."""
+        """Return logits [B, C], each image in the group nearest to its query [B, d]."""
         return self.logits(x, one_hot(nearest_group(key_similarity(query, self.group_keys)), self.num_groups))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W], each in its nearest group."""
+        """Return logits [B, C] of images [B, 3, H, W], each in its nearest group."""
         return self.classify(x, self.frozen_features(x)["query"])
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """As ``forward``, with the query that the engine has."""
+        """Return logits as ``forward``, with the query that the engine has."""
         return self.classify(batch.x, batch.features["query"])
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """CE in the first stage; in the second, CE less the mean cosine of query and selected key, and selections."""
+        """Return CE in the first stage; in the second, CE less the mean cosine of query and key, and the selections."""
         if batch.phase == 0:
             none = torch.zeros(self.num_groups, device=batch.x.device)
             return cross_entropy(self.logits(batch.x), batch.y, batch.mask), {SELECTIONS: none}

@@ -30,7 +30,7 @@ def engine(width: int, rounds: int) -> float:
     data = FederatedDataModule(
         _source(), IID(CLIENTS), ImageTransform(), batch_size=BATCH, cohort_width=width, eval_batch_size=BATCH
     )
-    return fit(FedAvg(10, CLIENTS, PaperCNN(), LocalTraining(lr=LR, epochs=1)), data, rounds).best
+    return fit(FedAvg(10, CLIENTS, PaperCNN(), training=LocalTraining(lr=LR, epochs=1)), data, rounds).best
 
 
 def _source() -> RandomImages:

@@ -106,7 +106,7 @@ def grow(clients: int, rounds: int = 20) -> Grown:
         cohort_width=PARTICIPANTS,
     )
     save = _SaveAtEnd()
-    laps = fit(FedPer(10, clients, SmallBackbone(), TRAINING), data, rounds, callbacks=[save])
+    laps = fit(FedPer(10, clients, SmallBackbone(), training=TRAINING), data, rounds, callbacks=[save])
     return Grown(
         round=laps.best,
         set_up=laps.started - began,

@@ -112,7 +112,7 @@ def measure_engine(setting: Setting, width: int) -> Measured:
         cohort_width=width,
         eval_batch_size=EVALUATION_BATCH,
     )
-    method = FedAvg(CLASSES, setting.clients, SimpleCNN(), LocalTraining(lr=LR, epochs=1))
+    method = FedAvg(CLASSES, setting.clients, SimpleCNN(), training=LocalTraining(lr=LR, epochs=1))
     laps = fit(method, data, setting.rounds, setting.evaluate_every)
     return Measured(
         rounds=laps.rounds,

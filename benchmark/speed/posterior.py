@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.workloads import CLASSES, TRAINING, Work, frozen_vit, large_vit
-from methods.fedvpt import FedVPTDeep
+from methods.fedvptdeep import FedVPTDeep
 from methods.pfedbayespt import PFedBayesPT
 
 PROMPTS = 10

@@ -128,7 +128,7 @@ def evaluation_rows(numbers: tuple[int, ...]) -> list[Row]:
             clients_per_round=PARTICIPANTS,
             cohort_width=PARTICIPANTS,
         )
-        laps = fit(FedPer(10, clients, SmallBackbone(), TRAINING), data, 2, evaluate_every=1)
+        laps = fit(FedPer(10, clients, SmallBackbone(), training=TRAINING), data, 2, evaluate_every=1)
         found[clients] = (seconds(data.val_dataloader), min(laps.evaluations))
     first = numbers[0]
     return [

@@ -101,12 +101,12 @@ def class_names() -> list[str]:
 
 def cnn() -> Work:
     """All weights of pFedPT's CNN."""
-    return Work("FedAvg, pFedPT's CNN", lambda clients: FedAvg(CLASSES, clients, PaperCNN(), TRAINING))
+    return Work("FedAvg, pFedPT's CNN", lambda clients: FedAvg(CLASSES, clients, PaperCNN(), training=TRAINING))
 
 
 def tiny_vit() -> Work:
     """All weights of pFedPT's small ViT."""
-    return Work("FedAvg, tiny ViT", lambda clients: FedAvg(CLASSES, clients, TinyViT(), TRAINING))
+    return Work("FedAvg, tiny ViT", lambda clients: FedAvg(CLASSES, clients, TinyViT(), training=TRAINING))
 
 
 def fedvpt(name: str, size: int, batch: int = 16, epochs: int = 1) -> Work:
@@ -145,7 +145,7 @@ def headtune(name: str, size: int) -> Work:
     """A linear classifier on a frozen ViT."""
     return Work(
         f"HeadTune, {name} at {size} px",
-        lambda clients: HeadTune(CLASSES, clients, frozen_vit(name, size), TRAINING),
+        lambda clients: HeadTune(CLASSES, clients, frozen_vit(name, size), training=TRAINING),
         size,
     )
 

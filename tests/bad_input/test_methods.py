@@ -37,8 +37,8 @@ class UnwrittenForward(FedVPT):
 class RemembersANumber(FedVPT):
     remembers = ("best",)
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.best = 0.0
 
 
@@ -223,7 +223,7 @@ def test_a_mistake_in_a_method_is_named_in_one_line(kind: type, said: str) -> No
     template, data = build("FedVPT")
     method, callbacks = template, [Server(kind())] if issubclass(kind, ServerRule) else []
     if not callbacks:
-        method = kind(8, 11, template.backbone, 2, LocalTraining(lr=0.1, epochs=1))
+        method = kind(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
     with pytest.raises(ConfigurationError) as error:
         fit(method, data, 1, callbacks)
     line = str(error.value)

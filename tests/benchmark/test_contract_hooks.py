@@ -32,12 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 
 def fedavg(kind: type, *overrides: str) -> tuple[Any, Any]:
     template, data = build("FedAvg", *overrides)
-    return kind(8, 11, template.backbone, LocalTraining(lr=0.02, epochs=1)), data
+    return kind(8, 11, template.backbone, training=LocalTraining(lr=0.02, epochs=1)), data
 
 
 def fedvpt(kind: type, *overrides: str, **training: Any) -> tuple[Any, Any]:
     template, data = build("FedVPT", *overrides)
-    return kind(8, 11, template.backbone, 2, LocalTraining(**{"lr": 0.1, "epochs": 1, **training})), data
+    settings = LocalTraining(**{"lr": 0.1, "epochs": 1, **training})
+    return kind(8, 11, template.backbone, num_prompts=2, training=settings), data
 
 
 class Disclosing(FedVPT):

@@ -25,7 +25,7 @@ from methods.losses import cross_entropy
 def of_class(kind: type, *overrides: str, **arguments: Any) -> tuple[Any, Any]:
     """A method of this class with FedAvg's tiny backbone, and the tiny data."""
     template, data = build("FedAvg", *overrides)
-    return kind(8, 11, template.backbone, LocalTraining(lr=0.02, epochs=1), **arguments), data
+    return kind(8, 11, template.backbone, training=LocalTraining(lr=0.02, epochs=1), **arguments), data
 
 
 class TwoPhases(FedAvg):
@@ -293,8 +293,8 @@ def test_a_buffer_that_moves_in_a_step_is_refused(layer: Callable[[], nn.Module]
     class Moving(FedAvg):
         shared = ("backbone", "head", "extra")
 
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
             self.extra = layer()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

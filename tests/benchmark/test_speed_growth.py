@@ -94,7 +94,7 @@ def test_a_lap_holds_plan_and_aggregation_but_no_evaluation(monkeypatch: pytest.
     monkeypatch.setattr(ServerRule, "select", slow_select)
     # 5 clients with 6 images in batches of 4: two steps each
     data = FederatedDataModule(RandomImages(30, 5, growth.SIZE), IID(5), batch_size=4, clients_per_round=3)
-    method = FedPer(10, 5, growth.SmallBackbone(), growth.TRAINING)
+    method = FedPer(10, 5, growth.SmallBackbone(), training=growth.TRAINING)
     watch = fit(method, data, 3, evaluate_every=1, callbacks=[Slow(clock)])
     assert watch.started == 300  # the first round's plan is part of the set-up
     assert watch.rounds == [21, 321, 321]

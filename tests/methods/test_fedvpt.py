@@ -9,7 +9,9 @@ from torch import Tensor, nn
 import methods.fedprox
 import methods.fedvpt
 from benchmark.contract import LocalTraining
-from methods.fedvpt import FedVPT, FedVPTDeep, new_client_training
+from methods.classifier import new_client_training
+from methods.fedvpt import FedVPT
+from methods.fedvptdeep import FedVPTDeep
 
 ONE = ["--data.partition.init_args.num_clients=1", "--data.clients_per_round=1"]
 
@@ -60,7 +62,7 @@ class WideStandIn(nn.Module):
 )
 def test_the_numbers_of_a_message_at_the_size_of_vit_b_16(kind: type, num_prompts: int, floats: int) -> None:
     _, data = build("FedVPT")
-    method = kind(8, 11, WideStandIn(), num_prompts, LocalTraining(lr=0.1, epochs=1))
+    method = kind(8, 11, WideStandIn(), num_prompts=num_prompts, training=LocalTraining(lr=0.1, epochs=1))
     assert method.prompt.tokens.abs().max().item() == pytest.approx(0.0625, rel=1e-2)
     fit(method, data, 1)
     made = method.server.traffic.per_client()

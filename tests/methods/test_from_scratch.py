@@ -131,7 +131,7 @@ def test_fedbabus_head_never_moves_and_its_body_is_fedavgs_with_a_resting_head()
     babu = run("FedBABU")
     template, data = build("FedAvg")
     start = template.head.weight.detach().clone()
-    avg = RestingHead(8, 11, template.backbone, template.training_settings)
+    avg = RestingHead(8, 11, template.backbone, training=template.training_settings)
     avg.frozen = nn.Parameter(torch.zeros(()))  # so that it is stepped as FedBABU is, by the same arithmetic
     fit(avg, data, 2)
     assert torch.equal(babu.head.weight, start)

@@ -105,7 +105,7 @@ def test_at_rate_0_fedavg_of_the_whole_vit_predicts_as_its_untrained_head_does()
     tune, data = build("HeadTune", "--model.init_args.training.lr=0")
     values = fit(tune, data, 1).callbacks[0].values
     template, data = build("HeadTune")
-    average = FedAvg(8, 11, template.backbone, LocalTraining(lr=0.0, epochs=1))
+    average = FedAvg(8, 11, template.backbone, training=LocalTraining(lr=0.0, epochs=1))
     expected = fit(average, data, 1).callbacks[0].values
     for metric in ("accuracy", "loss"):
         torch.testing.assert_close(

@@ -68,7 +68,7 @@ def test_without_inner_steps_it_is_fedavg_on_the_second_halves() -> None:
     method, data = build("PerFedAvg", f"{ARGUMENT}.inner_lr=0")
     fit(method, data, 2)
     template, data = build("PerFedAvg")
-    halves = SecondHalves(8, 11, template.backbone, template.training_settings)
+    halves = SecondHalves(8, 11, template.backbone, training=template.training_settings)
     fit(halves, data, 2)
     for name in method.roles.shared:
         torch.testing.assert_close(method.get_parameter(name), halves.get_parameter(name), rtol=1e-5, atol=1e-7)
@@ -151,8 +151,8 @@ def test_mini_batches_of_one_image_are_fedavgs(width: int) -> None:
 def test_the_inner_rate_is_that_of_training_unless_given() -> None:
     template, _ = build("PerFedAvg")
     training = LocalTraining(lr=0.03)
-    assert PerFedAvg(8, 11, template.backbone, training).inner_lr == 0.03
-    assert PerFedAvg(8, 11, template.backbone, training, inner_lr=0.0).inner_lr == 0
+    assert PerFedAvg(8, 11, template.backbone, training=training).inner_lr == 0.03
+    assert PerFedAvg(8, 11, template.backbone, training=training, inner_lr=0.0).inner_lr == 0
 
 
 def test_bad_arguments_are_refused() -> None:

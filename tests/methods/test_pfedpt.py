@@ -187,7 +187,7 @@ def test_fedrep_refuses_two_lengths_of_its_first_phase() -> None:
 
     def made(training: LocalTraining) -> FedRep:
         prompt = PaddingPrompt(image_size=16, training=training)
-        return FedRep(8, 11, backbone, LocalTraining(0.01, epochs=1), visual_prompt=prompt)
+        return FedRep(8, 11, backbone, head_training=LocalTraining(0.01, epochs=1), visual_prompt=prompt)
 
     made(LocalTraining(1.0, epochs=1, momentum=0.9))
     with pytest.raises(ConfigurationError, match=r"FedRep trains prompt and head in one phase.*lr, momentum and"):

@@ -356,4 +356,4 @@ def test_a_backbone_without_a_class_token_is_refused() -> None:
         img_size=16, embed_dim=16, depth=5, num_heads=2, num_classes=0, class_token=False, global_pool="avg"
     )
     with pytest.raises(ConfigurationError, match="this backbone has none"):
-        SGPT(4, 2, PromptedViT(vit), (0,), (1,), 2)
+        SGPT(4, 2, PromptedViT(vit), shared_blocks=(0,), group_blocks=(1,), num_groups=2)

@@ -1,0 +1,49 @@
+"""What the methods that learn a linear head on a backbone's features have in common."""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from benchmark.backbones.head import LinearHead
+from benchmark.contract import LocalTraining, Phase
+from benchmark.method import FederatedMethod
+
+
+def new_client_training(training: LocalTraining) -> LocalTraining:
+    """Return how a client that never trains fits its head before it is tested: 5 epochs (pFedBayesPT, Table 3).
+
+    The paper says no more; the rest is that of ``training``, at the rates of its first round.
+    """
+    return replace(training, epochs=5, steps=None, schedule="constant")
+
+
+class ClassifierMethod(FederatedMethod):
+    """Base of the methods whose model is a linear head on the features of a backbone.
+
+    Args:
+        num_classes: C.
+        num_clients: N.
+        backbone: images [B, 3, H, W] to features [B, d]; starts from whatever weights it holds.
+        training: of all that is trained together; lr 0.005 and E=5 are pFedPT's.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_clients: int,
+        backbone: nn.Module,
+        *,
+        training: LocalTraining = LocalTraining(lr=0.005),
+    ) -> None:
+        super().__init__(num_clients)
+        self.backbone = backbone
+        self.head = LinearHead(backbone.num_features, num_classes)  # type: ignore[arg-type]
+        self.training_settings = training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, C] of images [B, 3, H, W]."""
+        return self.head(self.backbone(x))
+
+    def local_phases(self) -> list[Phase]:
+        """Train everything that has a role together."""
+        return [self.training_settings.phase(*self.shared, *self.personal)]
