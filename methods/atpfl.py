@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmark.backbones.pixel_prompts import PixelPrompt
-from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
-from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
+from benchmark.ranges import NonNegativeFloat, PositiveFloat
 from methods.losses import cross_entropy, masked_mean, model_contrast
-from methods.tpfl import TPFL, TWIN_TRAINING
+from methods.tpfl import TPFL
 
 Prompts = dict[str, Tensor]
 
@@ -32,19 +30,13 @@ class ATPFL(TPFL):
     Readings: previous prompts are those at the end of the client's last participation, as in MOON and in the caption of
     the paper's Figure 1; before the first they are the received ones, so that each l_aug is log 2 and has no gradient.
     The text can also be read as the prompts one local step ago: ``prev="step"``; a round's first step then compares
-    with the end of the last participation. mu and G are not given: 1, and 0.5 as in MOON.
+    with the end of the last participation. mu and G are not given: 1, and 0.5 as in MOON. Further
+    arguments as ``TPFL``.
 
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers.
-        num_context: L, tokens of the context.
-        visual_prompt: as in ``TPFL``.
         mu: weight of the contrasts.
         temperature: G.
         prev: what the previous prompts are, of the last ``round`` or of the last ``step``.
-        training: of both prompts.
-        init_words: as in ``TextPromptMethod``.
 
     Raises:
         ConfigurationError: an unknown ``prev``, a temperature not above 0.
@@ -52,18 +44,13 @@ class ATPFL(TPFL):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
-        visual_prompt: PixelPrompt | None = None,
+        *arguments: Any,
         mu: NonNegativeFloat = 1.0,
         temperature: PositiveFloat = 0.5,
         prev: Literal["round", "step"] = "round",
-        training: LocalTraining = TWIN_TRAINING,
-        init_words: str | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, visual_prompt, training, init_words)
+        super().__init__(*arguments, **settings)
         self.remembers = self.shared if mu else ()
         self.mu = mu
         self.temperature = temperature
@@ -76,16 +63,16 @@ class ATPFL(TPFL):
     # ------------------------------------------------------------------ the previous prompts
 
     def received_prompts(self, client: Client) -> Prompts:
-        """ONE client: the global prompts of this round."""
+        """Return the global prompts that ONE client received in this round."""
         return {name: client.received[name] for name in client.previous}
 
     def has_moved(self, client: Client) -> Tensor:
-        """ONE client: whether it has taken a step in this round, a boolean scalar."""
+        """Say whether ONE client has taken a step in this round, a boolean scalar."""
         received = self.received_prompts(client)
         return torch.stack([(client.parameters[name] != value).any() for name, value in received.items()]).any()
 
     def previous_prompts(self, client: Client) -> tuple[Prompts, Tensor]:
-        """ONE client: its previous prompts, and whether there are any: else they are the received ones."""
+        """Return ONE client's previous prompts, and whether there are any: else they are the received ones."""
         previous = {name: client.previous[name] for name in client.previous}
         known = client.participated
         if self.by_step:
@@ -96,12 +83,12 @@ class ATPFL(TPFL):
         return previous, known
 
     def follow(self, client: Client, update: Prompts) -> Prompts:
-        """The prompts one step behind move to where the prompts are before this step."""
+        """Move the prompts one step behind to where the prompts are before this step."""
         own = client.parameters
         return {n: own[n.removeprefix("previous_")] - own[n] for n in update if n.startswith("previous_")}
 
     def local_phases(self) -> list[Phase]:
-        """Both prompts; what follows them takes no step of its own."""
+        """Train both prompts; what follows them takes no step of its own."""
         phase = self.training_settings.phase(*self.shared)
         if self.by_step:
             rest = LocalTraining(lr=0.0).group(*self.personal)
@@ -111,7 +98,7 @@ class ATPFL(TPFL):
     # ------------------------------------------------------------------ the objective
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Prompts:
-        """In training the text features [C, e] under the received and, if it rests, the previous context."""
+        """Return, in training, the text features [C, e] under the received and, if it rests, the previous context."""
         if stage is Stage.EVALUATE or not self.mu:
             return super().prepare(client, stage, split)
         prepared = {"text_received": self.text_features_under(self.received_prompts(client), split)}
@@ -120,7 +107,7 @@ class ATPFL(TPFL):
         return prepared
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Any:
-        """Cross-entropy and both contrasts, whose sum is reported as ``contrast``."""
+        """Return cross-entropy plus both contrasts, whose sum is reported as ``contrast``."""
         if not self.mu:
             return super().client_loss(client, batch)
         text, images = self.text_features(batch.split), self.image_features(batch)
@@ -141,11 +128,11 @@ class ATPFL(TPFL):
         return loss, {"contrast": contrast}
 
     def text_features_under(self, prompts: Prompts, split: str) -> Tensor:
-        """Text features [C, e] of a split's classes under other prompts."""
+        """Return text features [C, e] of a split's classes under other prompts."""
         return self.clip.text_features(self.class_prompts(split), prompts["context"])
 
     def image_features_under(self, prompts: Prompts, batch: MiniBatch) -> Tensor:
-        """Features [B, e] of a mini-batch under other prompts."""
+        """Return features [B, e] of a mini-batch under other prompts."""
         prefix = "visual_prompt."
         own = {name.removeprefix(prefix): value for name, value in prompts.items() if name.startswith(prefix)}
         return self.clip.image_features(functional_call(self.visual_prompt, own, (batch.x, batch.noise)))

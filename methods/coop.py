@@ -1,11 +1,10 @@
 """CoOp: every client learns a text prompt of its own and nothing is sent."""
 
 from dataclasses import replace
+from typing import Any
 
-from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import LocalTraining, Phase
-from benchmark.ranges import FewOrNone
-from methods.text_prompt import TRAINING, TextPromptMethod
+from benchmark.contract import Phase
+from methods.text_prompt import TextPromptMethod
 
 
 class CoOp(TextPromptMethod):
@@ -17,14 +16,9 @@ class CoOp(TextPromptMethod):
 
     With Adam, and a cosine schedule over the rounds, it is the local training of ATPFL (Zhao et al., UbiComp/ISWC'23
     Companion), where what is trained locally is not stated; ``LocalCLIP`` is the other reading.
+    Further arguments as ``TextPromptMethod``.
 
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers, frozen.
-        num_context: L, tokens of the context.
-        training: of the context.
-        init_words: as ``TextPromptMethod``.
         local_restart: start from the initial context in every round, as FedPGP's code does; then no client ever trains
             for more than one round's epochs.
     """
@@ -32,19 +26,10 @@ class CoOp(TextPromptMethod):
     shared = ()
     personal = ("context",)
 
-    def __init__(
-        self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
-        training: LocalTraining = TRAINING,
-        init_words: str | None = None,
-        local_restart: bool = False,
-    ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+    def __init__(self, *arguments: Any, local_restart: bool = False, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.local_restart = local_restart
 
     def local_phases(self) -> list[Phase]:
-        """The context, from where it was or from the start."""
+        """Train the context, from where it was or from the start."""
         return [replace(phase, restart=self.local_restart) for phase in super().local_phases()]

@@ -1,14 +1,14 @@
 """FedCoCoOp: FedAvg of a text context and of the small network that adapts it to each image."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
-from benchmark.ranges import FewOrNone
+from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.seeds import keyed_initialization
 from methods.losses import cross_entropy
-from methods.text_prompt import TRAINING, TextPromptMethod
+from methods.text_prompt import TextPromptMethod
 
 
 class FedCoCoOp(TextPromptMethod):
@@ -22,36 +22,19 @@ class FedCoCoOp(TextPromptMethod):
 
     Readings: FedPGP lists results without a description; its setting of 16 random tokens is taken, where CoCoOp has
     "a photo of a". The text tower runs B x C times a step: mini-batches and ``data.eval_batch_size`` should be small.
-
-    Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers.
-        num_context: L, tokens of the context.
-        training: of context and meta-net.
-        init_words: as in ``TextPromptMethod``.
+    Arguments as ``TextPromptMethod``, with ``training`` of context and meta-net.
     """
 
     shared: tuple[str, ...] = ("context", "meta_net")
 
-    def __init__(
-        self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
-        training: LocalTraining = TRAINING,
-        init_words: str | None = None,
-    ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        hidden = clip.embed_dim // 16
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        width, hidden = self.clip.embed_dim, self.clip.embed_dim // 16
         with keyed_initialization("meta-net"):
-            self.meta_net = nn.Sequential(
-                nn.Linear(clip.embed_dim, hidden), nn.ReLU(), nn.Linear(hidden, clip.text_width)
-            )
+            self.meta_net = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, self.clip.text_width))
 
     def logits_per_image(self, images: Tensor, split: str) -> Tensor:
-        """Logits [B, C] of image features [B, e], each among text features of its own."""
+        """Return logits [B, C] of image features [B, e], each among text features of its own."""
         contexts = self.prompt() + self.meta_net(images).unsqueeze(1)
         classes = self.clip.text_features(self.class_prompts(split), contexts)
         return self.clip.logit_scale * torch.einsum("be,bce->bc", images, classes)

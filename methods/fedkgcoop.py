@@ -37,11 +37,11 @@ class FedKgCoOp(TextPromptMethod):
     {}, a type of pet.", "... of flower.", "... of aircraft.", "... of texture."; "a photo of {}, a type of food.", "a
     centered satellite photo of {}." and "a photo of a person doing {}.".
 
+    Further arguments as ``TextPromptMethod``.
+
     Args:
-        arguments: as ``TextPromptMethod``.
         lam: lambda, weight of the distance to the template.
         template: with ``{}`` for the name of a class.
-        settings: as ``TextPromptMethod``.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class FedKgCoOp(TextPromptMethod):
         self.template_prompts = self.clip.class_prompts(self.names_of("train"), 0, self.template)
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """In training the text features w^0, as ``template`` [C, e]."""
+        """Return, in training, the text features w^0, as ``template`` [C, e]."""
         if stage is Stage.EVALUATE or not self.lam:
             return super().prepare(client, stage, split)
         return {"template": self.clip.text_features(self.template_prompts)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy, and the distance to the template."""
+        """Return cross-entropy plus the distance to the template."""
         if not self.lam:
             return super().client_loss(client, batch)
         classes = self.text_features(batch.split)

@@ -2,17 +2,17 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
-from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import LocalTraining, MiniBatch
+from benchmark.contract import MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, FewOrNone
 from benchmark.seeds import keyed_initialization
-from methods.text_prompt import TRAINING, TextPromptMethod
+from methods.text_prompt import TextPromptMethod
 
 
 class FedMaPLe(TextPromptMethod):
@@ -28,13 +28,11 @@ class FedMaPLe(TextPromptMethod):
     and the rest of them stay where they were, between context and name; deeper prompts are drawn from N(0, 0.02^2); the
     J maps of the deeper prompts start alike. The rate is FedPGP's for all its methods, 0.001, where MaPLe has 0.0035.
 
+    CLIP's image tower must be a ViT. Further arguments as ``TextPromptMethod``.
+
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers; the image tower is a ViT.
         num_context: n, tokens of each prompt.
         depth: layers with prompts, 1 for the first alone.
-        training: of everything.
         init_words: words the context starts from; None draws it from N(0, 0.02^2).
 
     Raises:
@@ -47,14 +45,14 @@ class FedMaPLe(TextPromptMethod):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
+        *arguments: Any,
         num_context: FewOrNone = 2,
         depth: Few = 9,
-        training: LocalTraining = TRAINING,
         init_words: str | None = "a photo of a",
+        **settings: Any,
     ) -> None:
+        super().__init__(*arguments, num_context=num_context, init_words=init_words, **settings)
+        clip = self.clip
         if clip.visual_kind != "vit":
             raise ConfigurationError(
                 "FedMaPLe puts prompts between the patches of a ViT, and this CLIP has a ResNet; use one such as "
@@ -66,7 +64,6 @@ class FedMaPLe(TextPromptMethod):
                 f"FedMaPLe: depth={depth}, the towers have {clip.text_depth} (text) and {clip.vision_depth} (image) "
                 f"layers; give 1 to {deepest}"
             )
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
         rest = init_words.split()[num_context:] if init_words else []
         self.name_template = " ".join([*rest, "{}."])
         with keyed_initialization("MaPLe"):
@@ -81,28 +78,28 @@ class FedMaPLe(TextPromptMethod):
         self.depth = depth
 
     def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-        """The rest of the initial words, and the names."""
+        """Return the prompts of these classes: the rest of the initial words, and the names."""
         return self.clip.class_prompts(class_names, self.num_context, self.name_template)
 
     def deep_prompts(self) -> tuple[Tensor | None, Tensor | None]:
-        """ONE client: deeper prompts of the text tower [J, n, w] and of the image tower [J, n, v]."""
+        """Return ONE client's deeper prompts of the text tower [J, n, w] and of the image tower [J, n, v]."""
         if self.depth == 1:
             return None, None
         mapped = [layer(prompt) for layer, prompt in zip(self.deep_projections, self.deep_context, strict=True)]
         return self.deep_context, torch.stack(mapped)
 
     def text_features(self, split: str) -> Tensor:
-        """ONE client: features of the classes of a split under all text prompts, [C, e]."""
+        """Return ONE client's features of the classes of a split under all text prompts, [C, e]."""
         return self.clip.text_features(self.class_prompts(split), self.prompt(), self.deep_prompts()[0])
 
     def encode_images(self, x: Tensor) -> Tensor:
-        """ONE client: features [B, e] of images [B, 3, H, W] among all image prompts."""
+        """Return ONE client's features [B, e] of images [B, 3, H, W] among all image prompts."""
         return self.clip.image_features(x, self.projection(self.prompt()), self.deep_prompts()[1])
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
+        """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
         return self.logits(self.encode_images(x), self.text_features(split))
 
     def image_features(self, batch: MiniBatch) -> Tensor:
-        """ONE client: features of a mini-batch, [B, e]."""
+        """Return ONE client's features of a mini-batch, [B, e]."""
         return self.encode_images(batch.x)

@@ -57,12 +57,12 @@ class FedOTP(TextPromptMethod):
     few-shot script has 0.01. In the code all clients train in the first round; here those that are selected. All
     clients start with the same p_L, drawn independently of p_G, which alone starts at ``init_words``.
 
+    Further arguments as ``TextPromptMethod``.
+
     Args:
-        arguments: as ``TextPromptMethod``.
         gamma: share of an image that is matched.
         eps: weight of the plan's entropy.
         iterations: of the plan.
-        settings: as ``TextPromptMethod``; ``training`` is of both contexts.
     """
 
     personal = ("own_context",)

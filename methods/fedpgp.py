@@ -1,17 +1,16 @@
 """FedPGP: a shared text prompt, a low-rank change to it of each client's own, and a contrast of the two."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
+from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from methods.losses import cross_entropy
-from methods.text_prompt import TRAINING, TextPromptMethod
+from methods.text_prompt import TextPromptMethod
 
 Adaptation = Literal["low_rank", "full_rank"]
 Contrast = Literal["both", "no_positive", "no_negative", "none"]
@@ -22,7 +21,7 @@ Anchor = Literal["photo", "placeholder"]
 def text_contrast(
     shared: Tensor, anchor: Tensor, own: Tensor, temperature: float, contrast: Contrast, sign: Sign
 ) -> Tensor:
-    """FedPGP's second objective, a mean over classes.
+    """Return FedPGP's second objective, a mean over classes.
 
     ``both``: ``-log(e^{s(z_G, z_C) / tau} / (e^{s(z_G, z_C) / tau} + e^{s(z_G, z_i) / tau}))`` with s the cosine.
     ``no_positive``: ``s(z_G, z_i)``. ``no_negative``: ``1 - s(z_G, z_C)``. So the ablations are meant; the paper prints
@@ -64,11 +63,9 @@ class FedPGP(TextPromptMethod):
     beside a full one as there (``drop_last``, set by the data of this family). The momentum is fresh in every round,
     where the code hands one from client to client (``optimizer_state: shared``).
 
+    U and V are drawn from N(0, 0.02^2). Further arguments as ``TextPromptMethod``, with ``training`` of p_G, U and V.
+
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers, frozen.
-        num_context: L, tokens of the context.
         bottleneck: b, columns of U and rows of V; with 0 the client has no change of its own.
         mu: weight of L_con.
         temperature: tau.
@@ -76,8 +73,6 @@ class FedPGP(TextPromptMethod):
         contrast: ``both``; ``no_positive``, ``no_negative`` or ``none`` are ablations.
         ablation_sign: of ``no_positive`` and ``no_negative``; see ``text_contrast``.
         zc: ``photo`` or ``placeholder``.
-        training: of p_G, U and V.
-        init_words: of p_G; as ``TextPromptMethod``. U and V are drawn from N(0, 0.02^2).
 
     Raises:
         ConfigurationError: an unknown choice, a negative ``bottleneck``, or a ``temperature`` not above 0.
@@ -85,10 +80,7 @@ class FedPGP(TextPromptMethod):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
+        *arguments: Any,
         bottleneck: FewOrNone = 8,
         mu: NonNegativeFloat = 1.0,
         temperature: PositiveFloat = 0.5,
@@ -96,21 +88,20 @@ class FedPGP(TextPromptMethod):
         contrast: Contrast = "both",
         ablation_sign: Sign = "intended",
         zc: Anchor = "photo",
-        training: LocalTraining = TRAINING,
-        init_words: str | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        super().__init__(*arguments, **settings)
         self.contrast_weight = 0.0 if contrast == "none" else mu
         self.temperature = temperature
         self.adaptation, self.contrast, self.ablation_sign, self.zc = adaptation, contrast, ablation_sign, zc
         self._anchor: Tensor | None = None
-        width = clip.text_width
+        width = self.clip.text_width
         if adaptation == "full_rank":
-            self.change = nn.Parameter(torch.zeros(num_context, width))
+            self.change = nn.Parameter(torch.zeros(self.num_context, width))
             self.personal = ("change",)
         else:
             with keyed_initialization("low-rank adaptation"):
-                self.u = nn.Parameter(0.02 * torch.randn(num_context, bottleneck))
+                self.u = nn.Parameter(0.02 * torch.randn(self.num_context, bottleneck))
                 self.v = nn.Parameter(0.02 * torch.randn(bottleneck, width))
             self.personal = ("u", "v")
 
@@ -121,11 +112,11 @@ class FedPGP(TextPromptMethod):
         self.anchor_prompts = self.clip.class_prompts(self.names_of("train"), 0, words)
 
     def prompt(self) -> Tensor:
-        """The client's own prompt p_i, [L, w]."""
+        """Return the client's own prompt p_i, [L, w]."""
         return self.context + (self.change if self.adaptation == "full_rank" else self.u @ self.v)
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """In training the text features z_C of the hand-written prompts, as ``anchor`` [C, e]."""
+        """Return, in training, the text features z_C of the hand-written prompts, as ``anchor`` [C, e]."""
         if stage is Stage.EVALUATE or not self.contrast_weight:
             return super().prepare(client, stage, split)
         if self._anchor is None:  # the same in all rounds
@@ -133,7 +124,7 @@ class FedPGP(TextPromptMethod):
         return {"anchor": self._anchor}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy under p_i, and the contrast."""
+        """Return cross-entropy under p_i plus the contrast."""
         if not self.contrast_weight:
             return super().client_loss(client, batch)
         # Both prompts in one pass of the text tower.

@@ -124,15 +124,15 @@ class PFedMoAP(TextPromptMethod):
     the code a client goes on with the gate of whoever trained last. Rates are constant; the code's cosine runs on from
     client to client. The context trains as the other text methods' do; its own rate is 0.002, in 5 epochs.
 
+    Further arguments as ``TextPromptMethod``.
+
     Args:
-        arguments: as ``TextPromptMethod``.
         num_experts: the client's own prompt among them.
         lam: lambda, weight of the client's own prompt outside of the mixture.
         scaling: of the gate's scores.
         heads: of the gate.
         gate_width: d, divides the width of CLIP's features.
         gate_lr: rate of the gate; momentum and weight decay are those of ``training``.
-        settings: as ``TextPromptMethod``.
 
     Raises:
         ConfigurationError: ``gate_width`` does not divide the features' width, or ``heads`` not ``gate_width``.
@@ -164,7 +164,7 @@ class PFedMoAP(TextPromptMethod):
             self.gate = ExpertAttention(gate_width, heads, scaling)
 
     def local_phases(self) -> list[Phase]:
-        """The context and, where there can be experts, the gate with its own rate."""
+        """Train the context and, where there can be experts, the gate with its own rate."""
         own = self.training_settings.group("context")
         if self.num_experts == 1:
             return [self.training_settings.phase_of(own)]
@@ -172,12 +172,12 @@ class PFedMoAP(TextPromptMethod):
         return [replace(self.training_settings.phase_of(own, gate), transform=self.resting_gate)]
 
     def resting_gate(self, client: Client, update: Values) -> Values:
-        """ONE client: leave the gate as it is, weight decay included, where there are no experts."""
+        """Leave ONE client's gate as it is, weight decay included, where there are no experts."""
         used = client.received["experts_mask"].any() if "experts" in client.received else False
         return {name: value * used for name, value in update.items() if name.startswith("gate.")}
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Values:
-        """The experts' text features, pooled, ``experts`` [E, C, d]; in an evaluation the own ``text`` [C, e]."""
+        """Return the experts' text features, pooled, ``experts`` [E, C, d]; in an evaluation ``text`` [C, e] too."""
         made: Values = {}
         if "experts" in client.received:
             experts = self.clip.text_features(self.class_prompts(split), client.received["experts"])
@@ -188,7 +188,7 @@ class PFedMoAP(TextPromptMethod):
         return made
 
     def mixed_logits(self, client: Client, batch: MiniBatch, classes: Tensor) -> Tensor:
-        """ONE client: logits [B, C], with ``classes`` the text features [C, e] of its own prompt."""
+        """Return ONE client's logits [B, C], with ``classes`` the text features [C, e] of its own prompt."""
         images = self.image_features(batch)
         local = self.logits(images, classes)
         if "experts" not in client.prepared:
@@ -200,14 +200,14 @@ class PFedMoAP(TextPromptMethod):
         return torch.where(is_expert.any(), self.lam * local + moe, local)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy of the mixed logits."""
+        """Return cross-entropy of the mixed logits."""
         logits = self.mixed_logits(client, batch, self.text_features(batch.split))
         return cross_entropy(logits, batch.y, batch.mask)
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """The mixed logits with the text features that were prepared."""
+        """Return the mixed logits with the text features that were prepared."""
         return self.mixed_logits(client, batch, client.prepared["text"])
 
     def make_server(self) -> ServerRule:
-        """The server with the pool of prompts."""
+        """Return the server with the pool of prompts."""
         return ExpertRule(self.num_experts - 1)

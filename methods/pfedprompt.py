@@ -1,20 +1,18 @@
 """pFedPrompt: PromptFL, and at each client an attention on its own images that has no parameters."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
-from benchmark.ranges import FewOrNone, NonNegativeFloat
+from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.ranges import NonNegativeFloat
 from methods.losses import cross_entropy
 from methods.promptfl import PromptFL
-from methods.text_prompt import TRAINING
 
 
 def memory_attention(images: Tensor, keys: Tensor, values: Tensor, beta: float) -> Tensor:
-    """``exp(-beta (1 - f K^T)) V``, a vote of the remembered images, the nearer the stronger (Tip-Adapter).
+    """Return ``exp(-beta (1 - f K^T)) V``, a vote of the remembered images, the nearer the stronger (Tip-Adapter).
 
     Args:
         images: f, L2-normalised [B, e].
@@ -29,7 +27,7 @@ def memory_attention(images: Tensor, keys: Tensor, values: Tensor, beta: float) 
 
 
 def spatial_attention(images: Tensor, positions: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines of an image and the classes after each has attended to the other (CALIP, Guo et al., AAAI 2023).
+    """Compare image and classes by cosines, after each has attended to the other (CALIP, Guo et al., AAAI 2023).
 
     With ``A = 2 F_s W^T`` of the positions' features F_s [M, e] and the classes' W [C, e]: ``W_a`` is the mean of F_s
     weighted with A's softmax over positions; ``f_a`` is the mean plus the maximum over positions of the mean of W
@@ -63,15 +61,10 @@ class PFedPrompt(PromptFL):
     training-free form of Tip-Adapter (Zhang et al., ECCV 2022), whose first values are ``alpha=1``, ``beta=1``. In
     training it is off, and ``lfa_in_train`` adds it there too (an image then finds itself in the memory).
     ``lfa="spatial"`` is the other form, CALIP's, which remembers nothing:
-    ``s (f^T W + b2 f^T W_a + b3 f_a^T W)``, see ``spatial_attention``.
+    ``s (f^T W + b2 f^T W_a + b3 f_a^T W)``, see ``spatial_attention``. Further arguments as
+    ``PromptFL``.
 
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers.
-        num_context: L, tokens of the context.
-        training: of the context.
-        init_words: as in ``TextPromptMethod``.
         lfa: local feature attention: ``memory`` or ``spatial``.
         alpha: weight of the memory.
         beta: sharpness of the memory.
@@ -85,45 +78,37 @@ class PFedPrompt(PromptFL):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
-        training: LocalTraining = TRAINING,
-        init_words: str | None = None,
+        *arguments: Any,
         lfa: Literal["memory", "spatial"] = "memory",
         alpha: NonNegativeFloat = 1.0,
         beta: NonNegativeFloat = 1.0,
         b2: NonNegativeFloat = 0.1,
         b3: NonNegativeFloat = 0.1,
         lfa_in_train: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        self.lfa = lfa
-        self.alpha = alpha
-        self.beta = beta
-        self.b2 = b2
-        self.b3 = b3
-        self.lfa_in_train = lfa_in_train
+        super().__init__(*arguments, **settings)
+        self.lfa, self.lfa_in_train = lfa, lfa_in_train
+        self.alpha, self.beta, self.b2, self.b3 = alpha, beta, b2, b3
         if lfa == "memory":
             self.inputs = ("features", "own_images")
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Features of images [B, 3, H, W], [B, e]; for the spatial form those of their positions too, [B, M, e]."""
+        """Return features of images [B, 3, H, W], [B, e]; for the spatial form of their positions too, [B, M, e]."""
         if self.lfa == "memory":
             return super().frozen_features(x)
         image, positions = self.clip.spatial_features(x)
         return {"image": image, "positions": positions}
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """As for PromptFL; where the memory takes part, the one-hot labels with which it votes, as ``votes`` [n, C]."""
+        """Add to PromptFL's, where the memory takes part, the one-hot labels that it votes with, ``votes`` [n, C]."""
         prepared = super().prepare(client, stage, split)
         if "own_images" in self.inputs and (stage is Stage.EVALUATE or self.lfa_in_train):
             prepared["votes"] = self.memory_values(client, split)
         return prepared
 
     def attention(self, client: Client, batch: MiniBatch, classes: Tensor) -> Tensor:
-        """ONE client: what is added to PromptFL's logits, [B, C]; ``classes`` are text features [C, e]."""
+        """Return what ONE client adds to PromptFL's logits, [B, C]; ``classes`` are text features [C, e]."""
         images = self.image_features(batch)
         if self.lfa == "memory":
             keys, votes = client.own_images["image"], client.prepared["votes"]
@@ -132,13 +117,13 @@ class PFedPrompt(PromptFL):
         return self.clip.logit_scale * (self.b2 * to_classes + self.b3 * to_image)
 
     def memory_values(self, client: Client, split: str) -> Tensor:
-        """ONE client: one-hot labels [n, C] of its memory among the classes of a split; zeros for others."""
+        """Return the one-hot labels [n, C] of ONE client's memory among a split's classes; zeros for others."""
         classes = self.label_spaces.get(split, range(len(self.class_names)))
         label, mask = client.own_images["label"].unsqueeze(1), client.own_images["mask"].unsqueeze(1)
         return ((label == torch.tensor(list(classes), device=label.device)) & mask).to(self.dtype)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy, by default of PromptFL's logits."""
+        """Return cross-entropy, by default of PromptFL's logits."""
         if not self.lfa_in_train:
             return super().client_loss(client, batch)
         classes = self.text_features(batch.split)
@@ -146,5 +131,5 @@ class PFedPrompt(PromptFL):
         return cross_entropy(logits, batch.y, batch.mask)
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """PromptFL's logits with the attention."""
+        """Return PromptFL's logits with the attention."""
         return super().client_logits(client, batch) + self.attention(client, batch, client.prepared["text"])

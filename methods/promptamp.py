@@ -1,18 +1,18 @@
 """Prompt+AMP: every client has a prompt of its own, pulled towards a mean of the prompts most like it."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.client_store import ClientStore
-from benchmark.contract import Client, LocalTraining, MiniBatch
+from benchmark.contract import Client, MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
-from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
+from benchmark.ranges import NonNegativeFloat, PositiveFloat
 from benchmark.server import ServerRule
-from methods.text_prompt import TRAINING, TextPromptMethod
+from methods.text_prompt import TextPromptMethod
 
 CLOUD = "cloud_context"
 
@@ -39,7 +39,7 @@ def attentive_mean(own: Tensor, prompts: Tensor, alpha_k: float, sigma: float) -
 
 
 class AttentiveRule(ServerRule):
-    """Keeps the last prompt that each client has uploaded and sends every client its cloud prompt, ``attentive_mean``.
+    """Keep the last prompt that each client has uploaded, and send every client its cloud prompt, ``attentive_mean``.
 
     Clients that were never selected are in the mean with the initial prompt.
 
@@ -81,16 +81,12 @@ class PromptAMP(TextPromptMethod):
     term has no gradient. Where the prompts are close every xi is near alpha_K / sigma, and all others together have a
     weight of at most 1 only if ``(N - 1) alpha_K <= sigma``. So 1 for all three constants, which is in use, is refused.
 
+    Further arguments as ``TextPromptMethod``.
+
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers, frozen.
-        num_context: L, tokens of the context.
         lam: lambda, weight of the pull.
         alpha_k: alpha_K, step size of the server.
         sigma: how fast the attention falls with the distance.
-        training: of the context.
-        init_words: as ``TextPromptMethod``.
 
     Raises:
         ConfigurationError: ``alpha_k`` or ``sigma`` not above 0, or ``(N - 1) alpha_k > sigma``.
@@ -102,32 +98,28 @@ class PromptAMP(TextPromptMethod):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
+        *arguments: Any,
         lam: NonNegativeFloat = 1.0,
         alpha_k: PositiveFloat = 0.1,
         sigma: PositiveFloat = 1.0,
-        training: LocalTraining = TRAINING,
-        init_words: str | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        if (num_clients - 1) * alpha_k > sigma:
+        super().__init__(*arguments, **settings)
+        if (self.num_clients - 1) * alpha_k > sigma:
             raise ConfigurationError(
-                f"alpha_k={alpha_k} with sigma={sigma} and {num_clients} clients can give a client's own prompt a "
-                f"negative weight; alpha_k must be at most sigma / (N - 1) = {sigma / (num_clients - 1):.4g}"
+                f"alpha_k={alpha_k} with sigma={sigma} and {self.num_clients} clients can give a client's own prompt a "
+                f"negative weight; alpha_k must be at most sigma / (N - 1) = {sigma / (self.num_clients - 1):.4g}"
             )
         self.pull = lam / alpha_k
         self._new_rule = partial(AttentiveRule, alpha_k, sigma)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy plus the pull towards the cloud prompt."""
+        """Return cross-entropy plus the pull towards the cloud prompt."""
         loss = super().client_loss(client, batch)
         if not self.pull:
             return loss
         return loss + self.pull / 2 * (self.context - client.received[CLOUD]).square().sum()
 
     def make_server(self) -> ServerRule:
-        """The server with the attention."""
+        """Return the server with the attention."""
         return self._new_rule()

@@ -1,15 +1,13 @@
 """Prompt+Prox: PromptFL with a pull towards the received prompt."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import Client, LocalTraining, MiniBatch
-from benchmark.ranges import FewOrNone, NonNegativeFloat
+from benchmark.contract import Client, MiniBatch
+from benchmark.ranges import NonNegativeFloat
 from methods.losses import squared_distance
 from methods.promptfl import PromptFL
-from methods.text_prompt import TRAINING
 
 
 class PromptProx(PromptFL):
@@ -21,15 +19,11 @@ class PromptProx(PromptFL):
     ``prox_grad``: FedPGP's code makes the term from detached copies, so that it has no gradient and the method is
     PromptFL. ``detached`` is that: the term is left out. ``live`` is the objective above.
 
+    Further arguments as ``PromptFL``.
+
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers, frozen.
-        num_context: L, tokens of the context.
         mu: weight of the term; FedPGP does not state it.
         prox_grad: see above.
-        training: of the context.
-        init_words: as ``TextPromptMethod``.
 
     Raises:
         ConfigurationError: an unknown ``prox_grad``.
@@ -37,19 +31,15 @@ class PromptProx(PromptFL):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
+        *arguments: Any,
         mu: NonNegativeFloat = 1.0,
         prox_grad: Literal["live", "detached"] = "live",
-        training: LocalTraining = TRAINING,
-        init_words: str | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
+        super().__init__(*arguments, **settings)
         self.mu = mu if prox_grad == "live" else 0.0
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy plus the proximal term."""
+        """Return cross-entropy plus the proximal term."""
         loss = super().client_loss(client, batch)
         return loss + self.mu / 2 * squared_distance(client.parameters, client.received) if self.mu else loss

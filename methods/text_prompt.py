@@ -30,7 +30,7 @@ class TextPromptMethod(FederatedMethod):
         class_names: names of all classes, in the order of the labels.
         clip: CLIP's towers.
         num_context: L, tokens of the context.
-        training: of the context.
+        training: of the context, and of what a method learns beside it.
         init_words: words whose embeddings the context starts from, such as "a photo of a"; None draws every entry from
             N(0, 0.02^2).
 
@@ -48,6 +48,7 @@ class TextPromptMethod(FederatedMethod):
         num_clients: int,
         class_names: list[str],
         clip: PromptedCLIP,
+        *,
         num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
@@ -62,29 +63,29 @@ class TextPromptMethod(FederatedMethod):
     # ------------------------------------------------------------------ what a method writes in its own way
 
     def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-        """The prompts of these classes without their context; called once for each label space."""
+        """Return the prompts of these classes without their context; called once for each label space."""
         return self.clip.class_prompts(class_names, self.num_context)
 
     def prompt(self) -> Tensor:
-        """ONE client: the context that it classifies with, [L, w]."""
+        """Return the context that ONE client classifies with, [L, w]."""
         return self.context
 
     def text_features(self, split: str) -> Tensor:
-        """ONE client: features of the classes of a split, [C, e], L2-normalised."""
+        """Return ONE client's features of the classes of a split, [C, e], L2-normalised."""
         return self.clip.text_features(self.class_prompts(split), self.prompt())
 
     def image_features(self, batch: MiniBatch) -> Tensor:
-        """ONE client: features of a mini-batch, [B, e], L2-normalised; by default those of the images as they are."""
+        """Return ONE client's features of a mini-batch, [B, e], L2-normalised; of the images as they are by default."""
         return batch.features["image"]
 
     # ------------------------------------------------------------------ label spaces
 
     def names_of(self, split: str) -> list[str]:
-        """Names of the classes of a split, in the order in which its labels are counted."""
+        """List the names of the classes of a split, in the order in which its labels are counted."""
         return [self.class_names[c] for c in self.label_spaces.get(split, range(len(self.class_names)))]
 
     def class_prompts(self, split: str) -> ClassPrompts:
-        """The prompts of the classes of a split, without their context."""
+        """Return the prompts of the classes of a split, without their context."""
         return cast(ClassPrompts, self.vocabularies[_key(split if split in self.label_spaces else "")])
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
@@ -98,35 +99,35 @@ class TextPromptMethod(FederatedMethod):
     # ------------------------------------------------------------------ the contract
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Features of images [B, 3, H, W], [B, e], L2-normalised."""
+        """Return features of images [B, 3, H, W], as ``image`` [B, e], L2-normalised."""
         return {"image": self.clip.image_features(x)}
 
     def logits(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Logits [B, C] of image features [B, e] and text features [C, e]."""
+        """Return logits [B, C] of image features [B, e] and text features [C, e]."""
         return self.clip.logit_scale * images @ classes.T
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
+        """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
         return self.logits(self.frozen_features(x)["image"], self.text_features(split))
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy."""
+        """Return cross-entropy."""
         logits = self.logits(self.image_features(batch), self.text_features(batch.split))
         return cross_entropy(logits, batch.y, batch.mask)
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """In an evaluation the text features of the split's classes, as ``text`` [C, e]."""
+        """Return, in an evaluation, the text features of the split's classes, as ``text`` [C, e]."""
         return {"text": self.text_features(split)} if stage is Stage.EVALUATE else {}
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Logits with the text features that were prepared."""
+        """Return logits with the text features that were prepared."""
         return self.logits(self.image_features(batch), client.prepared["text"])
 
     def local_phases(self) -> list[Phase]:
-        """Everything that has a role."""
+        """Train everything that has a role together."""
         return [self.training_settings.phase(*self.shared, *self.personal)]
 
 
 def _key(split: str) -> str:
-    """A split's key among the vocabularies: a bare "train" is a method of every module."""
+    """Return a split's key among the vocabularies: a bare "train" is a method of every module."""
     return f"{split}_classes"

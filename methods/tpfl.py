@@ -1,14 +1,13 @@
 """TPFL: FedAvg of a text prompt and a prompt on the pixels for a frozen CLIP."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmark.backbones.pixel_prompts import PaddingPrompt, PixelPrompt
-from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch, Stage
-from benchmark.ranges import FewOrNone
 from methods.text_prompt import TextPromptMethod
 
 #: Adam with 0.001 and a cosine over 20 rounds are the paper's; it does not say how many epochs a round has.
@@ -25,15 +24,11 @@ class TPFL(TextPromptMethod):
     Readings: the denominator of Eq. 2 runs over classes, as the text's p(y = c | x) says, not over images as printed;
     1 / Gamma is CLIP's own scale s; the context has 16 tokens; the paper names three templates of v and no size, taken
     is the frame of Bahng et al. (30 of 224 pixels). v starts at 0, so that round 0 is that of PromptFL.
+    Further arguments as ``TextPromptMethod``.
 
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers.
-        num_context: L, tokens of the context.
         visual_prompt: v; by default a frame of 30 / 224 of the image's side that starts at 0.
         training: of both prompts.
-        init_words: as in ``TextPromptMethod``.
     """
 
     shared: tuple[str, ...] = ("context", "visual_prompt")
@@ -41,28 +36,25 @@ class TPFL(TextPromptMethod):
 
     def __init__(
         self,
-        num_clients: int,
-        class_names: list[str],
-        clip: PromptedCLIP,
-        num_context: FewOrNone = 16,
+        *arguments: Any,
         visual_prompt: PixelPrompt | None = None,
         training: LocalTraining = TWIN_TRAINING,
-        init_words: str | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context, training, init_words)
-        side = clip.image_size[0]
+        super().__init__(*arguments, training=training, **settings)
+        side = self.clip.image_size[0]
         if visual_prompt is None:
             visual_prompt = PaddingPrompt(round(side * 30 / 224), side, init="zeros")
         self.visual_prompt = visual_prompt
 
     def forward(self, x: Tensor, split: str = "test", noise: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W]; ``noise`` is what ``draw_noise`` returned, if the prompt needs any."""
+        """Return logits [B, C] of images [B, 3, H, W]; ``noise`` is of ``draw_noise``, if the prompt needs any."""
         return self.logits(self.clip.image_features(self.visual_prompt(x, noise or {})), self.text_features(split))
 
     def image_features(self, batch: MiniBatch) -> Tensor:
-        """Features of the prompted images, [B, e]."""
+        """Return features of the prompted images, [B, e]."""
         return self.clip.image_features(self.visual_prompt(batch.x, batch.noise))
 
     def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
-        """What the prompt on the pixels needs of chance."""
+        """Draw what the prompt on the pixels needs."""
         return self.visual_prompt.draw(generator)

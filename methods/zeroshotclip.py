@@ -1,11 +1,11 @@
 """Zero-shot CLIP: hand-written prompts, no training, nothing sent."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmark.backbones.class_prompts import ClassPrompts
-from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Phase
-from methods.text_prompt import TextPromptMethod
+from methods.text_prompt import TRAINING, TextPromptMethod
 
 
 class ZeroShotCLIP(TextPromptMethod):
@@ -13,27 +13,23 @@ class ZeroShotCLIP(TextPromptMethod):
 
     Nothing is trained and nothing sent, so that all rounds have the same result: one is enough. It is PromptFL before
     its first round, where that starts from the words of the template.
+    Further arguments as ``TextPromptMethod``, but none of the context.
 
     Args:
-        num_clients: N.
-        class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers, frozen.
         template: a text with ``{}`` for the name. FedPGP's code has this one for every data set; CoOp has one for each
             data set, such as "a photo of a {}, a type of pet.".
     """
 
     shared = ()
 
-    def __init__(
-        self, num_clients: int, class_names: list[str], clip: PromptedCLIP, template: str = "a photo of a {}."
-    ) -> None:
-        super().__init__(num_clients, class_names, clip, num_context=0)
+    def __init__(self, *arguments: Any, template: str = "a photo of a {}.", **settings: Any) -> None:
+        super().__init__(*arguments, num_context=0, training=TRAINING, init_words=None, **settings)
         self.template_words = template
 
     def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-        """The template with each name."""
+        """Return the template with each name."""
         return self.clip.class_prompts(class_names, 0, self.template_words)
 
     def local_phases(self) -> list[Phase]:
-        """None."""
+        """Train nothing."""
         return []

@@ -66,7 +66,7 @@ def test_logits_of_an_image_do_not_depend_on_the_others() -> None:
 
 def test_a_meta_net_of_zeros_makes_it_promptfl() -> None:
     method = ready()
-    plain = PromptFL(11, method.class_names, method.clip, 3)
+    plain = PromptFL(11, method.class_names, method.clip, num_context=3)
     plain.set_label_spaces({})
     assert torch.equal(plain.context, method.context)
     for value in method.meta_net.parameters():
@@ -85,7 +85,7 @@ def test_a_meta_net_of_zeros_makes_it_promptfl() -> None:
 )
 def test_message(tower: str, num_context: int, expected: int) -> None:
     with torch.device("meta"):  # shapes only
-        method = FedCoCoOp(10, ["a", "b"], PromptedCLIP(tower, "random"), num_context)
+        method = FedCoCoOp(10, ["a", "b"], PromptedCLIP(tower, "random"), num_context=num_context)
     roles = read_roles(method)
     sent = [method.get_parameter(name) for name in roles.shared]
     assert sum(value.numel() * value.element_size() for value in sent) == expected

@@ -53,7 +53,7 @@ def test_text_side_of_depth_1_alone_is_promptfl_with_2_tokens() -> None:
     for kind, settings in ((TextAlone, {"depth": 1}), (SameWords, {})):
         template, data = build("FedMaPLe", *FEW)
         words = {"training": training, "init_words": "a photo of a"}
-        method = kind(4, data.class_names, template.clip, 2, **settings, **words)
+        method = kind(4, data.class_names, template.clip, num_context=2, **settings, **words)
         start = method.context.detach().clone()
         fit(method, data, 2)
         assert not torch.equal(method.get_parameter("context"), start)
@@ -88,7 +88,7 @@ def test_it_starts_from_the_first_words_and_keeps_the_others() -> None:
     text = method.clip.text_features(method.class_prompts("test"), method.context)
     hand = method.clip.text_features_of([f"a photo of a {name}." for name in method.class_names])
     torch.testing.assert_close(text, hand, rtol=1e-4, atol=1e-5)
-    drawn = FedMaPLe(4, ["a"], method.clip, 2, 2, init_words=None)
+    drawn = FedMaPLe(4, ["a"], method.clip, num_context=2, depth=2, init_words=None)
     assert drawn.name_template == "{}."
     assert 0.01 < drawn.context.std() < 0.03
 

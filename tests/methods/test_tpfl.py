@@ -53,14 +53,14 @@ def test_it_is_promptfl_while_the_pixels_rest_at_zero() -> None:
 
     def run(kind: type) -> Any:
         template, data = build("TPFL", *FEW, FRAME)
-        method = kind(4, data.class_names, template.clip, 3, training=template.training_settings)
+        method = kind(4, data.class_names, template.clip, num_context=3, training=template.training_settings)
         fit(method, data, 2)
         return method
 
     resting, plain = run(Resting), run(PromptFL)
     for part in PARTS:
         assert not resting.get_parameter(f"visual_prompt.{part}").any()
-    start = PromptFL(4, ["a"], plain.clip, 3).context
+    start = PromptFL(4, ["a"], plain.clip, num_context=3).context
     assert not torch.equal(plain.get_parameter("context"), start)
     torch.testing.assert_close(resting.get_parameter("context"), plain.get_parameter("context"), rtol=1e-4, atol=1e-5)
 
@@ -110,7 +110,7 @@ def test_any_pixel_prompt_can_be_taken_and_the_wandering_one_gets_its_corner() -
     seen = method.image_features(batch)
     assert (seen[:, :, 3:9, 7:13] == 5).all()
     assert seen.sum() == 2 * 3 * 36 * 5
-    fixed = TPFL(8, data.class_names, method.clip, 3, FixedPatchPrompt(6, init="zeros"))
+    fixed = TPFL(8, data.class_names, method.clip, num_context=3, visual_prompt=FixedPatchPrompt(6, init="zeros"))
     assert fixed.draw_noise(torch.Generator(), 4, Stage.TRAIN) == {}
     assert read_roles(fixed).shared == ("context", "visual_prompt.patch")
 
