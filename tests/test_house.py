@@ -205,3 +205,108 @@ def test_files_stay_readable() -> None:
     assert lines["benchmark.contract"] <= 232
     assert [m for m, count in lines.items() if m.startswith("benchmark.engine") and count > 200] == []
     assert [m for m, count in lines.items() if count > 400] == []
+
+
+#: What begins as a short description in a paper ends as a short file.
+SHORT = ("fedavg", "fedprox", "fedper", "local", "fedvpt", "promptfl", "singlesetvpt")
+
+
+def constructors() -> dict[str, tuple[ast.ClassDef, ast.FunctionDef]]:
+    """Every class of the methods that has a constructor of its own, by name."""
+    found = {}
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())) if module.startswith("methods.") else ():
+            if isinstance(node, ast.ClassDef):
+                own = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+                found |= {node.name: (node, own[0])} if own else {}
+    return found
+
+
+def named(constructor: ast.FunctionDef) -> list[ast.arg]:
+    """The arguments that a constructor names, without self, ``*`` and ``**``."""
+    return [*constructor.args.args[1:], *constructor.args.kwonlyargs]
+
+
+def handed_to_base(constructor: ast.FunctionDef) -> list[ast.stmt]:
+    """Its calls of the base's constructor."""
+    return [
+        statement
+        for statement in constructor.body
+        if isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("super().__init__(")
+    ]
+
+
+def handing_on(constructor: ast.FunctionDef) -> set[int]:
+    """Lines of a constructor that hand arguments on.
+
+    They are those of its signature that hold anything besides arguments of its own, which the base does not get; the
+    call of the base's constructor; and assignments of arguments, as they are, to attributes.
+    """
+    arguments = {argument.arg: argument for argument in named(constructor)}
+    calls = handed_to_base(constructor)
+    passed = {node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name)}
+    own = {argument.lineno for name, argument in arguments.items() if name not in passed}
+    shared = {argument.lineno for name, argument in arguments.items() if name in passed}
+    stored = [
+        statement
+        for statement in constructor.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        and all(isinstance(value, ast.Name) and value.id in arguments for value in values(statement))
+    ]
+    signature = set(range(constructor.lineno, constructor.body[0].lineno))
+    beside = own - shared - {constructor.lineno, *(a.lineno for a in constructor.args.args[:1])}
+    return signature - beside | {
+        line for statement in (*calls, *stored) for line in range(statement.lineno, (statement.end_lineno or 0) + 1)
+    }
+
+
+def values(statement: ast.Assign | ast.AnnAssign) -> list[ast.expr | None]:
+    """What a statement assigns, each part of a tuple."""
+    return list(statement.value.elts) if isinstance(statement.value, ast.Tuple) else [statement.value]
+
+
+def code_lines(source: str) -> set[int]:
+    """Lines that are neither docstring, comment nor empty."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = [n.body[0] for n in ast.walk(ast.parse(source)) if isinstance(n, documented) and ast.get_docstring(n)]
+    prose = {line for text in texts for line in range(text.lineno, (text.end_lineno or 0) + 1)}
+    lines = enumerate(source.splitlines(), 1)
+    return {number for number, line in lines if line.strip() and not line.strip().startswith("#")} - prose
+
+
+def test_a_short_method_is_a_short_file() -> None:
+    known = modules()
+    lines = {name: len(known[f"methods.{name}"].read_text().splitlines()) for name in SHORT}
+    assert {name: count for name, count in lines.items() if count > 40} == {}
+
+
+def test_methods_hand_on_few_arguments() -> None:
+    total = sum(len(code_lines(path.read_text())) for name, path in modules().items() if name.startswith("methods."))
+    handed = sum(len(handing_on(constructor)) for _, constructor in constructors().values())
+    assert handed <= 0.15 * total
+
+
+def test_an_argument_is_documented_where_it_is_declared_and_declared_anew_only_to_change_it() -> None:
+    made = constructors()
+    spelled = {
+        name: {argument.arg: (ast.unparse(argument), default(constructor, argument)) for argument in named(constructor)}
+        for name, (_, constructor) in made.items()
+    }
+    problems = []
+    for name, (node, _) in made.items():
+        text = (ast.get_docstring(node) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+        documented = set(re.findall(r"^    (\w+):", text, re.MULTILINE))
+        if documented and documented != set(spelled[name]):
+            problems.append(f"{name} documents {sorted(documented)}, and declares {sorted(spelled[name])}")
+        for base in map(ast.unparse, node.bases):
+            again = sorted(spelled[name].items() & spelled.get(base, {}).items())
+            problems += [f"{name} declares {argument} as {base} does" for argument, _ in again]
+    assert problems == []
+
+
+def default(constructor: ast.FunctionDef, argument: ast.arg) -> str:
+    """The default of an argument as it is written, empty without one."""
+    arguments = constructor.args
+    given = dict(zip(reversed(arguments.args), reversed(arguments.defaults), strict=False))
+    given |= {key: value for key, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
+    return ast.unparse(given[argument]) if argument in given else ""
