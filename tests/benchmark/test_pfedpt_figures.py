@@ -241,7 +241,8 @@ def test_the_share_of_a_map_on_the_frame(pfedpt: Path) -> None:
 
 
 def test_movement_asks_for_the_callback(fedavg: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"run it with the callback benchmark\.movement\.PersonalMovement"):
+    callback = r"benchmark\.run\.parameter_movement\.PersonalMovement"
+    with pytest.raises(ConfigurationError, match=rf"run it with the callback {callback}"):
         movement(read_metrics(fedavg))
 
 
