@@ -153,8 +153,10 @@ class Wire(Callback):
         def broadcast(round: Round, shared: Any, clients: tuple[int, ...]) -> Broadcast:
             sent = send(round, shared, clients)
             if round.clients:
-                own = [{name: rows[k] for name, rows in sent.own.items()} for k in range(len(clients))]
-                self.down += [{**sent.common, **rows} for rows in own]
+                for k in range(len(clients)):
+                    own = {name: rows[k] for name, rows in sent.own.items()}
+                    own |= {name: own[name][mask[k]] for name, mask in sent.masks.items()}  # padding stays at home
+                    self.down.append({**sent.common, **own})
             return sent
 
         def aggregate(round: Round, shared: Any, uploads: Uploads) -> Any:
