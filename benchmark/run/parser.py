@@ -255,7 +255,8 @@ def _with_layers(arguments: Sequence[str]) -> list[str]:
     bare = next((layer for layer in found if "model" in layer.given), None)
     if bare and not bare.names_class:
         before = [entry.partition("=")[0] for entry in kept[: kept.index(bare.at)] if isinstance(entry, str)]
-        if not {"--model", "--model.class_path"} & set(before):
+        # The parser of `fit` sees once more what the whole command's has read, its composed files as texts.
+        if not {"--model", "--model.class_path", "--config", "-c"} & set(before):
             raise ConfigurationError(
                 f"{bare.path} gives settings of a method, and no file says which; "
                 "add --config configs/methods/<name>.yaml, or give --model before it"

@@ -129,6 +129,14 @@ def test_a_base_is_read_first_and_seen_from_the_file_that_names_it(folder: Path)
     assert (run.options, top.options) == ({"trainer": {"max_epochs": 1}}, {"run_dir": "here"})
 
 
+def test_a_plain_file_changes_a_run_that_stands_before_it(folder: Path) -> None:
+    Path("plain.yaml").write_text("trainer: {max_epochs: 1}\nmodel: {init_args: {training: {lr: 0.0625}}}\n")
+    run = CONFIGS / "fedvpt_digits.yaml"
+    expected = resolved(f"--config={run}", "--trainer.max_epochs=1", "--model.training.lr=0.0625")
+    assert resolved(f"--config={run}", "--config=plain.yaml") == expected
+    assert expected["model"]["init_args"]["training"]["lr"] == 0.0625
+
+
 def test_files_between_keep_their_places(folder: Path) -> None:
     Path("plain.yaml").write_text("trainer: {max_epochs: 2}\n")
     layers = read_layers([Path("suite.yaml"), Path("plain.yaml"), Path("mine.yaml")])
