@@ -1,7 +1,7 @@
 """The LightningModule of every method: the contract of one client, run by the engine under the Trainer."""
 
 from functools import cached_property
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -45,7 +45,6 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.num_clients = num_clients
         self.automatic_optimization = False
         self.strict_loading = False
-        self.on_divergence: Literal["drop", "raise"] = "drop"
         self._frozen_parts: list[nn.Module] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -120,7 +119,6 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         images = ImageFeed(self, pool, federation, data.cache_features)
         self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
         self.evaluation = Evaluation(self.simulation)
-        self.on_divergence = data.on_divergence
         if data.compile_steps is not None:
             steps = self.simulation.local_steps
             steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, data.compile_steps, bf16)
@@ -166,7 +164,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """End the evaluation."""
-        self.evaluation.finish(self.server.evaluated, self.on_divergence)
+        self.evaluation.finish(self.server.evaluated, self.server.on_divergence)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

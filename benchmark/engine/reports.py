@@ -25,8 +25,9 @@ class Reports:
         chosen = list(rows)
         for name, (total, steps) in cohort.totals.items():
             if total.ndim == 1:
-                of_all = self._values.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
-                of_all[[cohort.clients[k] for k in chosen]] = total.cpu().double()[chosen] / steps[chosen]
+                if name not in self._values:
+                    self._values[name] = torch.full((self.num_clients,), math.nan, dtype=torch.float64)
+                self._values[name][[cohort.clients[k] for k in chosen]] = total.cpu().double()[chosen] / steps[chosen]
 
     def put(self, name: str, values: Tensor) -> None:
         """Add a number of every client, [N], that is not made of steps."""

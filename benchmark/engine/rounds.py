@@ -67,7 +67,7 @@ class Server(Callback):
         self.rule.start(method.initial_values(), simulation.federation)
         self._selected = (0, [])
         data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients)
-        self._on_divergence = data.on_divergence
+        self.on_divergence = data.on_divergence
 
     def next_clients(self, number: int) -> list[int]:
         """Return the clients of a round, ascending."""
@@ -117,7 +117,7 @@ class Server(Callback):
             self.traffic.up(len(clients), [value[:1] for value in sent.values()])
             self._uploads.append((clients, sent))
             self._missing += sorted(set(batch.cohort) - set(clients))
-            if self._missing and self._on_divergence == "raise":
+            if self._missing and self.on_divergence == "raise":
                 raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
         if trainer.is_last_batch:
             self._finish(simulation)
