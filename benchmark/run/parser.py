@@ -93,7 +93,7 @@ class FederatedParser(LightningArgumentParser):
             return _RefusedError([key], not_to_choose(name[1] or name[2], CHOICES[key]))
         for cause in _causes(ex):
             if isinstance(cause, _RefusedError):
-                return cause.below(key)
+                return cause.below(key) if key else cause
             if isinstance(cause, ModuleNotFoundError):
                 return _RefusedError([key], f"{cause}; put the folder of your module on PYTHONPATH")
         if any(said in message for said in NO_CLASS):
@@ -137,7 +137,8 @@ class _RefusedError(ArgumentError):
         """What the command line prints."""
         if self.known is None:
             return f"{', '.join(self.options)}{': ' if self.options else ''}{self.reason}"
-        return f"there is no option {self.options[0]!r}; {_instead(self.options[0], self.known)}"
+        option = _first_unknown(self.options[0], self.known)
+        return f"there is no option {option!r}; {_instead(option, self.known)}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -145,6 +146,16 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _first_unknown(given: str, known: Sequence[str]) -> str:
+    """The argument that takes no class here, where an option is one of that class's; else the option itself."""
+    parts = given.split(".init_args.")
+    for end in range(2, len(parts)):
+        above = ".init_args.".join(parts[:end])
+        if not any(name.startswith(above) for name in known):
+            return above
+    return given
 
 
 def _instead(given: str, known: Sequence[str]) -> str:

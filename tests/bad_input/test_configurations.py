@@ -106,6 +106,14 @@ OPTIONS = {
         [f"--{PARTITION}=IID", f"--{PARTITION}.alpha=1"],
         f"there is no option '{PARTITION}.init_args.alpha'; expected one of {PARTITION}.init_args.num_clients",
     ),
+    "an option inside of an argument": (
+        ["--model.training.lrr=1"],
+        "there is no option 'model.init_args.training.lrr'; did you mean model.init_args.training.lr or ",
+    ),
+    "an option of a class that nothing takes": (
+        ["--data.partition=IID", '--data.partition.images={"class_path": "X", "init_args": {"name": 1}}'],
+        "there is no option 'data.partition.init_args.images'; expected one of data.partition.init_args.num_clients",
+    ),
     "an option of a partition that has none": (
         [f"--{PARTITION}=DomainPerClient", f"--{PARTITION}.alpha=1"],
         f"there is no option '{PARTITION}.init_args.alpha'; {PARTITION} takes no options",
