@@ -27,7 +27,7 @@ from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
 from benchmark.records.record_file import is_finished
 from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
-from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes
+from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes, with_files_read
 from benchmark.run.progress import RoundProgress
 from benchmark.run.recorder import Recorder
 from benchmark.run.run_directory import claimed, last_checkpoint
@@ -94,10 +94,10 @@ class FederatedCLI(LightningCLI):
     datamodule: FederatedDataModule
 
     def __init__(self, args: list[str] | dict[str, Any] | None = None, run: bool = True) -> None:
+        given = sys.argv[1:] if args is None else args
         with ExitStack() as self._held:
             self._held.enter_context(self._saying_what_is_kept())
-            if args is not None:  # else Lightning warns of the arguments of the process
-                self._held.enter_context(patch.object(sys, "argv", sys.argv[:1]))
+            self._held.enter_context(patch.object(sys, "argv", sys.argv[:1]))  # Lightning warns of two command lines
             super().__init__(
                 FederatedMethod,
                 FederatedDataModule,
@@ -107,7 +107,7 @@ class FederatedCLI(LightningCLI):
                 trainer_defaults=TRAINER_DEFAULTS,
                 parser_class=FederatedParser,
                 auto_configure_optimizers=False,
-                args=args,
+                args=given if isinstance(given, dict) else with_files_read(given),
                 run=run,
             )
 

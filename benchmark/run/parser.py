@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -47,19 +46,6 @@ class FederatedParser(LightningArgumentParser):
         """Read a configuration file that :func:`check_file` found to be one."""
         check_file(Path(path))
         return super().parse_path(path, *args, **kwargs)
-
-    def parse_args(self, args: Any = None, *more: Any, **kwargs: Any) -> Any:
-        """Read a command line, after the files that it names in place of settings."""
-        if self.exit_on_error:
-            args = _with_layers(sys.argv[1:] if args is None else args)
-        given = iter(args if self.exit_on_error else ())
-        for argument in given:
-            name, _, value = argument.partition("=")
-            if name in ("--data", "--trainer"):
-                value = value or next(given, "")
-                if not value.startswith("{"):
-                    check_file(Path(value), name.removeprefix("--"))
-        return super().parse_args(args, *more, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise what the command line prints.
@@ -245,29 +231,34 @@ def _parameters(named: type) -> Iterator[inspect.Parameter]:
 # ------------------------------------------------------------------------------------------------- configuration files
 
 
-def _with_layers(arguments: Sequence[str]) -> list[str]:
-    """A command line with what its configuration files give together in place of those that take others to be whole."""
+def with_files_read(arguments: Sequence[str]) -> list[str]:
+    """A command line with what its configuration files give together in place of those that take others to be whole.
+
+    Raises:
+        ConfigurationError: a file that it names is no configuration, or only part of one.
+    """
     kept: list[str | int] = []  # a number where a configuration file stands
     paths: list[Path] = []
     given = iter(arguments)
     for argument in given:
         name, equals, value = argument.partition("=")
-        if name not in ("-c", "--config"):
+        if name not in ("-c", "--config", "--data", "--trainer"):
             kept.append(argument)
             continue
         value = value if equals else next(given, "")
-        if os.path.isfile(value):
+        if name in ("-c", "--config") and os.path.isfile(value):
             kept.append(len(paths))
             paths.append(Path(value))
-        else:  # a text in place of a file, or a mistake
-            kept += [argument] if equals else [argument, value]
+            continue
+        if name in ("--data", "--trainer") and not value.startswith("{"):
+            check_file(Path(value), name.removeprefix("--"))
+        kept += [argument] if equals else [argument, value]  # of --config, a text in place of a file, or a mistake
     layers: dict[int, list[str]] = {at: [] for at in range(len(paths))}
     found = read_layers(paths)
     bare = next((layer for layer in found if "model" in layer.given), None)
     if bare and not bare.names_class:
         before = [entry.partition("=")[0] for entry in kept[: kept.index(bare.at)] if isinstance(entry, str)]
-        # The parser of `fit` sees once more what the whole command's has read, its composed files as texts.
-        if not {"--model", "--model.class_path", "--config", "-c"} & set(before):
+        if not {"--model", "--model.class_path", "--config", "-c"} & set(before):  # a text in place of a file may, too
             raise ConfigurationError(
                 f"{bare.path} gives settings of a method, and no file says which; "
                 "add --config configs/methods/<name>.yaml, or give --model before it"
