@@ -1,9 +1,12 @@
 """YAML files of users: read safely and within limits, with errors that name the file and what is wrong in it."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmark.errors import ConfigurationError
+
+T = TypeVar("T")
 
 #: Mappings and lists inside each other; configurations have about eight.
 DEEPEST = 40
@@ -47,6 +50,27 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         return content
     kind = {"dict": "nothing", "NoneType": "nothing", "list": "a list"}.get(type(content).__name__, "a single value")
     raise ConfigurationError(f"{path} holds {kind}; expected configuration keys, each with its value (key: value)")
+
+
+def as_declared(kind: type[T], content: Any, name: str) -> T:
+    """A YAML file's content as an object of a class that declares its keys and their types, a dataclass for example.
+
+    Args:
+        kind: the class.
+        content: as it was read.
+        name: what to call it in errors.
+
+    Raises:
+        ConfigurationError: a key is missing, or a value is of another type; an unknown key, where the class forbids it.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:  # as JSON, of which pydantic makes dataclasses without making numbers of texts
+        return TypeAdapter(kind).validate_json(json.dumps(content, default=str), strict=True)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[:3]
+        said = [f"{'.'.join(map(str, e['loc']))} ({e['msg']}, got {e['input']!r:.80})" for e in wrong]
+        raise ConfigurationError(f"{name}: {'; '.join(said)}") from error
 
 
 def parse_yaml(text: str, name: str) -> Any:

@@ -52,9 +52,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ConfigDict, with_config
+
 from benchmark.errors import ConfigurationError
 from benchmark.records.record import METRICS, SPLITS
-from benchmark.yaml_files import read_mapping
+from benchmark.yaml_files import as_declared, read_mapping
 
 Point = Literal["server", "local"]
 Statistic = Literal["average", "worst", "worst_decile", "std", "pooled"]
@@ -62,6 +64,7 @@ Summary = Literal["last", "last10", "best_on_test"]
 RUNNER_OPTIONS = ("--config", "--run_dir", "--seed_everything", "--ckpt_path")
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class PaperNumber:
     """Which published number stands beside a column: columns ``dataset``, ``setting``, ... of the paper's CSV."""
@@ -72,6 +75,7 @@ class PaperNumber:
     backbone: str | None = None
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Column:
     """One client (``"*"``: every client), a statistic over clients, or the harmonic mean of columns to the left."""
@@ -85,6 +89,7 @@ class Column:
     paper: PaperNumber | None = None
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class DataGroup:
     """One data set and partition, and the columns that a run on it fills."""
@@ -99,6 +104,7 @@ class DataGroup:
     suite: str | None = None
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Preset:
     """At which size, on which data, and with which seeds a table is made."""
@@ -112,6 +118,7 @@ class Preset:
     summary: Summary | None = None
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Row:
     """One method."""
@@ -130,6 +137,7 @@ class Row:
         return self.name or self.method or ""
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Table:
     """A table's YAML; the keys are explained at the top of this file."""
@@ -150,22 +158,13 @@ def load_table(name: str) -> Table:
     Raises:
         ConfigurationError: no such table, an unknown or missing key, a value of the wrong type.
     """
-    from jsonargparse import ArgumentError as ParserError
-    from jsonargparse import ArgumentParser
-
     path = Path(name) if name.endswith((".yaml", ".yml")) else Path("configs/tables") / f"{name}.yaml"
     if not path.is_file():
         known = sorted(entry.stem for entry in Path("configs/tables").glob("*.yaml"))
         raise ConfigurationError(
             f"there is no table {path}; tables here: {', '.join(known) or 'none (start the command in the root)'}"
         )
-    content = read_mapping(path)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--table", type=Table)
-    try:
-        table: Table = parser.instantiate_classes(parser.parse_object({"table": content})).table
-    except (ParserError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(f"{path} is not a table: {' '.join(str(error).split())}") from error
+    table = as_declared(Table, read_mapping(path), f"{path} is not a table")
     _check_table(table, path)
     return table
 

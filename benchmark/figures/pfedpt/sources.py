@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ConfigDict, with_config
+
 from benchmark.errors import ConfigurationError
-from benchmark.yaml_files import read_yaml
+from benchmark.yaml_files import as_declared, read_yaml
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -15,6 +17,7 @@ if TYPE_CHECKING:  # slow to import
 CONFIG = "configs/figures/pfedpt.yaml"
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class RunSpec:
     """One run: the beginning of its directory's name, its configs and its overrides."""
@@ -24,6 +27,7 @@ class RunSpec:
     overrides: list[str] = field(default_factory=list)
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class PartitionSpec:
     """One partition: its heading, a data configuration, and overrides without the leading dashes."""
@@ -33,6 +37,7 @@ class PartitionSpec:
     overrides: list[str] = field(default_factory=list)
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Preset:
     """One preset of ``configs/figures/pfedpt.yaml``.
@@ -60,18 +65,10 @@ def load_preset(name: str) -> Preset:
     Raises:
         ConfigurationError: no such file or preset, or a key or value that does not fit.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
-
     content = read_yaml(Path(CONFIG))
     if not isinstance(content, dict) or name not in content:
         raise ConfigurationError(f"{CONFIG} has no preset {name!r}; it has {', '.join(content or ())}")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--preset", type=Preset)
-    try:
-        preset: Preset = parser.instantiate_classes(parser.parse_object({"preset": content[name]})).preset
-    except (ArgumentError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(f"{CONFIG}, preset {name}: {' '.join(str(error).split())}") from error
-    return preset
+    return as_declared(Preset, content[name], f"{CONFIG}, preset {name}")
 
 
 @dataclass(frozen=True)
