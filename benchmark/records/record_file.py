@@ -62,7 +62,9 @@ def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame"
 
 
 def read_record(run_dir: str | Path) -> RunRecord:
-    """Read and check ``record.json`` (its form and its own hash, not the files beside it: :func:`verify_record`).
+    """Read and check ``record.json``: its form and its own hash.
+
+    The files beside it are not looked at (:func:`benchmark.records.stored_run.verify_record`).
 
     Raises:
         ConfigurationError: no record (the run is not finished), half-written, changed by hand, or of another form.

@@ -68,7 +68,7 @@ class StoredRun:
 
     @functools.cached_property
     def metrics(self) -> "pd.DataFrame":
-        """The long table, columns as in :data:`COLUMNS`; of every client that the record names, and of no other."""
+        """The long table (:data:`benchmark.records.metrics_table.COLUMNS`), of the clients that the record names."""
         import pandas as pd
 
         with readable(self.folder / "metrics.parquet"):
@@ -198,7 +198,7 @@ def stored_runs(folder: str | Path) -> "tuple[list[StoredRun], list[str]]":
 
 
 def read_metrics(run_dir: str | Path) -> "pd.DataFrame":
-    """The long table of a finished run, columns as in :data:`COLUMNS`.
+    """The long table of a finished run, columns as in :data:`benchmark.records.metrics_table.COLUMNS`.
 
     Raises:
         ConfigurationError: the run is not finished, or the table is not the one that it wrote.

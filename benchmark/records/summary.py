@@ -39,7 +39,8 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
     Source: protocols of pFedPT (pooled, best), pFedPG (average, last) and pFedBayesPT (average, worst, last ten).
 
     Raises:
-        ValueError: a malformed table (see :func:`write_parquet`), or clients are missing at the point "server".
+        ValueError: a malformed table (:func:`benchmark.records.metrics_table.checked`), or clients are missing at the
+            point "server".
     """
     import numpy as np
 
@@ -84,6 +85,7 @@ def client_values(
 ) -> list[float]:
     """One value per client, [clients], that belongs to ``record.summary[point][split][metric][which]``.
 
+    ``metrics`` was checked, as all tables are that were read (:func:`benchmark.records.stored_run.read_metrics`).
     ``which`` is ``"last"``, ``"last10"`` or ``"best_on_test"`` (the round that is best for the average). NaN where a
     client has no value.
 
@@ -92,8 +94,7 @@ def client_values(
     """
     import numpy as np
 
-    table = checked(metrics)
-    part = table[(table["point"] == point) & (table["split"] == split) & (table["metric"] == metric)]
+    part = metrics[(metrics["point"] == point) & (metrics["split"] == split) & (metrics["metric"] == metric)]
     if not len(part):
         raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
     rounds, values = _by_round(part, record.test_sizes)
@@ -110,11 +111,13 @@ def client_values(
 def average_by_round(
     metrics: "pd.DataFrame", test_sizes: Sequence[int], point: str, split: str, metric: str
 ) -> "tuple[np.ndarray, dict[str, np.ndarray]]":
-    """Evaluated rounds [R] and for each the statistics over clients of :func:`summarize`; empty if never evaluated."""
+    """Evaluated rounds [R] and for each the statistics over clients of :func:`summarize`; empty if never evaluated.
+
+    ``metrics`` as in :func:`client_values`.
+    """
     import numpy as np
 
-    table = checked(metrics)
-    part = table[(table["point"] == point) & (table["split"] == split) & (table["metric"] == metric)]
+    part = metrics[(metrics["point"] == point) & (metrics["split"] == split) & (metrics["metric"] == metric)]
     if not len(part):
         return np.zeros(0, dtype=int), {}
     rounds, values = _by_round(part, test_sizes)

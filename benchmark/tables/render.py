@@ -38,7 +38,15 @@ def render(
     cells: dict[tuple[str, str, int], Cell],
     outcomes: dict[str, Outcome],
 ) -> Rendered:
-    """The table from its cells (:func:`make_cells`) and their outcomes (:func:`benchmark.cells.queue.run_cells`).
+    """The table from its cells and their outcomes.
+
+    Args:
+        name: of the table.
+        table: what it is.
+        preset_name: of the preset.
+        preset: the same.
+        cells: from :func:`benchmark.tables.cells.make_cells`.
+        outcomes: from :func:`benchmark.cells.queue.run_cells`.
 
     Raises:
         ConfigurationError: the paper's CSV cannot be read, or a column names a number that is not unique.
