@@ -302,23 +302,14 @@ class CoOpSource(ImageSource):
 class DownloadableCoOpSource(CoOpSource):
     """A ``CoOpSource`` whose images torchvision can download.
 
+    Further arguments as ``CoOpSource``.
+
     Args:
-        root: folder of all data sets.
-        split: as in ``CoOpSource``.
-        split_seed: as in ``CoOpSource``.
-        size: as in ``CoOpSource``.
         download: let torchvision download the images into ``root`` if they are not there.
     """
 
-    def __init__(
-        self,
-        root: str = "data",
-        split: Literal["coop", "seeded"] = "coop",
-        split_seed: Seed = 0,
-        size: Size = 224,
-        download: bool = False,
-    ) -> None:
-        super().__init__(root, split, split_seed, size)
+    def __init__(self, *arguments: Any, download: bool = False, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.download = download
 
     def find(self) -> Path:

@@ -1,8 +1,8 @@
 """EuroSAT (Helber et al., "EuroSAT: A Novel Dataset and Deep Learning Benchmark", 2019), the RGB version."""
 
-from typing import Literal
+from typing import Any
 
-from benchmark.ranges import Seed, Size
+from benchmark.ranges import Size
 from datamodules.coop_layout import DownloadableCoOpSource
 
 #: class names in CoOp's order, and their folders
@@ -33,15 +33,8 @@ class EuroSAT(DownloadableCoOpSource):
     template = "a centered satellite photo of {}."
     class_names = tuple(CLASSES)
 
-    def __init__(
-        self,
-        root: str = "data",
-        split: Literal["coop", "seeded"] = "coop",
-        split_seed: Seed = 0,
-        size: Size = 64,
-        download: bool = False,
-    ) -> None:
-        super().__init__(root, split, split_seed, size, download)
+    def __init__(self, *arguments: Any, size: Size = 64, **settings: Any) -> None:
+        super().__init__(*arguments, size=size, **settings)
 
     def class_folder(self, name: str) -> str:
         """The folder of a class's images."""

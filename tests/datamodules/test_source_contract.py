@@ -29,8 +29,16 @@ SOURCES = [
     for name in sorted(datamodules.__all__)
     if inspect.isclass(kind := getattr(datamodules, name)) and issubclass(kind, ImageSource) and kind is not ImageSource
 ]
+
+
+def arguments_of(kind: type[ImageSource]) -> set[str]:
+    """What its constructor takes, with what it hands on to those of its bases."""
+    made = (vars(base)["__init__"] for base in kind.__mro__[:-1] if "__init__" in vars(base))
+    return {name for constructor in made for name in inspect.signature(constructor).parameters}
+
+
 #: those that read a folder, and do not come with a package
-FROM_FILES = [kind for kind in SOURCES if "root" in inspect.signature(kind).parameters]
+FROM_FILES = [kind for kind in SOURCES if "root" in arguments_of(kind)]
 
 #: path below the folder of all data sets -> colour of the image there, or the text of the file
 Files = dict[str, tuple[int, int, int] | str]
@@ -121,7 +129,7 @@ def release(kind: type[ImageSource], root: Path) -> ImageSource:
 
 def source(kind: type[ImageSource], root: Path) -> ImageSource:
     """The source of a class below ``root``, its images small."""
-    asked = inspect.signature(kind).parameters
+    asked = arguments_of(kind)
     given = {"root": str(root), "size": 4}
     return kind(**{name: value for name, value in given.items() if name in asked})
 
