@@ -40,17 +40,17 @@ class FedCoCoOp(TextPromptMethod):
         return self.clip.logit_scale * torch.einsum("be,bce->bc", images, classes)
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
-        """Logits [B, C] of images [B, 3, H, W] for the classes of a split, by default of the client's own test set."""
+        """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
         return self.logits_per_image(self.clip.image_features(x), split)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Cross-entropy."""
+        """Return cross-entropy."""
         return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """No text features are common to all images."""
+        """Return nothing: no text features are common to all images."""
         return {}
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Logits of a mini-batch."""
+        """Return logits [B, C], each image among text features of its own."""
         return self.logits_per_image(self.image_features(batch), batch.split)

@@ -9,11 +9,11 @@ from torch.func import functional_call, grad
 
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.ranges import NonNegativeFloat
-from methods.fedavg import FedAvg
+from methods.classifier import ClassifierMethod
 from methods.losses import cross_entropy
 
 
-class PerFedAvg(FedAvg):
+class PerFedAvg(ClassifierMethod):
     """Per-FedAvg (Fallah, Mokhtari, Ozdaglar, NeurIPS 2020), first-order version.
 
     Objective ``min_w sum_k (n_k / n) CE(w - alpha grad CE(w; b1); b2)``. A mini-batch of 2B images is halved into b1
@@ -39,6 +39,8 @@ class PerFedAvg(FedAvg):
         ConfigurationError: a negative ``inner_lr``, or unknown ``personal_steps``.
     """
 
+    shared = ("backbone", "head")
+
     def __init__(
         self,
         *arguments: Any,
@@ -47,7 +49,7 @@ class PerFedAvg(FedAvg):
         personal_steps: Literal["step", "epoch"] = "step",
         **settings: Any,
     ) -> None:
-        super().__init__(*arguments, training=training, visual_prompt=None, **settings)
+        super().__init__(*arguments, training=training, **settings)
         self.inner_lr = training.lr if inner_lr is None else inner_lr
         self.personal_steps = personal_steps
 
@@ -60,7 +62,7 @@ class PerFedAvg(FedAvg):
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return ``CE(w - alpha g(w; b1); b2)`` with g a constant; cross-entropy on a copy."""
         if "inner_lr" not in client.prepared:
-            return super().client_loss(client, batch)
+            return cross_entropy(self(batch.x), batch.y, batch.mask)
         # A batch is padded at its end, so every second row halves its images as well.
         inner, outer = (replace(batch, x=batch.x[i::2], y=batch.y[i::2], mask=batch.mask[i::2]) for i in (1, 0))
         w = client.parameters

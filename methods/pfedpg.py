@@ -119,7 +119,7 @@ def generator_objective(generated: Sequence[Tensor], adapted: Sequence[Tensor], 
 class GeneratorRule(ServerRule):
     """pFedPG's server: broadcasts generated prompts, and learns the generator from how the clients changed them.
 
-    Arguments as ``PFedPG``.
+    Arguments as ``PFedPG``, where ``lr``, ``optimizer``, ``sign`` and ``reduction`` are called ``server_...``.
     """
 
     def __init__(

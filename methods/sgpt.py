@@ -24,7 +24,7 @@ FREQUENCY = "group_frequency"
 SELECTIONS = "group_selections"
 
 
-def orthonormal_keys(num_groups: Few, width: int) -> Tensor:
+def orthonormal_keys(num_groups: int, width: int) -> Tensor:
     """Draw Xavier-uniform keys for this seed and make them orthonormal by Gram-Schmidt: [G, d]."""
     with keyed_initialization("group keys"):
         keys = nn.init.xavier_uniform_(torch.empty(num_groups, width))
@@ -54,7 +54,7 @@ def training_group(similarity: Tensor, frequency: Tensor) -> Tensor:
     return ((1 - similarity) * (frequency + 5e-4)).argmin(1)
 
 
-def one_hot(groups: Tensor, num_groups: Few) -> Tensor:
+def one_hot(groups: Tensor, num_groups: int) -> Tensor:
     """Write groups [B] as rows of zeros and one 1, float [B, G]."""
     return (groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device)).float()
 
