@@ -94,7 +94,6 @@ class FedPGP(TextPromptMethod):
         self.contrast_weight = 0.0 if contrast == "none" else mu
         self.temperature = temperature
         self.adaptation, self.contrast, self.ablation_sign, self.zc = adaptation, contrast, ablation_sign, zc
-        self._anchor: Tensor | None = None
         width = self.clip.text_width
         if adaptation == "full_rank":
             self.change = nn.Parameter(torch.zeros(self.num_context, width))
@@ -110,6 +109,7 @@ class FedPGP(TextPromptMethod):
         super().set_label_spaces(label_spaces)
         words = "a photo of a {}." if self.zc == "photo" else "X " * self.num_context + "{}."
         self.anchor_prompts = self.clip.class_prompts(self.names_of("train"), 0, words)
+        self._anchor: Tensor | None = None
 
     def prompt(self) -> Tensor:
         """Return the client's own prompt p_i, [L, w]."""

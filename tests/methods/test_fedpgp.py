@@ -134,6 +134,15 @@ def test_the_hand_written_prompts_are_encoded_once_a_run(monkeypatch: pytest.Mon
     assert encoded.count(False) > 8
 
 
+def test_other_classes_have_other_hand_written_prompts() -> None:
+    method, _ = alone("FedPGP")
+    for classes in ((0, 1, 2, 3), (2, 5, 7)):
+        method.set_label_spaces({"train": classes})
+        anchor = method.prepare(client_of(method, {}, {}), Stage.TRAIN, "train")["anchor"]
+        names = [f"a photo of a class{c}." for c in classes]
+        torch.testing.assert_close(anchor, method.clip.text_features_of(names), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("off", ["--model.init_args.mu=0", "--model.init_args.contrast=none"])
 def test_without_contrast_and_change_it_is_promptfl_bit_for_bit(off: str) -> None:
     method, promptfl = run("FedPGP", off, "--model.init_args.bottleneck=0"), run("PromptFL")
