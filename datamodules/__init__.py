@@ -15,6 +15,7 @@ from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.office_caltech import OfficeCaltech10
+from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
 from datamodules.oxford_pets import OxfordPets
 from datamodules.partition import (
     IID,
@@ -54,6 +55,7 @@ __all__ = [
     "DirichletMerged",
     "DirichletShared",
     "DisjointClasses",
+    "DomainFolders",
     "DomainNet10",
     "DomainPerClient",
     "DomainsPerClient",
@@ -62,6 +64,8 @@ __all__ = [
     "Food101",
     "FromManifest",
     "IIDPFLlib",
+    "ImageFolders",
+    "ImageIndex",
     "ImagePool",
     "ImageSource",
     "ImageTransform",

@@ -2,7 +2,6 @@
 MICCAI 2021; PRR-FL).
 """
 
-import csv
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +16,8 @@ from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, list_images, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
+from datamodules.splitting import united
+from datamodules.tables import read_table
 
 SIDES = ("train", "valid", "test")
 DIAGNOSES = ("nv", "bkl", "mel")
@@ -251,16 +252,6 @@ def draw_sides(strata: NDArray[np.int64], units: NDArray[np.int64], seed: int, n
     return side[inverse.reshape(-1)]
 
 
-def united(lesions: NDArray[np.int64], copies: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Groups of images that share a lesion, or whose lesions share a byte-identical file. All arrays: [n]."""
-    group = lesions.copy()
-    values, counts = np.unique(copies, return_counts=True)
-    for value in values[counts > 1]:
-        together = np.unique(group[copies == value])
-        group[np.isin(group, together)] = together[0]
-    return group
-
-
 def warn_of_leaks(
     lesions: NDArray[np.int64], sites: NDArray[np.int64], test: NDArray[np.bool_], site_names: tuple[str, ...]
 ) -> None:
@@ -277,29 +268,3 @@ def warn_of_leaks(
             "split=lesion keeps each lesion on one side",
             stacklevel=3,
         )
-
-
-def read_table(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """Rows of a comma- or tab-separated file with a header.
-
-    Raises:
-        ConfigurationError: the file cannot be read, has no such columns, or a line is too short.
-    """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            delimiter = "\t" if "\t" in file.readline() else ","
-            file.seek(0)
-            reader = csv.DictReader(file, delimiter=delimiter)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(f"cannot read the table {path} ({error}); get it again") from error
-    absent = [name for name in columns if name not in (reader.fieldnames or ())]
-    if absent:
-        raise ConfigurationError(
-            f"{path} has no column {', '.join(absent)}; take the file of the official release, as some copies leave "
-            "columns out"
-        )
-    for number, row in enumerate(rows, start=2):
-        if any(row[name] is None for name in columns):
-            raise ConfigurationError(f"{path}: line {number} is too short; get the file again")
-    return rows

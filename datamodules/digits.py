@@ -6,7 +6,6 @@ rendered in six styles. Numbers from it are a demonstration, not a published ben
 """
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -84,7 +83,7 @@ class DigitDomains(ImageSource):
         seed: key of the split and of the noise domain's noise.
     """
 
-    class_names: ClassVar[tuple[str, ...]] = (
+    class_names = (
         "zero",
         "one",
         "two",
@@ -96,7 +95,7 @@ class DigitDomains(ImageSource):
         "eight",
         "nine",
     )
-    domain_names: ClassVar[tuple[str, ...]] = tuple(STYLES)
+    domain_names = tuple(STYLES)
 
     def __init__(self, seed: Seed = 0) -> None:
         self.seed = seed

@@ -12,8 +12,8 @@ from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.archives import fetch, unpack_folder
 from datamodules.folders import DecodedImages, Fit, list_class_folders, pool_of, read_images
-from datamodules.office_caltech import draw_test
 from datamodules.source import ImagePool, ImageSource
+from datamodules.splitting import draw_in_proportion, draw_test
 
 URL = "http://csr.bu.edu/ftp/visda/2019/multi-source"
 
@@ -237,23 +237,3 @@ def read_list(path: Path, domain: str, class_names: tuple[str, ...]) -> list[tup
         if parts[1] in class_names:
             found.append((file, class_names.index(parts[1])))
     return found
-
-
-def draw_in_proportion(labels: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw ``size`` of n images, every class in proportion (largest remainders).
-
-    Args:
-        labels: [n].
-        size: at most n.
-        rng: where the draw comes from.
-
-    Returns:
-        bool, [n].
-    """
-    classes, sizes = np.unique(labels, return_counts=True)
-    quota, remainder = np.divmod(sizes * size, len(labels))
-    quota[np.argsort(-remainder, kind="stable")[: size - quota.sum()]] += 1
-    drawn = np.zeros(len(labels), dtype=bool)
-    for label, number in zip(classes, quota, strict=True):
-        drawn[rng.permutation(np.flatnonzero(labels == label))[:number]] = True
-    return drawn

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, read_images
 from datamodules.source import ImagePool, ImageSource
+from datamodules.splitting import draw_test
 
 FOLDER_ALIASES = {"back_pack": "backpack", "laptop_computer": "laptop", "caltech": "caltech10"}
 
@@ -91,26 +91,3 @@ class OfficeCaltech10(ImageSource):
     @staticmethod
     def _spellings(name: str) -> list[str]:
         return [name, FOLDER_ALIASES[name]] if name in FOLDER_ALIASES else [name]
-
-
-def draw_test(labels: NDArray[np.int64], free: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw a fifth of the images for testing, rounded up, every class in proportion (largest remainders).
-
-    Args:
-        labels: [n].
-        free: [n], True where the image may be a test image.
-        rng: where the draw comes from.
-
-    Returns:
-        bool, [n], True for test images. Fewer than a fifth only where too few images are free.
-    """
-    n_test = len(labels) - 4 * len(labels) // 5
-    classes, sizes = np.unique(labels, return_counts=True)
-    # A class's share is n_c * n_test / n; whole numbers keep ties equal on every machine.
-    quota, remainder = np.divmod(sizes * n_test, len(labels))
-    more = np.argsort(-remainder, kind="stable")[: n_test - quota.sum()]
-    quota[more] += 1
-    test = np.zeros(len(labels), dtype=bool)
-    for label, size in zip(classes, quota, strict=True):
-        test[rng.permutation(np.flatnonzero((labels == label) & free))[:size]] = True
-    return test

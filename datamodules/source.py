@@ -1,7 +1,6 @@
-"""What a data set hands to the federation: one pool of images in memory, and its fixed names."""
+"""What a data set hands to the federation: one pool of images in memory, and its names."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,16 +37,23 @@ class ImagePool:
 
 
 class ImageSource(Checked):
-    """A data set. Subclasses set the names and read the images; nothing is read before ``load``.
+    """A data set. Subclasses set the names and read the images; no image is read before ``load``.
 
-    Class and domain names are ordered tuples, fixed in code: a label is an index into them, in every process.
-    ``template`` is what CLIP is told of an image: the class name takes the place of ``{}``, with spaces for
-    underscores.
+    Class and domain names are ordered tuples, fixed in code or set by the constructor from what the data say: a label
+    is an index into them, in every process. ``template`` is what CLIP is told of an image: the class name takes the
+    place of ``{}``, with spaces for underscores. ``name`` is what records and reports call the data set, where it is
+    not the class's name; a source of many data sets takes it as an argument of that name.
     """
 
-    class_names: ClassVar[tuple[str, ...]]
-    template: ClassVar[str] = "a photo of a {}."
-    domain_names: ClassVar[tuple[str, ...]] = ("",)
+    name: str | None = None
+    class_names: tuple[str, ...]
+    template: str = "a photo of a {}."
+    domain_names: tuple[str, ...] = ("",)
+
+    @property
+    def recorded_name(self) -> str:
+        """The name of the data set in records and reports."""
+        return self.name or type(self).__name__
 
     def load(self) -> ImagePool:
         """Read (and where the official release allows it, download) the data set.

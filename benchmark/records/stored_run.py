@@ -120,7 +120,7 @@ class StoredRun:
         said = {
             "seed": self.config.get("seed_everything"),
             "method": _class_name(self.config, "model"),
-            "dataset": _class_name(self.config, "data", "source"),
+            "dataset": _data_name(self.config, self.record.dataset),
             "rounds": _inner(self.config, "trainer").get("max_epochs"),
         }
         for name, value in said.items():
@@ -243,6 +243,12 @@ def _inner(config: Any, *keys: str) -> dict[str, Any]:
 def _class_name(config: dict[str, Any], *keys: str) -> str | None:
     path = _inner(config, *keys).get("class_path")
     return path.rpartition(".")[2] if isinstance(path, str) else None
+
+
+def _data_name(config: dict[str, Any], recorded: str) -> str | None:
+    """Name of the data set by the configuration: the recorded one where the source is given it as its ``name``."""
+    given = _inner(config, "data", "source", "init_args").get("name")
+    return recorded if given == recorded else _class_name(config, "data", "source")
 
 
 def _is_number(value: Any) -> bool:

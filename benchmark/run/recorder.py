@@ -107,7 +107,7 @@ class Recorder(Callback):
         names = {
             "method": type(method).__name__,
             "server": _path(method.server.rule),
-            "dataset": type(data.source).__name__,
+            "dataset": data.source.recorded_name,
             "setting": data.partition.description,
             "seed": data.seed,
         }
@@ -206,7 +206,7 @@ class Recorder(Callback):
             self.run_dir,
             RunRecord(
                 method=type(method).__name__,
-                dataset=type(data.source).__name__,
+                dataset=data.source.recorded_name,
                 setting=data.partition.description,
                 seed=data.seed,
                 client_names=tuple(data.client_names),

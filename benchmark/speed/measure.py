@@ -71,7 +71,7 @@ class RandomImages(ImageSource):
 
     def __init__(self, train: int, test: int, size: int = 32, classes: int = 10) -> None:
         self.train, self.test, self.size = train, test, size
-        self.class_names = tuple(str(c) for c in range(classes))  # type: ignore[misc]
+        self.class_names = tuple(str(c) for c in range(classes))
 
     def load(self) -> ImagePool:
         """The pool: training images first."""

@@ -25,6 +25,21 @@ def parser():
     return parser
 
 
+@pytest.fixture(autouse=True)
+def folders_of_ones_own(tmp_path, monkeypatch):
+    """What names its classes by folders finds some."""
+    for name in (
+        "my_images/cat",
+        "my_images/dog",
+        "PACS/photo/dog",
+        "PACS/photo/cat",
+        "PACS/sketch/dog",
+        "PACS/sketch/cat",
+    ):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_makes_a_datamodule(parser, path):
     text = path.read_text()

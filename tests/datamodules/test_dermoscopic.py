@@ -4,8 +4,10 @@ from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import numpy_generator
-from datamodules.dermoscopic import DermoscopicFL, draw_sides, read_table, united
+from datamodules.dermoscopic import DermoscopicFL, draw_sides
 from datamodules.partition import DomainPerClient
+from datamodules.splitting import united
+from datamodules.tables import read_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dermoscopic-FL (has|is split)")
 

@@ -6,7 +6,8 @@ from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from datamodules import domainnet
-from datamodules.domainnet import ARCHIVES, LISTS, DomainNet10, draw_in_proportion, read_list
+from datamodules.domainnet import ARCHIVES, LISTS, DomainNet10, read_list
+from datamodules.splitting import draw_in_proportion
 
 pytestmark = pytest.mark.filterwarnings("ignore:DomainNet-10 has")
 

@@ -3,7 +3,8 @@ import pytest
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
-from datamodules.office_caltech import OfficeCaltech10, draw_test
+from datamodules.office_caltech import OfficeCaltech10
+from datamodules.splitting import draw_test
 
 pytestmark = pytest.mark.filterwarnings("ignore:Office-Caltech10 has")
 

@@ -4,8 +4,9 @@ import inspect
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,27 @@ def domains(folder: str) -> Callable[[Any], Files]:
     return files
 
 
+def own_folders(*parts: Sequence[str]) -> Callable[[Any], Files]:
+    """Folders inside of each other, the last of them the classes, with five images each."""
+
+    def files(kind: Any) -> Files:
+        return {
+            f"{'/'.join(place)}/{number}.png": (at, number, 0)
+            for at, place in enumerate(product(*parts))
+            for number in range(5)
+        }
+
+    return files
+
+
+def own_index(kind: Any) -> Files:
+    """Images in one folder, and the file that says what they are; groups of two images."""
+    rows = [(label, domain, number) for label in ("cat", "dog") for domain in ("ink", "oil") for number in range(20)]
+    lines = [f"all/{at}.png,{label},{domain},{at // 2}" for at, (label, domain, _) in enumerate(rows)]
+    images: Files = {f"all/{at}.png": (at, 0, 0) for at in range(len(rows))}
+    return images | {"index.csv": "\n".join(["path,label,domain,group", *lines])}
+
+
 def dermoscopic(kind: Any) -> Files:
     """One folder a site, side and diagnosis."""
     return {
@@ -106,7 +128,10 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "CoOpSource": coop,
     "DermoscopicFL": dermoscopic,
     "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
+    "DomainFolders": own_folders(("ink", "oil"), ("cat", "dog")),
     "DomainNet10": domains("domainnet"),
+    "ImageFolders": own_folders(("train", "test"), ("cat", "dog")),
+    "ImageIndex": own_index,
     "OfficeCaltech10": domains("office_caltech10"),
     "TinyImageNet": tiny_imagenet,
 }
@@ -130,7 +155,7 @@ def release(kind: type[ImageSource], root: Path) -> ImageSource:
 def source(kind: type[ImageSource], root: Path) -> ImageSource:
     """The source of a class below ``root``, its images small."""
     asked = arguments_of(kind)
-    given = {"root": str(root), "size": 4}
+    given = {"name": "Pets", "root": str(root), "size": 4}
     return kind(**{name: value for name, value in given.items() if name in asked})
 
 
@@ -164,14 +189,16 @@ def test_all_sources_are_found() -> None:
 
 @pytest.mark.parametrize("kind", SOURCES, ids=lambda kind: kind.__name__)
 def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_path: Path) -> None:
-    for names in (kind.class_names, kind.domain_names):
+    from_data = not hasattr(kind, "class_names")
+    made = release(kind, tmp_path) if from_data else source(kind, tmp_path / "nothing")
+    assert from_data or (made.class_names, made.domain_names) == (kind.class_names, kind.domain_names)
+    for names in (made.class_names, made.domain_names):
         assert isinstance(names, tuple)
         assert all(isinstance(name, str) for name in names)
         assert len(set(names)) == len(names) > 0
-    assert all(kind.class_names)
-    assert kind.template.count("{}") == 1
-    made = source(kind, tmp_path / "nothing")
-    assert (made.class_names, made.domain_names) == (kind.class_names, kind.domain_names)
+    assert all(made.class_names)
+    assert made.template.count("{}") == 1
+    assert made.recorded_name == ("Pets" if from_data else kind.__name__)
 
 
 @pytest.mark.parametrize("kind", FROM_FILES, ids=lambda kind: kind.__name__)

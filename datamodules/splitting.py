@@ -1,0 +1,57 @@
+"""How sources split their images, class by class, and which images stay together."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def draw_test(labels: NDArray[np.int64], free: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Draw a fifth of the images for testing, rounded up, every class in proportion (largest remainders).
+
+    Args:
+        labels: [n].
+        free: [n], True where the image may be a test image.
+        rng: where the draw comes from.
+
+    Returns:
+        bool, [n], True for test images. Fewer than a fifth only where too few images are free.
+    """
+    n_test = len(labels) - 4 * len(labels) // 5
+    classes, sizes = np.unique(labels, return_counts=True)
+    # A class's share is n_c * n_test / n; whole numbers keep ties equal on every machine.
+    quota, remainder = np.divmod(sizes * n_test, len(labels))
+    more = np.argsort(-remainder, kind="stable")[: n_test - quota.sum()]
+    quota[more] += 1
+    test = np.zeros(len(labels), dtype=bool)
+    for label, size in zip(classes, quota, strict=True):
+        test[rng.permutation(np.flatnonzero((labels == label) & free))[:size]] = True
+    return test
+
+
+def draw_in_proportion(labels: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Draw ``size`` of n images, every class in proportion (largest remainders).
+
+    Args:
+        labels: [n].
+        size: at most n.
+        rng: where the draw comes from.
+
+    Returns:
+        bool, [n].
+    """
+    classes, sizes = np.unique(labels, return_counts=True)
+    quota, remainder = np.divmod(sizes * size, len(labels))
+    quota[np.argsort(-remainder, kind="stable")[: size - quota.sum()]] += 1
+    drawn = np.zeros(len(labels), dtype=bool)
+    for label, number in zip(classes, quota, strict=True):
+        drawn[rng.permutation(np.flatnonzero(labels == label))[:number]] = True
+    return drawn
+
+
+def united(units: NDArray[np.int64], copies: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Groups of images of one unit, such as a lesion, or whose units share a byte-identical file. All arrays: [n]."""
+    group = units.copy()
+    values, counts = np.unique(copies, return_counts=True)
+    for value in values[counts > 1]:
+        together = np.unique(group[copies == value])
+        group[np.isin(group, together)] = together[0]
+    return group

@@ -1,0 +1,210 @@
+"""Images that somebody brings: in folders, and listed in an index."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from benchmark.errors import ConfigurationError
+from benchmark.records.grouped_runs import group, read_runs
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
+from benchmark.run.cli import main
+from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
+
+ROOT = Path(__file__).parents[2]
+DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+def draw(at: Path, *colour: int, size: int = 4) -> None:
+    at.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (size, size), colour).save(at, format="PNG")
+
+
+def fill(root: Path, *folders: str, images: int = 5) -> Path:
+    """Images of a colour each in these folders."""
+    for number, folder in enumerate(folders):
+        for image in range(images):
+            draw(root / folder / f"{image}.png", number, image, 0)
+    return root
+
+
+def pacs(root: Path, shade: int = 0) -> None:
+    for domain, style in enumerate(DOMAINS):
+        for label, name in enumerate(CLASSES):
+            for number in range(5):
+                draw(root / style / name / f"{number}.png", 30 * label, 40 * domain + shade, 10 * number, size=32)
+
+
+def write_index(root: Path, *lines: str) -> Path:
+    fill(root, "a", images=4)
+    (root / "index.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.mark.parametrize("method", ["fedvpt", "pfedpg"])
+def test_pacs_runs_by_ten_lines_of_the_documentation(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = next(iter(re.findall(r"`pacs.yaml`:\n\n```yaml\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)))
+    assert len(text.splitlines()) == 10
+    (tmp_path / "pacs.yaml").write_text(text.replace("fedvpt", method))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    pacs(tmp_path / "data/PACS")
+    monkeypatch.chdir(tmp_path)
+    small = ["--config=pacs.yaml", "--data.source.init_args.size=32", "--trainer.max_epochs=1"]
+    main(["fit", *small, "--run_dir=runs/one"])
+    record = read_record("runs/one")
+    assert (record.dataset, record.client_names) == ("PACS", DOMAINS)
+    assert not verify_record("runs/one")
+    if method == "fedvpt":  # other images of the name are no second seed
+        pacs(tmp_path / "other/PACS", shade=7)
+        other = ["--data.source.init_args.root=other/PACS", "--seed_everything=1"]
+        main(["fit", *small, *other, "--run_dir=runs/two"])
+        runs, problems = read_runs([Path("runs")])
+        assert not problems
+        assert read_record("runs/two").images_sha256 != record.images_sha256
+        assert len(group(runs)) == len({run.dataset for run in runs}) == 2
+
+
+def test_a_folder_is_split_by_class_and_seed(tmp_path: Path) -> None:
+    fill(tmp_path, "cat", "dog", images=10)
+    (tmp_path / "cat/0.png").rename(tmp_path / "cat/0.PNG")
+    (tmp_path / "dog/.hidden.png").write_text("no image")
+    made = ImageFolders("Pets", str(tmp_path), size=4)
+    pool = made.load()
+    assert (made.class_names, made.domain_names) == (("cat", "dog"), ("",))
+    assert torch.equal(pool.labels, pool.images[:, 0, 0, 0].long())
+    assert pool.labels[pool.test].bincount().tolist() == [2, 2]
+    other = ImageFolders("Pets", str(tmp_path), size=4, split_seed=1).load()
+    assert not torch.equal(pool.test, other.test)
+
+
+def test_given_sides_are_kept_and_copies_of_test_images_do_not_train(tmp_path: Path) -> None:
+    fill(tmp_path, "train/cat", "train/dog", "test/cat", "test/dog", images=3)
+    (tmp_path / "train/cat/2.png").write_bytes((tmp_path / "test/cat/0.png").read_bytes())
+    with pytest.warns(UserWarning, match="Pets: 1 training images are copies of test images and do not train"):
+        pool = ImageFolders("Pets", str(tmp_path), size=4).load()
+    assert pool.images[pool.test][:, 0, 0, 0].tolist() == [2, 2, 2, 3, 3, 3]
+    assert (~pool.test).sum() == 5
+
+
+def test_the_only_image_of_a_class_trains(tmp_path: Path) -> None:
+    fill(tmp_path, "dog")
+    draw(tmp_path / "cat/0.png", 9)
+    for seed in range(5):
+        pool = ImageFolders("Pets", str(tmp_path), size=4, split_seed=seed).load()
+        assert pool.labels[pool.test].tolist() in ([1], [1, 1])
+
+
+def test_domains_are_split_one_by_one(tmp_path: Path) -> None:
+    fill(tmp_path, "ink/cat", "ink/dog", "oil/train/cat", "oil/train/dog", "oil/test/cat", "oil/test/dog")
+    made = DomainFolders("Art", str(tmp_path), size=4)
+    pool = made.load()
+    assert (made.class_names, made.domain_names) == (("cat", "dog"), ("ink", "oil"))
+    assert [int((pool.test & (pool.domains == domain)).sum()) for domain in range(2)] == [2, 10]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_an_index_says_domain_side_and_group(tmp_path: Path, suffix: str) -> None:
+    fill(tmp_path, "a", images=4)
+    columns = {
+        "path": [f"a/{n}.png" for n in (3, 2, 1, 0)],
+        "label": list("yxyx"),
+        "split": ["test", "train", "train", "test"],
+    }
+    frame = pd.DataFrame(
+        {
+            **columns,
+            "split": ["test", "train", "train", "test"],
+            "domain": ["d", "d", "c", "c"],
+            "group": ["", "p", "p", ""],
+        }
+    )
+    getattr(frame, {"csv": "to_csv", "parquet": "to_parquet"}[suffix])(tmp_path / f"index.{suffix}", index=False)
+    made = ImageIndex("Pets", str(tmp_path), index=f"index.{suffix}", size=4)
+    pool = made.load()
+    assert (made.class_names, made.domain_names) == (("x", "y"), ("c", "d"))
+    assert pool.images[:, 1, 0, 0].tolist() == [0, 1, 2, 3]  # by domain, class and path
+    assert pool.labels.tolist() == [0, 1, 0, 1]
+    assert pool.test.tolist() == [True, False, False, True]
+    assert pool.group[1] == pool.group[2]
+
+
+def test_groups_of_an_index_are_drawn_whole(tmp_path: Path) -> None:
+    fill(tmp_path, "a", images=40)
+    rows = [f"a/{n}.png,{'xy'[n % 2]},{n // 4}" for n in range(40)]
+    pool = ImageIndex("Pets", str(write_index(tmp_path, "path,label,group", *rows)), size=4).load()
+    assert pool.test.sum() == 8
+    assert not set(pool.group[pool.test].tolist()) & set(pool.group[~pool.test].tolist())
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        ([], r"expected a folder for each of at least two classes"),
+        (["cat"], r"at least two classes in .*, got 1"),
+        (["train/cat", "train/dog", "test/cat"], r"/train has the class dog, .*/test has not: name the classes alike"),
+        (["train/cat", "test/cat", "val/cat"], r"holds val beside train and test"),
+        (["ink/cat", "oil/cat"], r"ink holds the folder cat, .* read by DomainFolders"),
+    ],
+)
+def test_folders_of_another_form_are_refused(tmp_path: Path, folders: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        ImageFolders("Pets", str(fill(tmp_path, *folders)), size=4).load()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_class_of_one_domain_and_an_empty_one_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "ink/cat", "ink/dog", "oil/cat")
+    with pytest.raises(ConfigurationError, match=r"Art: .*ink has the class dog, .*oil has not: .*ImageIndex"):
+        DomainFolders("Art", str(tmp_path))
+    (tmp_path / "oil/dog").mkdir()
+    with pytest.raises(ConfigurationError, match=r"oil/dog holds no image"):
+        DomainFolders("Art", str(tmp_path)).load()
+    with pytest.raises(ConfigurationError, match=r"at least two domains, it has 0; ImageFolders reads"):
+        DomainFolders("Art", str(tmp_path / "oil/dog"))
+
+
+def test_links_out_of_the_folder_and_what_is_no_image_are_refused(tmp_path: Path) -> None:
+    root = fill(tmp_path / "pets", "cat", "dog")
+    draw(tmp_path / "outside.png", 1)
+    (root / "cat/link.png").symlink_to(tmp_path / "outside.png")
+    with pytest.raises(ConfigurationError, match=r"link\.png leads outside of the data set's folder"):
+        ImageFolders("Pets", str(root), size=4).load()
+    (root / "cat/link.png").unlink()
+    (root / "cat/text.png").write_text("no image")
+    with pytest.raises(ConfigurationError, match=r"cannot decode the image .*text\.png"):
+        ImageFolders("Pets", str(root), size=4).load()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["path,class", "a/0.png,x"], r"index\.csv has no column label"),
+        (["path,label"], r"index\.csv lists no image"),
+        (["path,label", "a/0.png,"], r"row 2 has an empty label"),
+        (["path,label", "a/0.png,x", "./a/0.png,y"], r"row 3 names \./a/0\.png, as row 2 does"),
+        (["path,label,split", "a/0.png,x,val"], r"row 2: split must be train or test, got 'val'"),
+        (["path,label,split,group", "a/0.png,x,train,p", "a/1.png,y,test,p"], r"the group 'p' is on both sides"),
+        (["path,label", "a/0.png,x"], r"at least two classes in the column label, got one"),
+        (["path,label", "a/0.png,x", "a/9.png,y"], r"cannot read the image .*a/9\.png"),
+        (["path,label", "a/0.png,x", "../b.png,y"], r"\.\./b\.png"),
+        (["path,label,split", "a/0.png,x,train", "a/1.png,y,test"], r"Pets has no training images of y"),
+        (["path,label,split", "a/0.png,x,train", "a/1.png,y,train"], r"Pets has no test images"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        ImageIndex("Pets", str(write_index(tmp_path, *lines)), size=4).load()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 61, "CIFAR-10", "office_caltech10"])
+def test_a_name_is_short_and_of_no_other_data_set(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.source\.init_args\.name: "):
+        ImageFolders(name, str(fill(tmp_path, "cat", "dog")))
