@@ -230,7 +230,7 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
         return ""
     flat = [_flat(rival.first.config) for rival in rivals]
     own = flat.pop(list(rivals).index(experiment))
-    keys = [key for key in own if key.startswith(("model", "data", "trainer.max_epochs"))]
+    keys = [key for key in own if key.startswith(("model", "server", "data", "trainer.max_epochs"))]
     # A setting that others' configurations do not have is one that came later.
     differing = [key for key in keys if any(each.get(key, own[key]) != own[key] for each in flat)]
     count = next((n for n in range(3, len(differing)) if not _alike(own, flat, differing[:n])), len(differing))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest.mock import patch
 
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.engine.rounds import Server
 from benchmark.engine.settings import check_one_device, check_settings
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
@@ -33,6 +34,7 @@ from benchmark.run.recorder import Recorder
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
+from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -122,7 +124,13 @@ class FederatedCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=Seed, default=0, help="seed of all that is drawn in a run")
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add ``--run_dir``, and take what the method must know of the data from the data."""
+        """Add ``--server`` and ``--run_dir``, and take what the method must know of the data from the data."""
+        parser.add_argument(
+            "--server",
+            type=ServerRule | None,
+            default=argparse.SUPPRESS,  # so that configurations without one stay as they were
+            help="what the server makes of the uploads, of methods that leave it at their mean",
+        )
         parser.add_argument(
             "--run_dir",
             type=str | None,
@@ -145,6 +153,8 @@ class FederatedCLI(LightningCLI):
             ConfigurationError: settings that no run can have, or the directory can't be had (see :func:`claimed`).
         """
         config = self.config.get(str(self.subcommand), self.config)
+        if config.get("server") is None:
+            config.pop("server", None)
         check_classes(config)
         check_settings(config.trainer, fitting=self.subcommand == "fit")
         if self.subcommand is not None:
@@ -166,7 +176,7 @@ class FederatedCLI(LightningCLI):
         # How a checkpoint is evaluated is not how it was trained: the Trainer's settings may differ then.
         parts += ["trainer"] if self.subcommand in ("fit", None) else []
         plain = config.clone().as_dict()
-        self.plain_config = {name: plain[name] for name in parts}
+        self.plain_config = {name: plain[name] for name in parts} | {"server": plain.get("server")}
         if self.subcommand == "fit":
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
             print(f"run directory: {self.run_dir}", flush=True)
@@ -176,6 +186,9 @@ class FederatedCLI(LightningCLI):
         trainer = self._get(self.config_init, "trainer")
         fitting = self.subcommand in ("fit", None)
         callbacks: list[Any] = [Recorder(str(self.run_dir) if fitting else None, self.plain_config)]
+        if self.rule is not None:
+            check_replaceable(self.model, trainer.callbacks)
+            callbacks.append(Server(self.rule))
         if fitting and trainer.enable_checkpointing is not False:
             callbacks.append(round_checkpoint(self.run_dir))
         if trainer.enable_progress_bar is not False:
@@ -189,6 +202,11 @@ class FederatedCLI(LightningCLI):
             raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
         check_one_device(made)
         return made
+
+    @property
+    def rule(self) -> ServerRule | None:
+        """The server's rule that ``--server`` gives."""
+        return cast(ServerRule | None, self.config_init.get(str(self.subcommand), self.config_init).get("server"))
 
     def before_fit(self) -> None:
         """Compare a checkpoint with this run before any training."""
@@ -255,6 +273,27 @@ class FederatedCLI(LightningCLI):
         print_scores(self._recorder.values, self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
+
+
+def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
+    """Refuse a server in place of one that is no mere average, or beside another one.
+
+    Args:
+        method: the run's.
+        callbacks: those given to the Trainer: one, a list, or None.
+
+    Raises:
+        ConfigurationError: the method's own server does something else, the method shares nothing, or there is a server
+            among the callbacks.
+    """
+    title, own = type(method).__name__, type(method.make_server())
+    if own is not ServerRule:
+        raise ConfigurationError(f"server: {title} has a server of its own, {own.__name__}; leave server out")
+    if not method.shared:
+        raise ConfigurationError(f"server: {title} shares nothing that a server could make anew; leave server out")
+    given = callbacks if isinstance(callbacks, list) else [callbacks]
+    if any(isinstance(callback, Server) for callback in given):
+        raise ConfigurationError("server: trainer.callbacks holds a Server as well; leave one of the two out")
 
 
 def _checkpoint_of(config: Any, subcommand: str) -> str | None:

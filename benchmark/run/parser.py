@@ -20,12 +20,19 @@ from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.ranges import expected
+from benchmark.server import ServerRule
 from benchmark.yaml_files import check_yaml, read_mapping
 from datamodules.partition import Partition
 from datamodules.source import ImageSource
+from methods import servers
 
 #: Where a class is chosen by name, and what it must derive from.
-CHOICES: dict[str, type] = {"model": FederatedMethod, "data.source": ImageSource, "data.partition": Partition}
+CHOICES: dict[str, type] = {
+    "model": FederatedMethod,
+    "server": ServerRule,
+    "data.source": ImageSource,
+    "data.partition": Partition,
+}
 
 #: What a method must know of the data, and takes from there.
 LINKED = ("num_classes", "num_clients", "class_names")
@@ -164,17 +171,20 @@ def _linked_options() -> set[str]:
 
 
 def _is_base(class_path: str) -> bool:
-    """Whether a class is there for others to derive from, and no method, source or partition itself."""
+    """Whether a class is there for others to derive from or belongs to one, and is not to be chosen itself."""
     named = locate(class_path)
     of_the_project = getattr(named, "__module__", "").partition(".")[0] in ("benchmark", "methods", "datamodules")
-    public = (*methods.__all__, *datamodules.__all__)
+    public = (*methods.__all__, *servers.__all__, *datamodules.__all__)
     return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
 
 
 def not_to_choose(given: str, base: type) -> str:
     """Why a name is not that of a class to choose, and which names are."""
     names = sorted(child.__name__ for child in _below(base) if not _is_base(f"{child.__module__}.{child.__name__}"))
-    why = f"{given} is a base of others" if _is_base(given) else f"there is no {given!r}"
+    found: Any = locate(given)
+    why = f"there is no {given!r}"
+    if _is_base(given):
+        why = f"{given} is a base of others" if _below(found) else f"{given} belongs to a method"
     return f"{why}; expected one of {', '.join(names)}, or the dotted path of a class of your own"
 
 
@@ -192,7 +202,7 @@ def check_classes(config: Namespace) -> None:
             where a class has no default.
     """
     for place, base in CHOICES.items():
-        if _is_base(config[place].class_path):
+        if place in config and _is_base(config[place].class_path):
             raise ConfigurationError(f"{place}: {not_to_choose(config[place].class_path, base)}")
     for name in LINKED:
         if config.model.get("init_args", Namespace()).get(name) is not None:

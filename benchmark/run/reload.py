@@ -14,6 +14,7 @@ from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.method import FederatedMethod
+    from benchmark.run.cli import FederatedCLI
     from datamodules.federated import FederatedDataModule
 
 
@@ -45,12 +46,15 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             "another run"
         )
     content = read_checkpoint(checkpoint)
-    method, data = _built({name: config.get(name) for name in ("seed_everything", "model", "data")}, data_dir)
+    made = _built({n: config[n] for n in ("seed_everything", "model", "server", "data") if n in config}, data_dir)
+    method, data = made.model, made.datamodule
     data.setup()
     data.match(method)
     simulation = method.join(data)
-    rule, shared = method.make_server(), simulation.shared()
+    rule, shared = made.rule or method.make_server(), simulation.shared()
     rule.start(method.initial_values(), simulation.federation)
+    if made.rule:
+        rule.load_state_dict(content["callbacks"]["server"]["rule"])
     if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
         raise ConfigurationError(
             f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
@@ -75,8 +79,8 @@ def become_client(method: "FederatedMethod", client: int) -> None:
         method.get_parameter(name).data.copy_(method.store.all_rows(name)[client])
 
 
-def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[FederatedMethod, FederatedDataModule]":
-    """Method and data as the command line makes them, with the links between the two."""
+def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI":
+    """Method, server and data as the command line makes them, with the links between them."""
     from benchmark.run.cli import FederatedCLI
 
     if data_dir is not None:
@@ -89,8 +93,7 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "tuple[Federa
     }
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        cli = FederatedCLI(config, run=False)
-    return cli.model, cli.datamodule
+        return FederatedCLI(config, run=False)
 
 
 @contextmanager

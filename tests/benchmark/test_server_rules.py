@@ -1,8 +1,8 @@
-"""What every server's rule must keep, for every subclass of ``ServerRule`` that a method brings; and a rule alone."""
+"""What every server's rule must keep, for every subclass of ``ServerRule``; and a rule alone."""
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Round, Uploads, Values
 from benchmark.server import ServerRule
+from methods import servers
 
 
 def subclasses(rule: type[ServerRule]) -> Iterator[type[ServerRule]]:
@@ -27,7 +28,9 @@ def subclasses(rule: type[ServerRule]) -> Iterator[type[ServerRule]]:
         yield from subclasses(derived)
 
 
-RULES = sorted(set(subclasses(ServerRule)), key=lambda rule: rule.__name__)
+#: Rules that any method can be given.
+FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__)]
+RULES = sorted({*subclasses(ServerRule)} - {servers.ServerOptimizer}, key=lambda rule: rule.__name__)
 #: Rules that keep FedAvg's mean.
 AVERAGING = [rule for rule in RULES if rule.aggregate is ServerRule.aggregate]
 
@@ -36,6 +39,7 @@ class Part(NamedTuple):
     """What one round of real clients gave a rule: all that a test of the rule needs."""
 
     method: Any
+    new_rule: Callable[[], ServerRule]
     simulation: Simulation
     round: Round
     shared: Values
@@ -44,7 +48,7 @@ class Part(NamedTuple):
 
     def make(self) -> Any:
         """A new rule at the start."""
-        rule = self.method.make_server()
+        rule = self.new_rule()
         rule.start(self.method.initial_values(), self.simulation.federation)
         return rule
 
@@ -56,15 +60,19 @@ class Part(NamedTuple):
 
 @cache
 def part_of(rule: type[ServerRule]) -> Part:
-    """The first round of the first method of ``tests/conf`` that brings this rule; no Trainer runs it."""
+    """The first round of the first method of ``tests/conf`` that brings this rule; no Trainer runs it.
+
+    Of FedAvg for those that any method can be given.
+    """
     names = sorted(path.stem for path in CONF.glob("[A-Z]*.yaml"))
     for name in sorted(names, key=lambda name: getattr(methods, name).__module__ != rule.__module__):
-        method, data = build(name if rule is not ServerRule else "FedAvg", "--data.clients_per_round=4")
-        if type(method.make_server()) is not rule:
+        method, data = build(name if rule not in FOR_ANY else "FedAvg", "--data.clients_per_round=4")
+        new_rule = rule if rule in FOR_ANY else method.make_server
+        if type(new_rule()) is not rule:
             continue
         data.setup()
         simulation = method.join(data)
-        made = method.make_server()
+        made = new_rule()
         made.start(method.initial_values(), simulation.federation)
         round = Round(1, tuple(made.select(1)), data.seed)
         facts, phases = simulation.federation, simulation.phases[Stage.TRAIN]
@@ -77,7 +85,7 @@ def part_of(rule: type[ServerRule]) -> Part:
         shared = {name: value.clone() for name, value in simulation.shared().items()}
         arrived = simulation.end(cohort)
         assert list(arrived[0]) != sorted(arrived[0]), "the largest client is first"
-        return Part(method, simulation, round, shared, arrived)
+        return Part(method, new_rule, simulation, round, shared, arrived)
     raise AssertionError(f"no method of tests/conf brings {rule.__name__}")
 
 
@@ -106,6 +114,7 @@ def saved(rule: ServerRule) -> dict[str, Any]:
 def test_all_rules_are_found() -> None:
     assert ServerRule in RULES
     assert {rule.__name__ for rule in RULES} >= {"AttentiveRule", "ColumnRule", "GeneratorRule", "GroupRule"}
+    assert set(FOR_ANY) < set(RULES)
     assert ServerRule in AVERAGING
 
 
