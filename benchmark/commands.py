@@ -157,10 +157,14 @@ def partition(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from benchmark.figures.partition_heatmap import partition_heatmap
+    from benchmark.records.record_file import is_finished
+    from benchmark.records.stored_run import stored_run
     from benchmark.run.reload import configured_data
     from datamodules.manifest import read_manifest, write_manifest
 
     if arguments.what.suffix == ".json":
+        if arguments.what.name == "manifest.json" and is_finished(arguments.what.parent):
+            stored_run(arguments.what.parent).content("manifest.json")  # refuses another than the run wrote
         manifest = read_manifest(arguments.what)
     else:
         manifest = configured_data(arguments.what, arguments.set).manifest

@@ -171,6 +171,19 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     assert "partition.init_args.alpha: expected a number above 0 and at most 1,000,000, got 0" in said
 
 
+def test_a_runs_partition_is_drawn_only_as_the_run_wrote_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = next(path.parent for path in sorted(Path("results/runs").glob("*/manifest.json")))
+    path, picture = shutil.copytree(kept, tmp_path / kept.name) / "manifest.json", tmp_path / "a.png"
+    assert main(["partition", str(path), str(picture)]) == 0
+    manifest = json.loads(path.read_text())
+    counts = manifest["clients"][0]["train_classes"]
+    counts[0], counts[-1] = counts[0] + 1, counts[-1] - 1  # the same sum
+    path.write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert main(["partition", str(path), str(picture)]) == 2
+    assert "manifest.json was changed after the run" in capsys.readouterr().err
+
+
 def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report"]) == 2  # no results here
     assert main(["keep", str(run_dir)]) == 0
