@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import StratifiedGroupKFold
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Seed, Size
@@ -121,6 +120,8 @@ class OwnImages(ImageSource):
 
     def _drawn_units(self, listed: Listed, group: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The same, about a fifth of each domain and class, by whole groups."""
+        from sklearn.model_selection import StratifiedGroupKFold  # slow to import
+
         test = np.zeros(len(group), dtype=bool)
         rows = np.flatnonzero(~listed.given)
         if not len(rows):
