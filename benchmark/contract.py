@@ -1,8 +1,7 @@
 """The contract of a method: what ONE client does with ONE mini-batch, in ordinary PyTorch.
 
 A method names its parameters' roles, writes ``forward`` and, where cross-entropy is not all, ``client_loss``, and says
-in ``local_phases`` what is trained. The engine runs that for a whole cohort of clients at once, in a simulation; a
-deployment calls the same functions for its one client.
+what is trained. The engine runs that for a cohort of clients at once, in a simulation; a deployment for its one client.
 """
 
 from collections.abc import Callable
@@ -59,11 +58,9 @@ class Phase:
         optimizer: ``"sgd"`` or ``"adam"``.
         clip: largest gradient norm of one client over all trained parameters, or None.
         steps: at most so many mini-batches of these passes, or None for all.
-        schedule: of the learning rates over the rounds: ``"constant"``, or ``"cosine"``, which begins at the given
-            rates and would reach 0 after the last round.
+        schedule: of the rates over the rounds: ``"constant"``, or ``"cosine"``, which would be 0 after the last round.
         optimizer_state: whose momentum a client starts with: ``"fresh"``, nobody's; ``"client"``, its own of the round
-            it last took part in; ``"shared"``, that of whoever trained before it, which needs a cohort width of 1. What
-            is fitted to copies always starts afresh.
+            it last took part in; ``"shared"``, that of whoever trained before it (cohort width 1). Copies start afresh.
         transform: ONE client's ``(client, update) -> update``: what is added to the parameters that it names in place
             of an optimizer's step, for example its projection; the others take the step. None: all do.
         restart: personal parameters of the phase begin at their initial values in every round.
@@ -160,7 +157,7 @@ class MiniBatch:
 
 
 class ClientMethod(nn.Module):
-    """What a method writes; everything has a default but ``forward`` and ``local_phases``.
+    """What a method writes; everything has a default but ``forward`` and what is trained.
 
     Attributes:
         shared: prefixes of the parameters that the server sends, that are trained, and that go back.
@@ -173,8 +170,10 @@ class ClientMethod(nn.Module):
         evaluate_local: also score every client as its last local training left it (point ``"local"``; one that was
             never selected as it began), besides after the aggregation (point ``"server"``).
         open_vocabulary: the method classifies among any class names, so that splits may have label spaces of their own.
+        training_settings: of local training, for a method that trains everything together; set in the constructor.
     """
 
+    training_settings: LocalTraining
     shared: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
     uploads: tuple[str, ...] = ()
@@ -200,14 +199,15 @@ class ClientMethod(nn.Module):
         return self(batch.x)
 
     def local_phases(self) -> list[Phase]:
-        """List what a client trains in a round, in order."""
-        raise ConfigurationError(f"{type(self).__name__} must define local_phases: what a client trains in a round")
+        """List what a client trains in a round, in order; by default all at once, with ``training_settings``."""
+        if not hasattr(self, "training_settings"):
+            raise ConfigurationError(f"{type(self).__name__} must define local_phases: what a client trains in a round")
+        return [self.training_settings.phase(*self.shared, *self.personal)]
 
     def finetune_phases(self, new: bool) -> list[Phase]:
         """List what a throw-away copy of a client is trained with before it is evaluated; nothing by default.
 
-        Args:
-            new: of a client that never trains. Frozen parameters may be trained as well: it is a copy.
+        ``new``: of a client that never trains. Frozen parameters may be trained as well: it is a copy.
         """
         return []
 

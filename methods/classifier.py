@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from benchmark.backbones.head import LinearHead
-from benchmark.contract import LocalTraining, Phase
+from benchmark.contract import LocalTraining
 from benchmark.method import FederatedMethod
 
 
@@ -43,7 +43,3 @@ class ClassifierMethod(FederatedMethod):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C] of images [B, 3, H, W]."""
         return self.head(self.backbone(x))
-
-    def local_phases(self) -> list[Phase]:
-        """Train everything that has a role together."""
-        return [self.training_settings.phase(*self.shared, *self.personal)]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
-from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Stage
 from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone
 from methods.losses import cross_entropy
@@ -122,10 +122,6 @@ class TextPromptMethod(FederatedMethod):
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits with the text features that were prepared."""
         return self.logits(self.image_features(batch), client.prepared["text"])
-
-    def local_phases(self) -> list[Phase]:
-        """Train everything that has a role together."""
-        return [self.training_settings.phase(*self.shared, *self.personal)]
 
 
 def _key(split: str) -> str:

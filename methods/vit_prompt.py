@@ -44,10 +44,6 @@ class ViTPromptMethod(FederatedMethod):
         """Return prompt tokens for the first layer, [count, d], or for so many layers, [depth, count, d]."""
         return VisualPromptTokens(count, self.backbone.embed_dim, depth, self.backbone.patch_size)
 
-    def local_phases(self) -> list[Phase]:
-        """Train everything that has a role together."""
-        return [self.training_settings.phase(*self.shared, *self.personal)]
-
     def finetune_phases(self, new: bool) -> list[Phase]:
         """Fit the head of a client that never trains."""
         return [new_client_training(self.training_settings).phase("head")] if new else []

@@ -27,7 +27,9 @@ class NoPhases(FedVPT):
 
 
 class Unwritten(FedVPT):
-    local_phases = FederatedMethod.local_phases
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        del self.training_settings
 
 
 class UnwrittenForward(FedVPT):
