@@ -180,7 +180,8 @@ def _is_base(class_path: str) -> bool:
 
 def not_to_choose(given: str, base: type) -> str:
     """Why a name is not that of a class to choose, and which names are."""
-    ours = [child for child in _below(base) if child.__module__.split(".")[0] in ("benchmark", "methods", "datamodules")]
+    product = ("benchmark", "methods", "datamodules")
+    ours = [child for child in _below(base) if child.__module__.split(".")[0] in product]
     names = sorted(child.__name__ for child in ours if not _is_base(f"{child.__module__}.{child.__name__}"))
     found: Any = locate(given)
     why = f"there is no {given!r}"
