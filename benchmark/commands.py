@@ -103,6 +103,17 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
     ]
 
 
+def resume(arguments: argparse.Namespace) -> int:
+    """Go on with a run that was stopped, after the last round it has kept."""
+    from benchmark.run.resume import fit_again
+
+    again = fit_again(arguments.run_dir, arguments.options)
+    from benchmark.run.cli import main as lightning_cli  # slow to import
+
+    lightning_cli(again)
+    return 0
+
+
 def verify(arguments: argparse.Namespace) -> int:
     """Check records against their files, on request their configuration, or by running again.
 
@@ -218,6 +229,12 @@ def parser() -> argparse.ArgumentParser:
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=Path)
     entry.set_defaults(run=show)
+    entry = commands.add_parser("resume", help=resume.__doc__, description=resume.__doc__)
+    entry.add_argument("run_dir", type=Path)
+    entry.add_argument(
+        "options", nargs=argparse.REMAINDER, metavar="OPTION", help="of lightning-cli fit: --trainer.max_time=..."
+    )
+    entry.set_defaults(run=resume)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
     entry.add_argument("what", type=Path, metavar="MANIFEST_OR_CONFIG")
     entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")

@@ -1,5 +1,7 @@
 """The LightningDataModule of every data set: a source of images, a partition over clients, and how they are batched."""
 
+import logging
+import time
 from functools import cached_property
 from typing import Any, Literal
 
@@ -22,6 +24,8 @@ from datamodules.manifest import make_manifest
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
 from datamodules.transform import ImageTransform
+
+log = logging.getLogger(__name__)
 
 
 class FederatedDataModule(Checked, LightningDataModule):
@@ -153,6 +157,8 @@ class FederatedDataModule(Checked, LightningDataModule):
                 return
 
     def _read(self) -> None:
+        log.info("reading %s", self.source.recorded_name)
+        began = time.monotonic()
         pool = self.source.load()
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
         self._pool = pool
@@ -167,6 +173,11 @@ class FederatedDataModule(Checked, LightningDataModule):
         #: training images of each class, without those held out, [N, C]
         self.class_counts = torch.from_numpy(np.stack(counts))
         self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
+        sizes, seconds = self.train_sizes.values(), time.monotonic() - began
+        log.info(
+            f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "
+            f"to {max(sizes):,} training images ({seconds:.1f} s)"
+        )
 
     def _hold_out(self, splits: ClientSplits) -> tuple[dict[int, np.ndarray], dict[str, dict[int, np.ndarray]]]:
         """Training rows, and the rows to evaluate on by split."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 
 from benchmark.federation import Federation, Round, Uploads, Values
 from benchmark.method import FederatedMethod
@@ -126,7 +126,7 @@ def fit(
         **{**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", **(settings or {})},
         **({} if evaluate else {"limit_val_batches": 0}),
         logger=False,
-        enable_progress_bar=False,
+        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
         enable_checkpointing=save_to is not None,
         callbacks=callbacks,
         plugins=[AtomicCheckpointIO()],

@@ -1,17 +1,19 @@
 """What ``test_pretended_gpu`` runs in a process of its own: methods on the pretended GPU, and on the CPU beside it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from federation import build, fit, learned
+from lightning.pytorch.callbacks import Callback
 from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
 
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
 from benchmark.method import FederatedMethod
+from benchmark.run.progress import RoundProgress
 
 #: Two clients of 9 and 4 images, which do not end together.
 TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
@@ -38,7 +40,9 @@ def prepare_process() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def on_gpu(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, torch.Tensor], list[str]]:
+def on_gpu(
+    conf: str, overrides: tuple[str, ...], callbacks: Sequence[Callback] = ()
+) -> tuple[dict[str, torch.Tensor], list[str]]:
     """What two rounds on the pretended GPU leave behind, and for what the host waited in the second round's steps.
 
     In the first the images, and what frozen parts make of them, go to the device.
@@ -54,7 +58,7 @@ def on_gpu(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, torch.Tenso
             waited.extend(gpu.waits[before:])
 
     with PretendedGPU() as gpu, patch.object(FederatedMethod, "training_step", watched):
-        fit(method, data, 2, settings=SETTINGS | trainer_settings())
+        fit(method, data, 2, list(callbacks), settings=SETTINGS | trainer_settings())
         return on_host(learned(method)), waited
 
 
@@ -69,6 +73,13 @@ def compare(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, float], li
     held = {name: value for name, value in expected.items() if value.numel()}
     off = {n: (found[n].double() - value.double()).abs().nan_to_num().max().item() for n, value in held.items()}
     return off, waited
+
+
+def waits_shown() -> tuple[list[str], int]:
+    """The waits of local steps that a progress display is told of, and how many of them it has counted."""
+    progress = RoundProgress()
+    waited = on_gpu("FedVPT", (), [progress])[1]
+    return waited, progress.pace.step
 
 
 def waits_with(fault: str) -> list[str]:

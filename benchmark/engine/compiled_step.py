@@ -1,5 +1,6 @@
 """A cohort's step as one compiled program, whose gradients are those of the operations one by one."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, cast
@@ -13,6 +14,8 @@ from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Step
 from benchmark.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 #: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
 CompileMode = Literal["default", "reduce-overhead"]
@@ -53,6 +56,7 @@ class CompiledLoss:
         """
         key = (step.stage, step.phase, len(cohort.clients))
         if key not in self.programs:
+            log.info("compiling the step of %d clients, which takes a minute or so", len(cohort.clients))
             mapped = self.clients.mapped(self.method.client_loss)
             program = torch.compile(mapped, mode=self.mode, dynamic=False)
             self.compare(cohort, step, batch, program)

@@ -1,5 +1,8 @@
 """What frozen parts make of images, kept."""
 
+import logging
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +12,11 @@ from benchmark.engine.memory import free_memory
 from benchmark.engine.plan import Step
 from benchmark.engine.pool import Pool
 from benchmark.federation import Values
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which a long pass says how far it is.
+PATIENCE = 30.0
 
 
 class FeatureTables:
@@ -32,13 +40,19 @@ class FeatureTables:
         self.position[torch.from_numpy(rows).to(device)] = torch.arange(len(rows), device=device)
         self.tables: Values = {}
         self.complete = False
+        log.info("keeping what frozen parts make of %s images", f"{len(rows):,}")
+        said = time.monotonic()
         with torch.no_grad():
             for start in range(0, len(rows), batch_size):
+                if time.monotonic() - said > PATIENCE:
+                    log.info("  %s of %s images", f"{start:,}", f"{len(rows):,}")
+                    said = time.monotonic()
                 chosen = torch.from_numpy(rows[start : start + batch_size])
                 made = method.frozen_features(pool.input(pool.images_at(chosen, device), None, kind))
                 if not self.tables:
                     need = sum(v[0].numel() * v.element_size() for v in made.values()) * len(rows)
                     if limited and need > free_memory(device) // 2:
+                        log.info("  they do not fit into half of the free memory: made anew in every step")
                         return
                     self.tables = {n: v.new_empty(len(rows), *v.shape[1:]) for n, v in made.items()}
                 for name, value in made.items():

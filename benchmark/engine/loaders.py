@@ -1,5 +1,6 @@
 """What the Trainer iterates over: the blocks of a round's steps, or of an evaluation's."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -15,6 +16,8 @@ from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 from benchmark.seeds import torch_generator
 from benchmark.server import ServerRule
+
+log = logging.getLogger(__name__)
 
 #: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
 BLOCK = 16
@@ -48,17 +51,22 @@ class Loaders:
         self.select = select
         #: what ``auto`` chose; part of a checkpoint, for bit-identical arithmetic
         self.chosen: int | None = None if cohort_width == "auto" else cohort_width
+        #: of all clients together, in the round that was laid out last
+        self.local_steps = 0
 
     @property
     def width(self) -> int:
         """Clients stepped together."""
         if self.chosen is None:
             self.chosen = widest(self.simulation, self.rule, resident=not self.workers)
+            log.info("cohorts of up to %d clients are stepped together, by memory", self.chosen)
         return self.chosen
 
     def training(self, number: int) -> "DataLoader[Block]":
         """Return the stacked steps of a round."""
-        return self._loader([self._plan(self.select(number), Stage.TRAIN, number)], "train", number)
+        plan = self._plan(self.select(number), Stage.TRAIN, number)
+        self.local_steps = sum(len(step.clients) for step in plan.steps)
+        return self._loader([plan], "train", number)
 
     def evaluation(self, splits: Sequence[str]) -> "DataLoader[Block]":
         """Return the scoring of every client on these splits, after the fitting of copies.

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import shlex
 import signal
 import sys
 import time
@@ -27,10 +26,13 @@ from benchmark.files import write_text
 from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
 from benchmark.records.record_file import is_finished
-from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
+from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
+from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, what_is_kept
 from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes, with_files_read
+from benchmark.run.phases import phases_printed
 from benchmark.run.progress import RoundProgress
 from benchmark.run.recorder import Recorder
+from benchmark.run.resume import config_of
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
@@ -53,23 +55,6 @@ def _of_the_data(name: str, data: FederatedDataModule) -> Any:
     """A property of the data, which are read now: the model comes next, and its weights may be a long download."""
     data.setup()
     return getattr(data, name)
-
-
-#: Exit status of a run that ``trainer.max_time`` ended, as of ``timeout``.
-OUT_OF_TIME = 124
-
-
-class StoppedError(Exception):
-    """A run ended before its last round, as it was asked to.
-
-    Args:
-        message: one line: why, what is kept and how to go on.
-        code: exit status.
-    """
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -234,16 +219,14 @@ class FederatedCLI(LightningCLI):
         return next(cb for cb in self.trainer.callbacks if isinstance(cb, Recorder))  # type: ignore[attr-defined]
 
     def after_fit(self) -> None:
-        """Say where the record is.
+        """Say what the run has come to, where its record is, and what shows more of it.
 
         Raises:
             StoppedError: there is none, since the time was up.
         """
         if not is_finished(self.run_dir):
-            raise StoppedError(f"trainer.max_time is up: {self._what_is_kept()}", OUT_OF_TIME)
-        rounds, asked = self.model.server.finished_rounds, self.trainer.max_epochs or 0
-        early = f" (stopped early, after round {rounds} of {asked})" if rounds < asked else ""
-        print(f"record: {self.run_dir / 'record.json'}{early}")
+            raise StoppedError(f"trainer.max_time is up: {what_is_kept(self.run_dir)}", OUT_OF_TIME)
+        print("\n".join(closing_lines(self.run_dir, self.model.server.finished_rounds, self.trainer.max_epochs or 0)))
 
     @contextmanager
     def _saying_what_is_kept(self) -> Iterator[None]:
@@ -254,20 +237,9 @@ class FederatedCLI(LightningCLI):
             number = interrupting_signal(ended)
             if number is None:
                 raise
-            raise StoppedError(f"stopped by {number.name}: {self._what_is_kept()}", 128 + number) from None
-
-    def _what_is_kept(self) -> str:
-        """What there is of a run that did not come to its end, and the command that goes on with it."""
-        if getattr(self, "subcommand", None) != "fit" or not hasattr(self, "run_dir"):
-            return "there was nothing to keep yet; the same command starts again"
-        if is_finished(self.run_dir):
-            return f"the run is finished, its record is {self.run_dir / 'record.json'}"
-        last = last_checkpoint(self.run_dir)
-        if not last.is_file():
-            return "no round is finished and kept yet; the same command starts again"
-        command = ["lightning-cli", "fit", f"--config={self.run_dir / 'config.yaml'}", f"--run_dir={self.run_dir}"]
-        kept = f"what is kept is {last}, after round {finished_rounds(last)}"
-        return f"{kept}; go on with: {shlex.join([*command, '--ckpt_path=last'])}"
+            begun = getattr(self, "subcommand", None) == "fit" and hasattr(self, "run_dir")
+            kept = what_is_kept(self.run_dir if begun else None)
+            raise StoppedError(f"stopped by {number.name}: {kept}", 128 + number) from None
 
     def _print_scores(self) -> None:
         print_scores(self._recorder.values, self.datamodule.client_names)
@@ -317,7 +289,7 @@ def _with_config_of_run(arguments: list[str]) -> list[str]:
     options.add_argument("--run_dir", nargs="?")
     given, _ = options.parse_known_args(arguments[1:])
     if arguments[:1] in (["validate"], ["test"]) and given.run_dir and given.config is None:
-        return [arguments[0], f"--config={Path(given.run_dir) / 'config.yaml'}", *arguments[1:]]
+        return [arguments[0], f"--config={config_of(Path(given.run_dir))}", *arguments[1:]]
     return arguments
 
 
@@ -336,7 +308,7 @@ def main(args: list[str] | None = None) -> None:
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
     keep_freed_memory()
     repeatable_kernels()
-    with termination_as_interrupt(signal.SIGINT):
+    with termination_as_interrupt(signal.SIGINT), phases_printed():
         try:
             FederatedCLI(_with_config_of_run(sys.argv[1:] if args is None else args))
         except StoppedError as stopped:

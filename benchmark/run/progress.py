@@ -1,65 +1,172 @@
-"""The progress of a run: round, local step, clients, loss and accuracy; one line a round where there is no terminal."""
+"""The progress of a run as the Trainer's hooks tell it: rounds, local steps, loss, accuracy, and the time left."""
 
-import sys
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
 
-from benchmark.engine.plan import Block
+from benchmark.contract import Stage
+from benchmark.engine.cohort import Cohort
+from benchmark.engine.plan import Block, Step
+from benchmark.run.display import SCORES, Display, RoundRow, display_for
+from benchmark.run.pace import Pace
 
 if TYPE_CHECKING:
     from benchmark.method import FederatedMethod
+    from datamodules.federated import FederatedDataModule
+
+#: Seconds between two looks at a loss that can be had without a wait.
+GLANCE = 0.25
 
 
-class RoundProgress(RichProgressBar):
-    """Lightning's rich progress bar in the words of federated learning.
+class RoundProgress(ProgressBar):
+    """Tells a display how far the run is.
 
-    The bar counts blocks of local steps. Beside it stand the steps done in the round, the clients that are stepped,
-    their loss, and the last evaluation's average accuracy over clients.
+    Steps are counted on the host. The loss of a cohort is read once it has come to its end, and on a CPU, where nothing
+    waits for it, a few times a second meanwhile.
     """
 
     def __init__(self) -> None:
-        super().__init__(refresh_rate=10)
-        self._clients = ""
-        self._steps = 0
-        if not sys.stderr.isatty() and not sys.stdout.isatty():
-            self.disable()
+        super().__init__()
+        self.pace = Pace(0)
+        self.display: Display | None = None
+        self._enabled = True
+        self._looked = 0.0
+        self._evaluated = False
 
-    def _get_train_description(self, current_epoch: int) -> str:
-        return f"Round {current_epoch + 1}/{self.trainer.max_epochs} · local training"
+    def disable(self) -> None:
+        """Show nothing from now on."""
+        self._enabled = False
+        self._end()
 
-    @property
-    def sanity_check_description(self) -> str:
-        """Round 0 is evaluated before any training."""
-        return "Round 0 · evaluation"
+    def enable(self) -> None:
+        """Show the next run again."""
+        self._enabled = True
+
+    # ------------------------------------------------------------------ a whole run
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to show, and to be told of steps."""
+        self._begin(trainer, trainer.max_epochs or 0)
+        steps = cast("FederatedMethod", pl_module).simulation.local_steps.on_step
+        if self._stepped not in steps:
+            steps.append(self._stepped)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave what was shown last."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the terminal back."""
+        self._end()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the terminal back."""
+        self._end()
+
+    def _begin(self, trainer: Trainer, rounds: int) -> None:
+        self.pace = Pace(rounds, trainer.check_val_every_n_epoch or 1)
+        if self._enabled:
+            self.display = display_for(self.pace)
+            self.display.begin()
+
+    def _end(self) -> None:
+        if self.display is not None:
+            self.display.end()
+            self.display = None
+
+    def _look(self) -> None:
+        if self.display is not None:
+            self.display.look()
+
+    # ------------------------------------------------------------------ local training
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A round begins."""
+        data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+        assert data.loaders is not None
+        self._evaluated = False
+        self.pace.begin_round(trainer.current_epoch + 1, data.loaders.local_steps)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
-        """Remember which clients are stepped, and count their steps."""
-        self._steps = len(batch.steps) + (self._steps if batch_idx else 0)
-        ids = ", ".join(str(client) for client in batch.cohort[:6])
-        self._clients = ids + (f" … {len(batch.cohort)}" if len(batch.cohort) > 6 else "")
+        """Note which clients are stepped, and what the cohorts of the round before them have come to."""
+        self.pace.clients = batch.cohort
+        if batch.first and batch_idx:
+            self.pace.loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Clients of the cohort, mean local loss of the cohorts so far, average accuracy after the last evaluation."""
-        metrics: dict[str, Any] = {"clients": self._clients, "local step": self._steps}
-        loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
-        if loss is not None:
-            metrics["loss"] = f"{loss:.3f}"
-        return metrics | {f"acc ({p})": f"{100 * v:.1f} %" for p, v in _accuracies(trainer)}
+    def _stepped(self, cohort: Cohort, step: Step) -> None:
+        """Count a step of the present cohort."""
+        if step.stage is Stage.TRAIN:
+            self.pace.step += len(step.clients)
+            total, steps = cohort.totals["loss"]
+            if total.device.type == "cpu" and time.monotonic() - self._looked > GLANCE:
+                self._looked = time.monotonic()
+                self.pace.loss = (total.double() / steps).nanmean().item()
+        self._look()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Without a terminal: one line."""
-        super().on_train_epoch_end(trainer, pl_module)
-        if self.is_disabled:
-            values = trainer.callback_metrics
-            loss = f"loss {values['train/loss']:.4f}  " if "train/loss" in values else ""
-            scores = "  ".join(f"accuracy ({p}) {100 * v:.2f} %" for p, v in _accuracies(trainer))
-            print(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {loss}{scores}", flush=True)
+        """A round is done."""
+        values = trainer.callback_metrics
+        loss = values["train/loss"].item() if self._evaluated and "train/loss" in values else None
+        if loss is None:
+            loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
+        self.pace.loss = loss if loss is not None else self.pace.loss
+        scores = _scores(trainer) if self._evaluated else {}
+        row = RoundRow(self.pace.number, loss, scores, self.pace.end_round())
+        if self.display is not None:
+            self.display.finished(row)
+
+    # ------------------------------------------------------------------ evaluation
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An evaluation begins."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            self._begin(trainer, 0)
+        self.has_dataloader_changed(0)  # there is one, and Lightning's counts ask which
+        self.pace.begin_evaluation()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Block,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """A part of an evaluation is done."""
+        self.pace.evaluated = (batch_idx + 1) / self.total_val_batches_current_dataloader
+        self._look()
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Block,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """A part of a test is done."""
+        self.pace.evaluated = (batch_idx + 1) / self.total_test_batches_current_dataloader
+        self._look()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An evaluation is done."""
+        self.pace.end_evaluation()
+        self._evaluated = True
+        if trainer.sanity_checking and self.display is not None:
+            self.display.before_training(_scores(trainer))
+
+    on_test_start = on_validation_start
+    on_test_end = on_validation_end
 
 
-def _accuracies(trainer: Trainer) -> list[tuple[str, float]]:
-    """Point and average test accuracy after the last evaluation."""
-    values = trainer.callback_metrics
-    names = [(point, f"test/{point}/accuracy") for point in ("server", "local")]
-    return [(point, values[name].item()) for point, name in names if name in values]
+def _scores(trainer: Trainer) -> dict[str, float]:
+    """Averages over clients of the last evaluation in per cent, by title, as many as fit into 80 columns."""
+    names = [name for name in trainer.callback_metrics if name.endswith("/accuracy")]
+    names.sort(key=lambda name: not name.startswith("test/"))
+    titles = {name: " ".join(name.removeprefix("test/").split("/")[:-1]) for name in names[:SCORES]}
+    return {title: 100 * trainer.callback_metrics[name].item() for name, title in titles.items()}

@@ -9,6 +9,7 @@ from federation import CONF
 from lightning.pytorch.callbacks import Timer
 from refusal import refused
 
+from benchmark import commands
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.cli import main
@@ -88,10 +89,10 @@ def test_time_that_is_up_ends_the_run_after_a_whole_round_and_it_goes_on_with_th
     assert line.startswith(said)
     assert not Path("run/record.json").exists()
     program, *go_on = line.removeprefix(said).split()
-    assert program == "lightning-cli"
+    assert program == "benchmark"
     with pytest.raises(SystemExit):  # the same time again, for one round more
-        main(go_on)
-    main(go_on)
+        commands.main(go_on)
+    assert commands.main(go_on) == 0
     assert verify_record("run") == []
     pd.testing.assert_frame_equal(pd.read_parquet("run/metrics.parquet"), pd.read_parquet("whole/metrics.parquet"))
 

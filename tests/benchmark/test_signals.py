@@ -15,6 +15,7 @@ from federation import CONF
 
 from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import finished_rounds, read_checkpoint
+from benchmark.run.resume import fit_again
 from benchmark.run.signals import Interrupted, interrupting_signal, termination_as_interrupt
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +68,10 @@ def test_a_stopped_run_says_what_is_kept_and_goes_on_from_there(number: signal.S
     assert not list(tmp_path.rglob("*.tmp"))
     read_checkpoint(last)
     program, *arguments = shlex.split(line.partition("go on with: ")[2])
-    assert program == "lightning-cli"
-    process = start(*arguments, f"--trainer.max_epochs={rounds + 1}", cwd=tmp_path)
+    assert program == "benchmark"
+    again = fit_again(*(tmp_path / name for name in arguments[1:]), [f"--trainer.max_epochs={rounds + 1}"])
+    assert arguments == ["resume", "run"]
+    process = start(*again, cwd=tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     assert verify_record(tmp_path / "run") == []

@@ -81,6 +81,12 @@ def test_a_wait_in_a_step_is_noticed(fault: str, word: str, process: ProcessPool
     assert all("benchmark/engine/local_training.py" in place for place in waited)
 
 
+def test_no_step_waits_for_the_progress_display(process: ProcessPoolExecutor) -> None:
+    waited, counted = process.submit(runs_on_gpu.waits_shown).result()
+    assert waited == []
+    assert counted == 2 * (3 + 1)  # two epochs of clients with 9 and 4 images, 4 at a time
+
+
 def test_a_tensor_of_the_host_in_a_step_is_noticed(process: ProcessPoolExecutor) -> None:
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         process.submit(runs_on_gpu.waits_with, "mixed").result()

@@ -1,0 +1,73 @@
+"""What a run says when it ends: its scores and what to do with it, or what is kept of it and how it goes on."""
+
+import shlex
+from pathlib import Path
+
+from benchmark.records.record_file import is_finished, read_record
+from benchmark.run.checkpoint import finished_rounds
+from benchmark.run.run_directory import last_checkpoint
+
+#: Exit status of a run that ``trainer.max_time`` ended, as of ``timeout``.
+OUT_OF_TIME = 124
+
+
+class StoppedError(Exception):
+    """A run ended before its last round, as it was asked to.
+
+    Args:
+        message: one line: why, what is kept and how to go on.
+        code: exit status.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def what_is_kept(run_dir: Path | None) -> str:
+    """What there is of a run that did not come to its end, and the command that goes on with it, in one line.
+
+    Args:
+        run_dir: None where no run had begun.
+    """
+    if run_dir is None:
+        return "there was nothing to keep yet; the same command starts again"
+    if is_finished(run_dir):
+        return f"the run is finished, its record is {run_dir / 'record.json'}"
+    last = last_checkpoint(run_dir)
+    if not last.is_file():
+        return "no round is finished and kept yet; the same command starts again"
+    command = shlex.join(["benchmark", "resume", str(run_dir)])
+    return f"what is kept is {last}, after round {finished_rounds(last)}; go on with: {command}"
+
+
+def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
+    """What a finished run has come to, where its record is, and the commands that show more of it.
+
+    Args:
+        run_dir: holds the record.
+        server_rounds: that were trained.
+        asked: that the configuration asks for.
+    """
+    accuracies = []
+    summary = read_record(run_dir).summary
+    for point in ("server", "local"):
+        last = summary.get(point, {}).get("test", {}).get("accuracy", {}).get("last")
+        if last is not None:
+            worst = f" (worst client {100 * last['worst']:.2f} %)"
+            accuracies.append(f"{point} {100 * last['average']:.2f} %{worst}")
+    early = f" (stopped early, after round {server_rounds} of {asked})" if server_rounds < asked else ""
+    folder = shlex.quote(str(run_dir))
+    commands = {
+        f"benchmark show {folder}": "the record's summary",
+        f"lightning-cli test --run_dir={folder}": "every client's scores",
+        f"benchmark partition {folder}/manifest.json partition.png": "who holds which classes",
+    }
+    if not last_checkpoint(run_dir).is_file():
+        commands.pop(f"lightning-cli test --run_dir={folder}")
+    width = max(map(len, commands))
+    return [
+        f"test accuracy after round {server_rounds}: {', '.join(accuracies)}",
+        f"record: {run_dir / 'record.json'}{early}",
+        *(f"  {command:{width}}  # {what}" for command, what in commands.items()),
+    ]

@@ -1,0 +1,145 @@
+"""What a run says while it goes on: in a terminal, in a log, and how long it thinks it will take."""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from federation import CONF
+
+from benchmark.run import display
+from benchmark.run.checkpoint import read_checkpoint
+from benchmark.run.cli import main
+from benchmark.run.display import Lines, RoundRow
+from benchmark.run.pace import Pace, clock
+
+BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}", "--trainer.max_epochs=3"]
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Read it."""
+        return self.now
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def test_what_is_left_is_the_steps_and_evaluations_to_come(by_hand: Clock) -> None:
+    pace = Pace(rounds=4, every=2)
+    pace.begin_evaluation()
+    by_hand.now += 6
+    pace.end_evaluation()
+    assert pace.left is None
+    pace.begin_round(1, 10)
+    by_hand.now += 5
+    pace.step += 5
+    # a second a step; evaluations of 6 s after rounds 2 and 4
+    assert pace.left == pytest.approx(5 + 3 * 10 + 2 * 6)
+    assert pace.done == pytest.approx(5 / 40)
+    pace.step += 5
+    by_hand.now += 5
+    assert pace.end_round() == 10
+    assert pace.left == pytest.approx(3 * 10 + 2 * 6)
+    pace.begin_round(2, 10)
+    by_hand.now += 10
+    pace.step += 10
+    pace.begin_evaluation()
+    by_hand.now += 2
+    assert pace.left == pytest.approx(4 + 2 * 10 + 6)
+    by_hand.now += 6
+    pace.end_evaluation()
+    assert pace.end_round() == 18
+    assert pace.left == pytest.approx(2 * 10 + 8)  # as long as the last evaluation
+    assert pace.done == 0.5
+    assert clock(5025) == "1:23:45"
+
+
+def test_a_log_of_many_rounds_has_few_lines_and_tells_of_long_waits(
+    by_hand: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pace = Pace(rounds=1500)
+    lines = Lines(pace)
+    for number in range(1, 1501):
+        pace.begin_round(number, 10)
+        lines.look()
+        lines.finished(RoundRow(number, 0.5, {}, 1.0))
+    said = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["1/1500", *(f"{number}/1500" for number in range(15, 1501, 15))]
+    pace.begin_round(1501, 1234)
+    pace.step, pace.loss, pace.clients = 1200, 0.25, (3, 4)
+    by_hand.now += 61
+    lines.look()
+    lines.look()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "round 1501/1500  local training, step 1,200 of 1,234  loss 0.2500  clients 3, 4"
+
+
+def test_the_display_changes_no_number_and_a_log_has_no_control_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ["--trainer.enable_progress_bar=true", "--data.cohort_width=2"]
+    main(["fit", *BASE, "--data.cohort_width=2", "--run_dir=silent"])
+    main(["fit", *BASE, *more, "--run_dir=lines"])
+    written = capsys.readouterr().out
+    with patch.object(display, "in_terminal", return_value=True), patch.dict(os.environ, {"COLUMNS": "80"}):
+        main(["fit", *BASE, *more, "--run_dir=screen"])
+    shown = capsys.readouterr().out
+    metrics = [Path(run, "metrics.parquet").read_bytes() for run in ("silent", "lines", "screen")]
+    assert metrics[0] == metrics[1] == metrics[2]
+    held = [read_checkpoint(f"{run}/checkpoints/last.ckpt")["state_dict"] for run in ("silent", "lines", "screen")]
+    for name, value in held[0].items():
+        assert torch.equal(value, held[1][name])
+        assert torch.equal(value, held[2][name])
+    assert not [character for character in written if ord(character) < 32 and character != "\n"]
+    assert "\x1b[" in shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert max(map(len, plain.partition("test accuracy")[0].splitlines())) <= 80
+    last = plain[plain.rindex("round    ") :].partition("accuracy in %")[0].splitlines()
+    assert [line.split()[0] for line in last[2:] if line.strip()] == ["0", "1", "2", "3"]
+
+
+def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--trainer.enable_progress_bar=true", "--trainer.check_val_every_n_epoch=3", "--data.cohort_width=auto"]
+    main(["fit", *BASE, *options, "--run_dir=a run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["run directory: a run", "reading TinyImages"]
+    assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 20 training images")
+    assert any(line.startswith("cohorts of up to ") for line in lines)
+    assert any(line.startswith("keeping what frozen parts make of 162 images") for line in lines)
+    assert any(line.startswith("before training  accuracy (server) ") for line in lines)
+    (second,) = [line for line in lines if line.startswith("round 2/3  ")]
+    assert re.fullmatch(r"round 2/3  loss \d\.\d{4}  not evaluated  0:00:\d\d left", second)
+    (third,) = [line for line in lines if line.startswith("round 3/3  ")]
+    accuracy = re.search(r"accuracy \(server\) (\d+\.\d\d) %", third)
+    assert accuracy
+    end = lines[lines.index("record: a run/record.json") - 1 :]
+    assert end[0].startswith(f"test accuracy after round 3: server {accuracy[1]} % (worst client ")
+    assert [line.split("  #")[0].strip() for line in end[2:]] == [
+        "benchmark show 'a run'",
+        "lightning-cli test --run_dir='a run'",
+        "benchmark partition 'a run'/manifest.json partition.png",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "terminal"), [("xterm-256color", True), ("dumb", False)])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(kind: str, terminal: bool) -> None:
+    with patch.object(sys.stdout, "isatty", lambda: True), patch.dict(os.environ, {"TERM": kind}):
+        assert display.in_terminal() is terminal

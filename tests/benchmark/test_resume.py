@@ -1,0 +1,46 @@
+"""``benchmark resume`` and ``lightning-cli test --run_dir``: all they need is the run's directory."""
+
+from pathlib import Path
+
+import pytest
+from federation import CONF
+from refusal import refused
+
+from benchmark import commands
+from benchmark.records.record_file import read_record
+from benchmark.run import cli
+
+BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_goes_on_from_its_directory_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["fit", *BASE, "--trainer.max_epochs=2", "--run_dir=whole"])
+    cli.main(["fit", *BASE, "--trainer.max_epochs=1", "--run_dir=run"])
+    Path("run/record.json").unlink()
+    assert commands.main(["resume", "run", "--trainer.max_epochs=2"]) == 0
+    assert Path("run/metrics.parquet").read_bytes() == Path("whole/metrics.parquet").read_bytes()
+    capsys.readouterr()
+    cli.main(["test", "--run_dir=run"])
+    out = capsys.readouterr().out.split("point server")[-1]
+    average = read_record("run").summary["server"]["test"]["accuracy"]["last"]["average"]
+    assert f"{average:.4f}" in next(line for line in out.splitlines() if "average" in line)
+    line = refused(capsys, commands.main, ["resume", "run"])
+    assert "run holds a finished run; for more rounds, in a directory of their own: lightning-cli fit --config=" in line
+    more = line.partition("of their own: lightning-cli ")[2].replace("ROUNDS", "3").split()
+    cli.main([*more, "--run_dir=more"])
+    assert read_record("more").rounds_trained == 3
+
+
+def test_what_cannot_go_on_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere is no folder; give the directory" in refused(capsys, commands.main, ["resume", "nowhere"])
+    assert "nowhere is no folder; give the directory" in refused(capsys, cli.main, ["test", "--run_dir=nowhere"])
+    Path("begun").mkdir()
+    assert "begun holds no config.yaml, as a run" in refused(capsys, commands.main, ["resume", "begun"])
+    Path("begun/config.yaml").write_text("seed_everything: 3\n")
+    line = refused(capsys, commands.main, ["resume", "begun"])
+    assert "begun has kept no round to go on from; start it again: lightning-cli fit --config=begun/config.yaml" in line
