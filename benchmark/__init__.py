@@ -1,1 +1,37 @@
-"""The engine of the benchmark: federated rounds as Trainer epochs, cohorts of clients as one stacked step."""
+"""Personalized federated prompt learning on images: contract, engine, and what runs and reads them."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # slow to import
+    from benchmark.run.fit import FinishedRun as FinishedRun
+    from benchmark.run.fit import fit as fit
+
+    __version__: str
+
+__all__ = ["FinishedRun", "__version__", "fit"]
+
+
+def _version() -> str:
+    """The version of the installed package; in a checkout that is not installed, the one that it declares."""
+    import tomllib
+    from importlib import metadata
+    from pathlib import Path
+
+    try:
+        return metadata.version("federated-prompt-benchmark")
+    except metadata.PackageNotFoundError:
+        declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+        return str(declared["project"]["version"])
+
+
+if not TYPE_CHECKING:  # or type checkers would take any name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        """Import what is offered when it is asked for: ``import benchmark`` loads neither torch nor Lightning."""
+        if name == "__version__":
+            return _version()
+        if name in ("FinishedRun", "fit"):
+            from benchmark.run import fit as module
+
+            return getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

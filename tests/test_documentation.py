@@ -1,11 +1,13 @@
 """What the README and the pages of ``docs/`` tell people to do."""
 
 import hashlib
+import importlib
 import json
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from benchmark.run.command import resolved
 from benchmark.server import ServerRule
 from benchmark.speed.__main__ import CASES
 from benchmark.yaml_files import read_mapping
-from datamodules import ImageSource, Partition
+from datamodules import DigitDomains, ImagePool, ImageSource, Partition
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -224,6 +226,30 @@ def test_the_added_partition_deals_all_images_and_is_drawn() -> None:
     assert len(clients) == 8
     assert sum(train) == 1438
     assert all(abs(next - 0.7 * size) < 2 for size, next in pairwise(train))
+
+
+class FewDigits(DigitDomains):
+    """Every sixteenth of the digits."""
+
+    def load(self) -> ImagePool:
+        """In all styles, training and test."""
+        pool = super().load()
+        return ImagePool(*(getattr(pool, field.name)[::16] for field in fields(pool)))
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_pythons_of_the_pages_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(datamodules, "DigitDomains", FewDigits)
+    monkeypatch.setattr("datamodules.digits.DigitDomains", FewDigits)
+    shown = {}
+    for name in ("ten_lines", "one_client", "from_files", "restored"):
+        importlib.import_module(name)
+        shown[name] = capsys.readouterr().out
+    server = re.findall(r"accuracy \(server\) ([\d.]+) %", shown["ten_lines"])
+    values = [float(value) for value in re.findall(r"accuracy +(\d\.\d+)", shown["ten_lines"])]
+    assert sum(values) / len(values) == pytest.approx(float(server[-1]) / 100, abs=1e-4)
+    assert f"client 3: tensor({values[3]:.4f})" in shown["one_client"]
+    assert read_record("runs/headtune").config_hash in shown["from_files"]
 
 
 def test_the_logger_of_the_pages_is_taken(workplace: Path) -> None:

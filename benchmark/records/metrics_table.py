@@ -73,6 +73,15 @@ def read_table(path: Path) -> "pd.DataFrame":
         return checked(pd.read_parquet(path)).astype(dict.fromkeys(NAMED, "str"))
 
 
+def as_read(metrics: "pd.DataFrame") -> "pd.DataFrame":
+    """A metrics table as it would be read from its file.
+
+    Raises:
+        ValueError: as :func:`write_parquet`.
+    """
+    return _in_order(metrics).astype(dict.fromkeys(NAMED, "str"))
+
+
 def rows_sha256(metrics: "pd.DataFrame") -> str:
     """sha256 of a metrics table's rows, in whatever order they come and whichever library wrote them.
 

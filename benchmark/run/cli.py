@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
 
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -141,7 +142,7 @@ class FederatedCLI(LightningCLI):
         if config.get("server") is None:
             config.pop("server", None)
         check_classes(config)
-        check_settings(config.trainer, fitting=self.subcommand == "fit")
+        check_settings(config.trainer, fitting=self.subcommand in ("fit", None))
         if self.subcommand is not None:
             config.ckpt_path = _checkpoint_of(config, str(self.subcommand))
         if config.run_dir == "":
@@ -167,17 +168,18 @@ class FederatedCLI(LightningCLI):
             print(f"run directory: {self.run_dir}", flush=True)
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """A Trainer with the recorder, the checkpoint of the last round and the progress display."""
+        """A Trainer with the recorder, the checkpoint of the last round and the progress display.
+
+        Without a subcommand it keeps everything in memory.
+        """
         trainer = self._get(self.config_init, "trainer")
-        fitting = self.subcommand in ("fit", None)
-        callbacks: list[Any] = [Recorder(str(self.run_dir) if fitting else None, self.plain_config)]
-        if self.rule is not None:
-            check_replaceable(self.model, trainer.callbacks)
-            callbacks.append(Server(self.rule))
+        fitting = self.subcommand == "fit"
+        self.recorder = Recorder(str(self.run_dir) if fitting else None, self.plain_config)
+        callbacks = round_callbacks(self.recorder, self.model, self.rule, trainer)
         if fitting and trainer.enable_checkpointing is not False:
             callbacks.append(round_checkpoint(self.run_dir))
-        if trainer.enable_progress_bar is not False:
-            callbacks.append(RoundProgress())
+        if self.subcommand is None:
+            kwargs["enable_checkpointing"] = False
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if trainer.logger in (None, True):
             kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
@@ -197,7 +199,7 @@ class FederatedCLI(LightningCLI):
         """Compare a checkpoint with this run before any training."""
         path = self.config.fit.ckpt_path
         if path is not None:
-            self._recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, read_checkpoint(path))
+            self.recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, read_checkpoint(path))
 
     def _before_scoring(self) -> None:
         """Refuse to score a method that has learned nothing.
@@ -213,10 +215,6 @@ class FederatedCLI(LightningCLI):
             )
 
     before_validate = before_test = _before_scoring
-
-    @property
-    def _recorder(self) -> Recorder:
-        return next(cb for cb in self.trainer.callbacks if isinstance(cb, Recorder))  # type: ignore[attr-defined]
 
     def after_fit(self) -> None:
         """Say what the run has come to, where its record is, and what shows more of it.
@@ -242,9 +240,30 @@ class FederatedCLI(LightningCLI):
             raise StoppedError(f"stopped by {number.name}: {kept}", 128 + number) from None
 
     def _print_scores(self) -> None:
-        print_scores(self._recorder.values, self.datamodule.client_names)
+        print_scores(self.recorder.values, self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
+
+
+def round_callbacks(
+    recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, settings: Any
+) -> list[Callback]:
+    """What makes the Trainer's epochs a recorded federation's rounds: recorder, server where one is given, progress.
+
+    Args:
+        recorder: of the run.
+        method: the run's; it brings a server where none is given.
+        rule: the server that is given.
+        settings: the Trainer's arguments, by name.
+
+    Raises:
+        ConfigurationError: see :func:`check_replaceable`.
+    """
+    callbacks: list[Callback] = [recorder]
+    if rule is not None:
+        check_replaceable(method, settings.callbacks)
+        callbacks.append(Server(rule))
+    return callbacks if settings.enable_progress_bar is False else [*callbacks, RoundProgress()]
 
 
 def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
@@ -293,8 +312,8 @@ def _with_config_of_run(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def main(args: list[str] | None = None) -> None:
-    """Entry point: one line and exit status 2 for bad input, 128 + n for signal n, 124 where the time was up."""
+def prepare_process() -> None:
+    """Leave out what the libraries say beside the point, and choose memory and kernels as runs have them."""
     for message in (
         ".*does not have many workers.*",
         ".*LeafSpec.*",
@@ -308,6 +327,11 @@ def main(args: list[str] | None = None) -> None:
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
     keep_freed_memory()
     repeatable_kernels()
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point: one line and exit status 2 for bad input, 128 + n for signal n, 124 where the time was up."""
+    prepare_process()
     with termination_as_interrupt(signal.SIGINT), phases_printed():
         try:
             FederatedCLI(_with_config_of_run(sys.argv[1:] if args is None else args))
@@ -315,14 +339,14 @@ def main(args: list[str] | None = None) -> None:
             print(stopped, file=sys.stderr)
             sys.exit(stopped.code)
         except Exception as error:
-            reported = _reported(error)
-            if reported is None:
+            told = reported(error)
+            if told is None:
                 raise
-            print(f"error: {reported}", file=sys.stderr)
+            print(f"error: {told}", file=sys.stderr)
             sys.exit(2)
 
 
-def _reported(error: BaseException | None) -> BaseException | None:
+def reported(error: BaseException | None) -> BaseException | None:
     """The error meant for the user; the argument parser wraps those that come from a constructor."""
     while error is not None and not isinstance(error, ConfigurationError | MisconfigurationException):
         error = error.__cause__ or error.__context__

@@ -192,41 +192,46 @@ class Recorder(Callback):
         timers = (callback for callback in trainer.callbacks if isinstance(callback, Timer))  # type: ignore[attr-defined]
         out_of_time = any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers)
         complete = rounds >= (trainer.max_epochs or 0) or (trainer.should_stop and not out_of_time)
-        if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
-            return
-        data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         self._book()  # also the evaluation of a run without rounds
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
+        if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
+            return
+        write_record(self.run_dir, self.record(trainer, method), self.metrics())
+        remove_merged(self.run_dir)
+
+    def record(self, trainer: Trainer, method: "FederatedMethod") -> RunRecord:
+        """The record of a run that has ended, without what is made of its files and metrics.
+
+        Args:
+            trainer: that has run it.
+            method: the run's.
+        """
+        data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         device = torch.cuda.get_device_name() if method.device.type == "cuda" else "cpu"
         if method.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated()
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        write_record(
-            self.run_dir,
-            RunRecord(
-                method=type(method).__name__,
-                dataset=data.source.recorded_name,
-                setting=data.partition.description,
-                seed=data.seed,
-                client_names=tuple(data.client_names),
-                test_sizes=tuple(len(data.held_out["test"].get(k, ())) for k in range(data.num_clients)),
-                manifest_hash=manifest_hash(data.manifest),
-                device=device,
-                environment=environment(),
-                rounds=int(trainer.max_epochs or 0),
-                rounds_trained=rounds,
-                communication=method.server.traffic.per_client(),
-                seconds=dict(self.seconds),
-                peak_memory_bytes=peak,
-                server=_path(method.server.rule),
-                default_server=_path(method.make_server()),
-                code=dict(self.code),
-                images_sha256=data.manifest["images_sha256"],
-            ),
-            self.metrics(),
+        return RunRecord(
+            method=type(method).__name__,
+            dataset=data.source.recorded_name,
+            setting=data.partition.description,
+            seed=data.seed,
+            client_names=tuple(data.client_names),
+            test_sizes=tuple(len(data.held_out["test"].get(k, ())) for k in range(data.num_clients)),
+            manifest_hash=manifest_hash(data.manifest),
+            device=device,
+            environment=environment(),
+            rounds=int(trainer.max_epochs or 0),
+            rounds_trained=method.server.finished_rounds,
+            communication=method.server.traffic.per_client(),
+            seconds=dict(self.seconds),
+            peak_memory_bytes=peak,
+            server=_path(method.server.rule),
+            default_server=_path(method.make_server()),
+            code=dict(self.code),
+            images_sha256=data.manifest["images_sha256"],
         )
-        remove_merged(self.run_dir)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """The time that is left counts anew in every process, or a run that it stopped could never go on."""

@@ -1,0 +1,217 @@
+"""A run from Python: method, data and rounds in; metrics, record and what was learned out."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from benchmark.engine.settings import check_settings
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Values
+from benchmark.method import FederatedMethod
+from benchmark.records.metrics_table import as_read
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import read_metrics
+from benchmark.records.summary import summarize
+from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, prepare_process, reported, round_callbacks
+from benchmark.run.recorder import Recorder
+from benchmark.run.signals import interrupting_signal
+from benchmark.server import ServerRule
+from benchmark.yaml_files import read_mapping
+from datamodules.federated import FederatedDataModule
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run leaves behind.
+
+    Attributes:
+        method: as it was after the last round: its shared parameters hold the server's values.
+        data: the federation's images, set up.
+        metrics: the long table: round, client, point, split, metric, value.
+        record: settings, costs, environment and summary; ``files`` and ``config_hash`` are empty without run directory.
+    """
+
+    method: FederatedMethod
+    data: FederatedDataModule
+    metrics: "pd.DataFrame"
+    record: RunRecord
+
+    def client(self, client: int) -> dict[str, Tensor]:
+        """Return the parameters of one client: what the server sends it after the last round, and what is its own.
+
+        They are for ``torch.func.functional_call(run.method, run.client(3), (images,))``.
+
+        Args:
+            client: its index.
+
+        Raises:
+            ConfigurationError: there is no such client.
+        """
+        if client not in range(self.data.num_clients):
+            raise ConfigurationError(f"there is no client {client!r}; the clients are 0 to {self.data.num_clients - 1}")
+        method, server = self.method, self.method.server
+        sent = method.simulation.received(server.rule, server.evaluated, (client,))
+        values: Values = method.simulation.shared() | sent.common | {name: rows[0] for name, rows in sent.own.items()}
+        own = {name: method.store.all_rows(name)[client] for name in method.roles.personal}
+        shared = {name: values[name] for name in method.roles.shared}
+        return {name: value.detach().clone() for name, value in (shared | own).items()}
+
+
+@overload
+def fit(
+    method: FederatedMethod,
+    data: FederatedDataModule,
+    rounds: int = ...,
+    *,
+    server: ServerRule | None = ...,
+    **trainer: Any,
+) -> FinishedRun: ...
+
+
+@overload
+def fit(
+    method: str | Path,
+    data: str | Path | None = ...,
+    rounds: int | None = ...,
+    *,
+    seed: int | None = ...,
+    run_dir: str | Path | None = ...,
+    **trainer: Any,
+) -> FinishedRun: ...
+
+
+def fit(
+    method: FederatedMethod | str | Path,
+    data: FederatedDataModule | str | Path | None = None,
+    rounds: int | None = None,
+    *,
+    server: ServerRule | None = None,
+    seed: int | None = None,
+    run_dir: str | Path | None = None,
+    **trainer: Any,
+) -> FinishedRun:
+    """Run a federation, as ``lightning-cli fit`` does: the same numbers bit for bit.
+
+    Args:
+        method: a method that has not been trained, made after ``lightning.seed_everything(seed)``; or a configuration
+            file, of a method or of a whole run.
+        data: its data; or a configuration file, of data or of a suite, where ``method`` is one and does not name them.
+        rounds: how many; 10 by default, or what the configuration says.
+        server: in place of the mean of the uploads, for methods that average; of a configuration, the file names it.
+        seed: of the run, where it is made of configuration files; else it is that of the data, ``data.seed``.
+        run_dir: where to keep configuration, checkpoints and record, for configuration files; None keeps everything in
+            memory.
+        trainer: further settings of Lightning's Trainer, such as ``accelerator="cpu"``, ``enable_progress_bar=False``.
+
+    Raises:
+        ConfigurationError: bad input, in one line, before anything is trained.
+        KeyboardInterrupt: it was interrupted.
+    """
+    prepare_process()
+    if "max_epochs" in trainer:
+        raise ConfigurationError("fit: max_epochs can't be given; the number of rounds is rounds")
+    with _one_line():
+        if isinstance(method, FederatedMethod) and isinstance(data, FederatedDataModule):
+            if seed is not None or run_dir is not None:
+                raise ConfigurationError(
+                    "fit: seed and run_dir are for configuration files; of objects the seed is FederatedDataModule's, "
+                    "and no file could make them again"
+                )
+            return _fit_objects(method, data, server, {"max_epochs": 10 if rounds is None else rounds, **trainer})
+        if isinstance(method, str | Path) and isinstance(data, str | Path | None):
+            if server is not None:
+                raise ConfigurationError("fit: with configuration files the server stands in one of them, as server")
+            settings = {"max_epochs": rounds, **trainer} if rounds is not None else trainer
+            return _fit_files([path for path in (method, data) if path is not None], seed, run_dir, settings)
+    raise ConfigurationError(
+        "fit: expected a method and a FederatedDataModule, or one or two configuration files; got "
+        f"{type(method).__name__} and {type(data).__name__}"
+    )
+
+
+def _fit_objects(
+    method: FederatedMethod, data: FederatedDataModule, rule: ServerRule | None, trainer: dict[str, Any]
+) -> FinishedRun:
+    if hasattr(method, "simulation"):
+        raise ConfigurationError("fit: the method has been trained already; make a new one for each run")
+    drawn = os.environ.get("PL_GLOBAL_SEED")
+    if drawn != str(data.seed):
+        raise ConfigurationError(
+            f"fit: the run's seed is {data.seed}, and the method's first values were drawn "
+            + (f"with seed {drawn}" if drawn else "without one")
+            + f"; call lightning.seed_everything({data.seed}) before the method is made"
+        )
+    defaults = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()}
+    for name in sorted(set(trainer) - set(defaults)):
+        like = get_close_matches(name, defaults)
+        raise ConfigurationError(
+            f"fit: there is no setting {name!r} of the Trainer" + (f"; did you mean {like[0]}?" if like else "")
+        )
+    given = {**TRAINER_DEFAULTS, "logger": False, "enable_checkpointing": False, **trainer}
+    settings = Namespace(**{**defaults, **given})
+    check_settings(settings, fitting=True)
+    recorder = Recorder()
+    own = round_callbacks(recorder, method, rule, settings)
+    callbacks = settings.callbacks if isinstance(settings.callbacks, list | None) else [settings.callbacks]
+    made = Trainer(**{**given, "callbacks": [*(callbacks or []), *own]})
+    return _run(made, method, data, recorder)
+
+
+def _fit_files(
+    files: list[str | Path], seed: int | None, run_dir: str | Path | None, trainer: dict[str, Any]
+) -> FinishedRun:
+    arguments = [f"--{'data' if 'source' in read_mapping(Path(path)) else 'config'}={path}" for path in files]
+    arguments += [] if seed is None else [f"--seed_everything={seed}"]
+    for name, value in trainer.items():
+        try:
+            arguments.append(f"--trainer.{name}={value if isinstance(value, str) else json.dumps(value)}")
+        except TypeError as error:
+            raise ConfigurationError(
+                f"fit: {name}={value!r} is no plain value; with configuration files it stands in one of them"
+            ) from error
+    if run_dir is None:
+        cli = FederatedCLI(arguments, run=False)
+        return _run(cli.trainer, cli.model, cli.datamodule, cli.recorder)
+    cli = FederatedCLI(["fit", *arguments, f"--run_dir={run_dir}"])
+    return FinishedRun(cli.model, cli.datamodule, read_metrics(run_dir), read_record(run_dir))
+
+
+def _run(trainer: Trainer, method: FederatedMethod, data: FederatedDataModule, recorder: Recorder) -> FinishedRun:
+    trainer.fit(method, datamodule=data)
+    record, metrics = recorder.record(trainer, method), as_read(recorder.metrics())
+    return FinishedRun(method, data, metrics, replace(record, summary=summarize(metrics, record.test_sizes)))
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Bad input as what it is, whoever wrapped it, and Ctrl-C as Python's own: Lightning makes an exit of it."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except BaseException as error:
+        if interrupting_signal(error) is not None:
+            raise KeyboardInterrupt(str(error)) from None
+        told = reported(error)
+        if told is None or told is error:
+            raise
+        raise ConfigurationError(str(told)) from None
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,163 @@
+"""Runs from Python: the numbers of the command line, what they leave behind, and what they say of bad input."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from federation import CONF, Ragged, TinyImages
+from lightning import seed_everything
+from torch.func import functional_call
+
+import benchmark
+from benchmark import FinishedRun, fit
+from benchmark.backbones.vit import TimmViT
+from benchmark.contract import LocalTraining
+from benchmark.errors import ConfigurationError
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import read_metrics
+from benchmark.run.cli import main
+from datamodules.federated import FederatedDataModule
+from methods import FedVPT, PFedPG
+from methods.servers import FedAdam
+
+QUIET: Any = {"accelerator": "cpu", "enable_progress_bar": False}
+
+
+def tiny() -> FederatedDataModule:
+    """The data of tests/conf/base.yaml."""
+    settings: Any = {"batch_size": 4, "cohort_width": 3, "clients_per_round": 7, "eval_batch_size": 4}
+    return FederatedDataModule(TinyImages(), Ragged(), **settings, seed=3)
+
+
+def fedvpt(kind: type = FedVPT) -> Any:
+    """The method of tests/conf/FedVPT.yaml, or one like it."""
+    backbone = TimmViT("test_vit", "random", image_size=32)
+    training = LocalTraining(lr=0.02, momentum=0.9, weight_decay=1e-3, epochs=2)  # the decay is the class's default
+    return kind(8, 11, backbone, num_prompts=3, training=training)
+
+
+def command_line(run_dir: Path, *arguments: str) -> tuple[pd.DataFrame, Any]:
+    """Metrics and record of ``lightning-cli fit`` with the same settings."""
+    files = [f"--config={CONF / name}.yaml" for name in ("base", "FedVPT")]
+    main(["fit", *files, *arguments, f"--run_dir={run_dir}"])
+    return read_metrics(run_dir), read_record(run_dir)
+
+
+def same(run: FinishedRun, metrics: pd.DataFrame, record: Any) -> None:
+    """The run has these numbers bit for bit, and the record's other facts."""
+    pd.testing.assert_frame_equal(run.metrics, metrics, check_exact=True)
+    for name in ("summary", "manifest_hash", "communication", "rounds_trained", "seed", "server", "images_sha256"):
+        assert getattr(run.record, name) == getattr(record, name), name
+
+
+def correct(run: FinishedRun, client: int) -> float:
+    """The accuracy of the parameters that ``run.client`` gives."""
+    rows = torch.from_numpy(run.data.held_out["test"][client])
+    x = run.data.transform(run.data.pool.images[rows], None)
+    logits = functional_call(run.method.eval(), run.client(client), (x,))
+    return (logits.argmax(1) == run.data.pool.labels[rows]).double().mean().item()
+
+
+def check_clients(run: FinishedRun) -> None:
+    """Each client's own parameters have the accuracy that the metrics give it."""
+    last = run.metrics.query("round == round.max() and point == 'server' and metric == 'accuracy'")
+    assert [correct(run, client) for client in range(11)] == pytest.approx(last["value"].tolist())
+
+
+def test_objects_give_the_numbers_of_the_command_line(tmp_path: Path) -> None:
+    seed_everything(3)
+    run = fit(fedvpt(), tiny(), 2, server=FedAdam(lr=0.1), **QUIET)
+    same(run, *command_line(tmp_path / "run", "--trainer.max_epochs=2", "--server=FedAdam", "--server.lr=0.1"))
+    assert (run.record.files, run.record.config_hash) == ({}, "")
+    check_clients(run)
+
+
+def test_a_server_that_sends_each_client_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seed_everything(3)
+    run = fit(fedvpt(PFedPG), tiny(), 1, **QUIET)
+    same(run, *command_line(tmp_path / "run", "--model=methods.PFedPG", "--trainer.max_epochs=1"))
+    check_clients(run)
+    assert not torch.equal(run.client(0)["prompt.tokens"], run.client(1)["prompt.tokens"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_files_give_the_numbers_of_the_command_line_with_and_without_a_run_directory(tmp_path: Path) -> None:
+    files = (CONF / "base.yaml", CONF / "FedVPT.yaml")
+    there = command_line(tmp_path / "line", "--trainer.max_epochs=1", "--seed_everything=4")
+    same(fit(*files, rounds=1, seed=4), *there)
+    kept = fit(*map(str, files), rounds=1, seed=4, run_dir=tmp_path / "kept")
+    same(kept, *there)
+    assert kept.record.config_hash == there[1].config_hash
+    assert isinstance(kept.method, FedVPT)
+
+
+def test_a_data_configuration_is_taken_as_the_runs_data(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text("source: federation.TinyImages\npartition: federation.Ragged\nbatch_size: 4\n")
+    run = fit(CONF / "FedVPT.yaml", tmp_path / "tiny.yaml", rounds=0, **QUIET)
+    assert run.data.batch_size == 4
+    assert set(run.metrics["round"]) == {0}
+
+
+def refused(*arguments: Any, **named: Any) -> str:
+    """The one line of bad input."""
+    with pytest.raises(ConfigurationError) as told:
+        fit(*arguments, **named)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_bad_input_is_one_line_before_training(tmp_path: Path) -> None:
+    seed_everything(3)
+    method, data, files = fedvpt(), tiny(), (CONF / "base.yaml", CONF / "FedVPT.yaml")
+    assert "expected a method and a FederatedDataModule" in refused(FedVPT, data)
+    assert "got FedVPT and NoneType" in refused(method)
+    assert "there is no setting 'acelerator' of the Trainer; did you mean accelerator?" in refused(
+        method, data, acelerator="cpu"
+    )
+    assert "trainer.strategy=ddp can't be had" in refused(method, data, strategy="ddp")
+    assert "the number of rounds is rounds" in refused(method, data, max_epochs=3)
+    assert "seed and run_dir are for configuration files" in refused(method, data, run_dir=tmp_path)
+    assert "the server stands in one of them" in refused(*files, server=FedAdam())
+    assert "callbacks=[<object" in refused(*files, callbacks=[object()])
+    assert "none.yaml" in refused(tmp_path / "none.yaml")
+    assert "seed_everything: expected a whole number from 0 to" in refused(*files, rounds=1, seed=-1)
+    assert "accelerator is one of" in refused(*files, accelerator="abacus")
+    assert not hasattr(method, "simulation")
+    seed_everything(4)
+    assert "run's seed is 3, and the method's first values were drawn with seed 4" in refused(method, data)
+    seed_everything(3)
+    run = fit(method, data, 0, **QUIET)
+    assert "trained already; make a new one" in refused(run.method, tiny())
+    with pytest.raises(ConfigurationError, match="there is no client 11; the clients are 0 to 10"):
+        run.client(11)
+
+
+class _Interrupting(FedVPT):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Press Ctrl-C."""
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_pythons_own() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seed_everything(3)
+    with pytest.raises(KeyboardInterrupt):
+        fit(fedvpt(_Interrupting), tiny(), 1, **QUIET)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_package_is_light_and_says_what_it_is() -> None:
+    code = "import sys, benchmark; print(benchmark.__version__, sorted({'torch', 'pandas'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == f"{benchmark.__version__} []\n"
+    assert benchmark.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="no attribute 'Fit'"):
+        benchmark.Fit  # noqa: B018
+    packages = ("benchmark", "methods", "datamodules")
+    assert all((Path(benchmark.__file__).parents[1] / name / "py.typed").is_file() for name in packages)
