@@ -3,6 +3,7 @@
 from methods.atpfl import ATPFL
 from methods.coop import CoOp
 from methods.fedavg import FedAvg
+from methods.fedavgft import FedAvgFT
 from methods.fedbabu import FedBABU
 from methods.fedcocoop import FedCoCoOp
 from methods.fedkgcoop import FedKgCoOp
@@ -44,6 +45,7 @@ __all__ = [
     "TPFL",
     "CoOp",
     "FedAvg",
+    "FedAvgFT",
     "FedBABU",
     "FedCoCoOp",
     "FedKgCoOp",
