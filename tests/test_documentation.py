@@ -106,7 +106,7 @@ def check(words: list[str]) -> None:
                 assert given.baseline is None or given.baseline in [row["label"] for row in table["rows"]]
             elif given.run is commands.figure:
                 assert set(given.names) <= set(make.FIGURES)
-                assert given.preset in read_mapping("configs/figures/pfedpt.yaml")
+                assert given.preset in read_mapping(make.CONFIG)["presets"]
             elif given.run is commands.partition:
                 assert given.what.is_file()
         case "python":

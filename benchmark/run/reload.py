@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.run.command import resolved
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.method import FederatedMethod
     from benchmark.run.cli import FederatedCLI
+    from benchmark.run.parser import FederatedParser
     from datamodules.federated import FederatedDataModule
 
 
@@ -117,23 +119,45 @@ def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModul
     Raises:
         ConfigurationError: no such file, not a data configuration, or data that are missing.
     """
+    if not path.is_file():
+        raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
+    parser = _data_parser()
+    try:
+        settings = parser.parse_args([f"--config={path}", *(f"--{override}" for override in overrides)])
+    except argparse.ArgumentError as error:
+        raise ConfigurationError(f"{path} is no data configuration: {error}") from error
+    return _set_up(parser, settings)
+
+
+def data_of_run(arguments: Sequence[str]) -> "FederatedDataModule":
+    """The data of a run of ``lightning-cli fit`` with these arguments, set up; no method is made.
+
+    Raises:
+        ConfigurationError: the arguments are no configuration of a run, or data are missing.
+    """
+    parser = _data_parser()
+    return _set_up(parser, parser.parse_object(resolved(arguments)["data"]))
+
+
+def _data_parser() -> "FederatedParser":
+    """What reads the arguments of the datamodule alone."""
     from jsonargparse import ActionConfigFile
 
     import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
     from benchmark.run.parser import FederatedParser
     from datamodules.federated import FederatedDataModule
 
-    if not path.is_file():
-        raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
-    top = FederatedParser(exit_on_error=False)
-    top.add_argument("--config", action=ActionConfigFile)
-    top.add_class_arguments(FederatedDataModule)
-    try:
-        settings = top.parse_args([f"--config={path}", *(f"--{override}" for override in overrides)])
-    except argparse.ArgumentError as error:
-        raise ConfigurationError(f"{path} is no data configuration: {error}") from error
-    given = top.instantiate_classes(settings).as_dict()
-    given.pop("config")
+    parser = FederatedParser(exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_class_arguments(FederatedDataModule)
+    return parser
+
+
+def _set_up(parser: "FederatedParser", settings: Any) -> "FederatedDataModule":
+    from datamodules.federated import FederatedDataModule
+
+    given = parser.instantiate_classes(settings).as_dict()
+    given.pop("config", None)
     data = FederatedDataModule(**given)
     data.setup()
     return data

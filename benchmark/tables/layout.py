@@ -169,6 +169,17 @@ def load_table(name: str) -> Table:
     return table
 
 
+def preset_of(table: Table, name: str, preset: str) -> Preset:
+    """A preset of the table that was read under this name.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    if preset not in table.presets:
+        raise ConfigurationError(f"table {name} has no preset {preset!r}; it has {', '.join(table.presets)}")
+    return table.presets[preset]
+
+
 def rows_of(table: Table, preset: Preset) -> list[Row]:
     """The rows that a preset runs."""
     return [row for row in table.rows if not preset.rows or row.label in preset.rows]

@@ -8,7 +8,7 @@ from benchmark.cells.identity import cell_command
 from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
 from benchmark.tables.cells import make_cell
-from benchmark.tables.layout import load_table, rows_of
+from benchmark.tables.layout import load_table, preset_of, rows_of
 
 
 def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: str | Path | None = None) -> str:
@@ -25,9 +25,7 @@ def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: st
         ConfigurationError: a bad table, or no such preset, row or data group.
     """
     table = load_table(name)
-    if preset not in table.presets:
-        raise ConfigurationError(f"table {name} has no preset {preset!r}; it has {', '.join(table.presets)}")
-    chosen = table.presets[preset]
+    chosen = preset_of(table, name, preset)
     where = f"the preset {preset} of table {name}"
     rows = {key: entry for entry in rows_of(table, chosen) for key in (entry.prefix, entry.label)}
     groups = {key: entry for entry in chosen.data for key in (entry.label, entry.name)}

@@ -13,7 +13,7 @@ from benchmark.files import write_text
 from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
-from benchmark.tables.layout import check_baseline, check_seeds, load_table, rows_of
+from benchmark.tables.layout import check_baseline, check_seeds, load_table, preset_of, rows_of
 from benchmark.tables.paper import read_paper
 from benchmark.tables.render import render
 
@@ -59,11 +59,9 @@ def run_table(
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
     """
     table = load_table(name)
-    if preset not in table.presets:
-        raise ConfigurationError(f"table {name} has no preset {preset!r}; it has {', '.join(table.presets)}")
+    chosen = preset_of(table, name, preset)
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs is {jobs}, expected at least 1")
-    chosen = table.presets[preset]
     if seeds is not None:
         check_seeds(seeds)
         chosen = replace(chosen, seeds=list(seeds))

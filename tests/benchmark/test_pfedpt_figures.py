@@ -13,22 +13,21 @@ from federation import CONF
 from PIL import Image
 
 from benchmark import commands
-from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.figures.pfedpt import make as pfedpt_figures
 from benchmark.figures.pfedpt import tsne
 from benchmark.figures.pfedpt.attention import share_on_prompt
 from benchmark.figures.pfedpt.labels import own_and_others, total_variation
-from benchmark.figures.pfedpt.make import FIGURES, FigureFiles, make_figure
+from benchmark.figures.pfedpt.make import CONFIG, FIGURES, PARTITION, FigureFiles, make_figure
 from benchmark.figures.pfedpt.movement import movement
-from benchmark.figures.pfedpt.newcomers import adaptation_curve
 from benchmark.figures.pfedpt.prompts import outputs_under_prompts, plain_images
 from benchmark.figures.pfedpt.sizes import sizes_by_template
-from benchmark.figures.pfedpt.sources import load_preset
 from benchmark.figures.pfedpt.tsne import embedded, plain_colours
 from benchmark.records.stored_run import read_metrics
 from benchmark.run.cli import main
 from benchmark.run.reload import become_client, restore
+from benchmark.tables.cells import make_cell
+from benchmark.tables.layout import load_table
 
 ROOT = Path(__file__).parents[2]
 MOVEMENT = (
@@ -139,25 +138,33 @@ def test_fig10_is_what_the_run_recorded(pfedpt: Path, at_root: None, tmp_path: P
         assert last[client] == pytest.approx(square**0.5, rel=1e-4)
 
 
-def test_fig11_begins_at_the_federated_models_accuracy(
-    pfedpt: Path, fedavg: Path, at_root: None, tmp_path: Path
+def test_fig11_is_what_the_runs_scored_on_new_clients(
+    fedavg: Path, at_root: None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    numbers, caption = drawn("pfedpt_fig11", tmp_path, pfedpt, fedavg)
-    assert len(numbers) == 2 * 2 * 11  # runs, new clients, epochs
-    for name, path in (("pFedPT, prompt", pfedpt), ("FedAvg, last layer", fedavg)):
+    runs = {}
+    for epochs in (0, 3):
+        given = ["--model.init_args.finetuned=head", f"--model.init_args.finetuning={{lr: 0.1, epochs: {epochs}}}"]
+        runs[epochs] = run(tmp_path_factory.mktemp("newcomers") / f"after_{epochs}", "FedAvgFT", *given)
+    numbers, caption = drawn("pfedpt_fig11", tmp_path, runs[3], runs[0])
+    assert len(numbers) == 2 * 2  # epochs, new clients
+    data = restore(fedavg)[1]
+    for epochs, path in (*runs.items(), (0, fedavg)):  # before any epoch it is the federated model
         metrics = read_metrics(path)
         new = metrics[(metrics["split"] == "new") & (metrics["metric"] == "accuracy") & (metrics["round"] == 2)]
-        first = numbers[(numbers["adapted"] == name) & (numbers["epoch"] == 0)]
-        assert dict(zip(first["client"], first["accuracy"], strict=True)) == pytest.approx(
+        part = numbers[(numbers["adapted"] == "FedAvg, last layer") & (numbers["epoch"] == epochs)]
+        assert dict(zip(part["client"], part["accuracy"], strict=True)) == pytest.approx(
             dict(zip(new["client"], new["value"], strict=True)), abs=1e-5
         )
+        assert list(part["training_images"]) == [len(data.train_indices[client]) for client in part["client"]]
     assert "2 clients that never trained" in caption
+    assert "after 0, " in caption
 
 
 def test_fig8_counts_every_image(at_root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    preset = load_preset("demo")
-    fewer = replace(preset, partitions=[preset.partitions[0], preset.partitions[4]])
-    monkeypatch.setattr(pfedpt_figures, "load_preset", lambda name: fewer)
+    whole = load_table(CONFIG)
+    preset = whole.presets["demo"]
+    fewer = replace(whole, presets={"demo": replace(preset, data=[preset.data[0], preset.data[4]])})
+    monkeypatch.setattr(pfedpt_figures, "load_table", lambda name: fewer)
     files = make_figure("pfedpt_fig8", results_dir=tmp_path)
     assert files.png.name == "pfedpt_fig8_demo.png"
     assert files.txt.read_text().startswith("Demo: ")
@@ -246,27 +253,6 @@ def test_movement_asks_for_the_callback(fedavg: Path) -> None:
         movement(read_metrics(fedavg))
 
 
-def test_adaptation_is_sgd_of_the_named_parameters_on_a_copy(fedavg: Path) -> None:
-    method, data = restore(fedavg)
-    rows = torch.from_numpy(data.train_indices[data.new_clients[0]])
-    x, y = data.transform(data.pool.images[rows], None), data.pool.labels[rows]
-    before = {name: value.clone() for name, value in method.state_dict().items()}
-    arguments = (LocalTraining(lr=0.5), x, y, x, y, len(y), 3, (1, "key"))
-    curve = adaptation_curve(method, ["head"], *arguments)  # type: ignore[arg-type]
-    assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
-    # Whole batches: plain gradient descent on the last layer, in closed form.
-    features = method.backbone(x).detach()  # type: ignore[operator]
-    weight, bias = before["head.weight"].clone(), before["head.bias"].clone()
-    expected = []
-    for _ in range(4):
-        logits = features @ weight.T + bias
-        expected.append((logits.argmax(1) == y).double().mean().item())
-        error = (logits.softmax(1) - torch.eye(8)[y]) / len(y)
-        weight, bias = weight - 0.5 * error.T @ features, bias - 0.5 * error.sum(0)
-    assert curve == pytest.approx(expected)
-    assert curve == adaptation_curve(method, ["head"], *arguments)  # type: ignore[arg-type]
-
-
 # --- what can go wrong, in one line -----------------------------------------------------------------------------------
 
 
@@ -282,7 +268,8 @@ def test_bad_input_is_refused_before_anything_runs(
     refused("has no preset 'huge'; it has demo, paper", "pfedpt_fig5", "huge")
     refused(r"the preset paper of pfedpt_fig5 reads data sets: give .* --data_dir", "pfedpt_fig5", "paper")
     refused(r"the preset paper of pfedpt_fig8 reads data sets", "pfedpt_fig8", "paper")
-    refused(r"drawn from 2 \(newcomers_pfedpt, newcomers_fedavg\) runs, got 1", "pfedpt_fig11", run_dirs=[pfedpt])
+    refused(r"drawn from 2 \(pFedPT, CNN; pFedPT, ViT\) runs, got 1", "pfedpt_fig4", run_dirs=[pfedpt])
+    refused("is a run of FedAvg; this figure needs runs of FedAvgFT", "pfedpt_fig11", run_dirs=[fedavg])
     refused("drawn from none runs, got 1", "pfedpt_fig8", run_dirs=[pfedpt])
     refused("is a run of FedAvg; this figure needs FedAvg .* with a prompt", "pfedpt_fig9", run_dirs=[fedavg])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -310,7 +297,7 @@ def test_the_command_draws_several_and_says_where(
 def test_a_run_that_fails_or_kept_no_checkpoint(pfedpt: Path, at_root: None, tmp_path: Path) -> None:
     program = [sys.executable, "-c", "import sys; sys.exit('error: no such luck')"]
     with pytest.raises(
-        ConfigurationError, match=r"the run pfedpt-digits_dir03_cnn-s0-\w{8} failed: error: no such luck"
+        ConfigurationError, match=r"the run pfedpt_cnn-digits_dir03-s0-\w{8} failed: error: no such luck"
     ):
         make_figure("pfedpt_fig5", results_dir=tmp_path, runs_dir=tmp_path / "runs", program=program)
     bare = tmp_path / "bare"
@@ -323,9 +310,15 @@ def test_a_run_that_fails_or_kept_no_checkpoint(pfedpt: Path, at_root: None, tmp
 
 @pytest.mark.parametrize("name", ["demo", "paper"])
 def test_the_presets_name_what_is_there(name: str, at_root: None) -> None:
-    preset = load_preset(name)
-    wanted = {run for spec in FIGURES.values() for run in spec.runs}
-    assert wanted == set(preset.runs)
-    for path in [c for run in preset.runs.values() for c in run.configs] + [p.config for p in preset.partitions]:
-        assert Path(path).is_file(), path
-    assert len(preset.partitions) == 6
+    for spec in FIGURES.values():
+        table = load_table(spec.table)
+        assert set(spec.rows or ()) <= {row.label for row in table.rows}
+        for group in table.presets[name].data:
+            for row in table.rows:
+                cell = make_cell(row, name, table.presets[name], group, 0)
+                for path in [*cell.configs, *(e.partition("=")[2] for e in cell.overrides if e.startswith("--data="))]:
+                    assert Path(path).is_file(), path
+    table = load_table(CONFIG)
+    assert set(FIGURES["pfedpt_fig4"].rows or ()) == {row.label for row in table.rows}
+    assert len(table.presets[name].data) == 6
+    assert [group.label for group in table.presets[name].data].count(PARTITION) == 1

@@ -1,7 +1,7 @@
 """The figures of the pFedPT paper (Li et al., arXiv:2303.08678), from finished runs: picture, numbers and caption.
 
-``configs/figures/pfedpt.yaml`` says for each preset which runs they are drawn from. Runs are cells as those of tables:
-done once, found again by the hash of their configs (:mod:`benchmark.cells.queue`).
+They are drawn from the cells of tables, ``configs/figures/pfedpt.yaml`` where they have no table of their own: done
+once, found again by their names (:mod:`benchmark.cells.queue`).
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmark.cells.identity import Cell, content_hash
+from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.queue import run_cells
 from benchmark.cells.work import Work
 from benchmark.drawing import save_figure
@@ -21,34 +21,48 @@ from benchmark.figures.pfedpt.movement import movement_figure
 from benchmark.figures.pfedpt.newcomers import newcomers_figure
 from benchmark.figures.pfedpt.partitions import partitions_figure
 from benchmark.figures.pfedpt.sizes import sizes_figure
-from benchmark.figures.pfedpt.sources import Drawing, Preset, Sources, load_preset
+from benchmark.figures.pfedpt.sources import Drawing, Sources
 from benchmark.figures.pfedpt.tsne import tsne_figure
 from benchmark.files import write_text
 from benchmark.records.grouped_runs import read_run
 from benchmark.run.command import PROGRAM
+from benchmark.tables.cells import make_cell
+from benchmark.tables.layout import Preset, Table, load_table, preset_of, rows_of
 from benchmark.tables.run_table import run_table
 
-TABLE_OF_FIG6 = "pfedpt_fig6"
+CONFIG = "configs/figures/pfedpt.yaml"
+CNN, VIT = "pFedPT, CNN", "pFedPT, ViT"
+PARTITION = "Dirichlet(0.3), published form (sets merged)"
+"""Label of the data group of :data:`CONFIG` on which the runs of its figures are."""
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """How a figure is made: from which of a preset's runs, by which function, with which further package."""
+    """How a figure is made.
+
+    Attributes:
+        draw: what draws it.
+        rows: labels of the table's rows whose runs it is drawn from; None for those of all rows.
+        table: name or file of the table.
+        of_numbers: it is drawn from the numbers of the whole table.
+        needs: further packages, and how to install them.
+    """
 
     draw: Callable[[Sources], Drawing]
-    runs: tuple[str, ...] = ()
-    of_table: bool = False
+    rows: tuple[str, ...] | None = ()
+    table: str = CONFIG
+    of_numbers: bool = False
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
 FIGURES = {
-    "pfedpt_fig4": FigureSpec(attention_figure, ("pfedpt_cnn", "pfedpt_vit"), needs={"captum": INSTALL}),
-    "pfedpt_fig5": FigureSpec(tsne_figure, ("pfedpt_cnn",)),
-    "pfedpt_fig6": FigureSpec(sizes_figure, of_table=True),
+    "pfedpt_fig4": FigureSpec(attention_figure, (CNN, VIT), needs={"captum": INSTALL}),
+    "pfedpt_fig5": FigureSpec(tsne_figure, (CNN,)),
+    "pfedpt_fig6": FigureSpec(sizes_figure, table="pfedpt_fig6", of_numbers=True),
     "pfedpt_fig8": FigureSpec(partitions_figure),
-    "pfedpt_fig9": FigureSpec(labels_figure, ("pfedpt_cnn",)),
-    "pfedpt_fig10": FigureSpec(movement_figure, ("pfedpt_cnn",)),
-    "pfedpt_fig11": FigureSpec(newcomers_figure, ("newcomers_pfedpt", "newcomers_fedavg")),
+    "pfedpt_fig9": FigureSpec(labels_figure, (CNN,)),
+    "pfedpt_fig10": FigureSpec(movement_figure, (CNN,)),
+    "pfedpt_fig11": FigureSpec(newcomers_figure, None, table="pfedpt_fig11"),
 }
 
 
@@ -75,7 +89,7 @@ def make_figure(
 
     Args:
         name: of :data:`FIGURES`.
-        preset_name: of ``configs/figures/pfedpt.yaml``.
+        preset_name: of the figure's table.
         data_dir: folder of the data sets.
         run_dirs: finished runs to draw from in place of the preset's, in the order of the figure's; then the files are
             named after the first of them instead of the preset.
@@ -95,28 +109,29 @@ def make_figure(
     for package, advice in spec.needs.items():
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(advice)
-    preset = load_preset(preset_name)
-    folder = None if data_dir is None else Path(data_dir).expanduser().absolute()
-    if run_dirs and len(run_dirs) != len(spec.runs):
-        wanted = f"{len(spec.runs)} ({', '.join(spec.runs)})" if spec.runs else "none"
+    given = load_table(spec.table)
+    preset = preset_of(given, spec.table, preset_name)
+    if run_dirs and spec.rows is not None and len(run_dirs) != len(spec.rows):
+        wanted = f"{len(spec.rows)} ({'; '.join(spec.rows)})" if spec.rows else "none"
         raise ConfigurationError(f"{name} is drawn from {wanted} runs, got {len(run_dirs)} with --run_dir")
-    needed = [
-        *(e for run in spec.runs for e in preset.runs[run].overrides),
-        *(e for p in preset.partitions for e in p.overrides),
-    ]
-    if folder is None and not run_dirs and any("{data_dir}" in entry for entry in needed):
+    folder = None if data_dir is None else Path(data_dir).expanduser().absolute()
+    cells, partitions = _cells(spec, given, preset_name, preset), _partitions(given, preset_name, preset)
+    needed = cells or partitions.values()
+    if folder is None and not run_dirs and any("{data_dir}" in entry for cell in needed for entry in cell.overrides):
         raise ConfigurationError(
             f"the preset {preset_name} of {name} reads data sets: give their folder with --data_dir or DATA_DIR"
         )
-    table = None
-    if spec.of_table:
-        made = run_table(TABLE_OF_FIG6, preset_name, data_dir, jobs, results_dir, runs_dir, program=program)
+    numbers = None
+    if spec.of_numbers:
+        made = run_table(spec.table, preset_name, data_dir, jobs, results_dir, runs_dir, program=program)
         if made.failed:
             failed, outcome = next(iter(made.failed.items()))
             raise ConfigurationError(f"{len(made.failed)} runs of the table failed, first {failed}: {outcome.error}")
-        table = made.csv
-    runs = [Path(run) for run in run_dirs] or _finished_runs(spec, preset, folder, jobs, Path(runs_dir), program)
-    sources = Sources(runs, folder, preset, table)
+        numbers = made.csv
+    work = Work(Path(runs_dir), None, folder, tuple(program))
+    runs = [Path(run) for run in run_dirs] or _finished_runs(cells, work, jobs)
+    fits = {label: cell_command(cell, work.runs_dir / cell.name, folder, ()) for label, cell in partitions.items()}
+    sources = Sources(runs, folder, {label: command[1:] for label, command in fits.items()}, numbers)
     drawing = spec.draw(sources)
     stem = f"{name}_{runs[0].name if run_dirs else preset_name}"
     target = Path(results_dir) / "figures"
@@ -128,17 +143,24 @@ def make_figure(
     return files
 
 
-def _finished_runs(
-    spec: FigureSpec, preset: Preset, data_dir: Path | None, jobs: int | None, runs_dir: Path, program: Sequence[str]
-) -> list[Path]:
-    cells = []
-    for run in (preset.runs[name] for name in spec.runs):
-        configs, overrides = tuple(run.configs), tuple(run.overrides)
-        name = f"{run.name}-s{preset.seed}-{content_hash(configs, overrides)}"
-        cells.append(Cell(name, configs, overrides, preset.seed))
+def _cells(spec: FigureSpec, table: Table, preset_name: str, preset: Preset) -> list[Cell]:
+    """The runs that a figure is drawn from, in its order."""
+    rows = {row.label: row for row in rows_of(table, preset)}
+    labels = rows if spec.rows is None else spec.rows
+    group = next((group for group in preset.data if group.label == PARTITION), preset.data[0])
+    return [make_cell(rows[label], preset_name, preset, group, preset.seeds[0]) for label in labels]
+
+
+def _partitions(table: Table, preset_name: str, preset: Preset) -> dict[str, Cell]:
+    """By a data group's label, a run on it."""
+    row, seed = rows_of(table, preset)[0], preset.seeds[0]
+    return {group.label: make_cell(row, preset_name, preset, group, seed) for group in preset.data}
+
+
+def _finished_runs(cells: Sequence[Cell], work: Work, jobs: int | None) -> list[Path]:
     if not cells:
         return []
-    outcomes = run_cells(cells, Work(runs_dir, None, data_dir, tuple(program)), jobs)
+    outcomes = run_cells(cells, work, jobs)
     finished = []
     for cell in cells:
         outcome = outcomes[cell.name]

@@ -1,146 +1,81 @@
 """Fig. 11: how fast a client that never trained adapts."""
 
-import copy
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from benchmark.contract import LocalTraining, Stage
 from benchmark.drawing import new_figure
-from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
-from benchmark.figures.pfedpt.prompts import prompted_run
 from benchmark.figures.pfedpt.sources import Drawing, Sources
 from benchmark.figures.pfedpt.style import COLOURS, MARKERS, label_axes
-from benchmark.run.reload import become_client
-from benchmark.seeds import numpy_generator, torch_generator
-from methods import FedAvg
+from benchmark.records.grouped_runs import read_run
+from benchmark.records.stored_run import stored_run
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
+
+ADAPTED = {"prompt": "pFedPT, prompt", "head": "FedAvg, last layer", "all": "FedAvg, all layers"}
 
 
-def adaptation_curve(
-    method: FedAvg,
-    parameters: Sequence[str],
-    training: LocalTraining,
-    x: Tensor,
-    y: Tensor,
-    test_x: Tensor,
-    test_y: Tensor,
-    batch_size: int,
-    epochs: int,
-    key: Sequence[int | str],
-) -> list[float]:
-    """Accuracy of a client after 0, 1, ..., ``epochs`` passes of SGD over its images; a copy is trained.
+def adaptation(run_dir: Path) -> "pd.DataFrame":
+    """From a run of ``FedAvgFT`` a row for each new client: ``adapted``, ``client``, ``epoch``, ``accuracy``, and
+    ``training_images``.
 
-    Args:
-        method: holding the client's state (:func:`benchmark.run.reload.become_client`).
-        parameters: prefixes of what is trained; everything else rests.
-        training: learning rate, momentum and weight decay.
-        x: training images, [n, 3, H, W].
-        y: their classes, [n].
-        test_x: test images, [m, 3, H, W].
-        test_y: their classes, [m].
-        batch_size: B.
-        epochs: passes.
-        key: of the order of the images.
-
-    Returns:
-        [epochs + 1], fractions.
+    Raises:
+        ConfigurationError: the run fine-tunes no copies, or has no new clients.
     """
-    copied = copy.deepcopy(method).requires_grad_(False)
-    trained = [copied.get_parameter(name) for name in names_under(copied, parameters)]
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.SGD(trained, training.lr, training.momentum, weight_decay=training.weight_decay)
-
-    def logits(images: Tensor, *part: int | str) -> Tensor:
-        noise = copied.draw_noise(torch_generator(*key, "noise", *part), len(images), Stage.ADAPT)
-        return copied(copied.prompted(images, noise))
-
-    @torch.no_grad()
-    def accuracy() -> float:
-        right = sum(int((logits(a, "test").argmax(1) == b).sum()) for a, b in _batches(test_x, test_y))
-        return right / len(test_y)
-
-    curve = [accuracy()]
-    for epoch in range(epochs):
-        order = torch.randperm(len(y), generator=torch_generator(*key, "order", epoch))
-        for step, rows in enumerate(order.split(batch_size)):
-            optimizer.zero_grad()
-            F.cross_entropy(logits(x[rows], epoch, step), y[rows]).backward()
-            optimizer.step()
-        curve.append(accuracy())
-    return curve
+    run = read_run(run_dir)
+    epochs, part = run.get("model.init_args.finetuning.epochs"), run.get("model.init_args.finetuned")
+    if epochs is None or part not in ADAPTED:
+        raise ConfigurationError(f"{run_dir} is a run of {run.record.method}; this figure needs runs of FedAvgFT")
+    metrics = run.metrics
+    new = metrics[(metrics["split"] == "new") & (metrics["metric"] == "accuracy")]
+    if new.empty:
+        raise ConfigurationError(f"{run_dir} has no new clients; this figure needs a run with data.new_clients above 0")
+    last = new[new["round"] == new["round"].max()]
+    sizes = [client["train_size"] for client in (stored_run(run_dir).partition or {"clients": []})["clients"]]
+    return (
+        last[["client", "value"]]
+        .rename(columns={"value": "accuracy"})
+        .assign(adapted=ADAPTED[part], epoch=epochs, training_images=[sizes[client] for client in last["client"]])
+    )[["adapted", "client", "epoch", "accuracy", "training_images"]]
 
 
 def newcomers_figure(sources: Sources) -> Drawing:
-    """Fig. 11: how fast a new client's prompt adapts, against FedAvg's last layer."""
+    """Fig. 11: how fast a new client's prompt adapts, against FedAvg's last layer.
+
+    Every point is a run of its own, whose new clients fitted copies for so many epochs before they were scored; the
+    federation is the same in all of them. So there are points at a few numbers of epochs in place of every one, and a
+    client fits all of its training images, where the paper takes at most 400.
+    """
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
+    numbers = pd.concat([adaptation(run) for run in sources.runs], ignore_index=True)
     figure = new_figure(6.6, 4.4)
     axes = figure.add_subplot()
-    parts, said = [], []
-    for order, run in enumerate(sources.runs):
-        rows, trained, sizes = _newcomers(run, sources)
-        part = pd.DataFrame(rows)
-        parts.append(part)
-        name, colour = str(part["adapted"].iloc[0]), COLOURS[order]
+    said = []
+    for order, (name, part) in enumerate(numbers.groupby("adapted", sort=False)):
         for _, own in part.groupby("client"):
-            axes.plot(own["epoch"], 100 * own["accuracy"], color=colour, linewidth=0.8, alpha=0.4)
+            own = own.sort_values("epoch")
+            axes.plot(own["epoch"], 100 * own["accuracy"], color=COLOURS[order], linewidth=0.8, alpha=0.4)
         mean = 100 * part.groupby("epoch")["accuracy"].mean()
-        label = f"{name} ({trained:,} numbers)"
         axes.plot(
-            mean.index, mean, color=colour, marker=MARKERS[order], linewidth=2.4, markersize=6, label=label,
-            linestyle=("-", "--")[order % 2],
+            mean.index, mean, color=COLOURS[order], marker=MARKERS[order], linewidth=2.4, markersize=6, label=name,
+            linestyle=("-", "--", ":")[order],
         )  # fmt: skip
-        said.append(f"{name} {mean.iloc[0]:.1f} before and {mean.iloc[-1]:.1f} after {mean.index[-1]} epochs")
+        after = ", ".join(f"{value:.1f} after {epoch}" for epoch, value in mean.items())
+        said.append(f"{name} {after}")
     label_axes(
         axes, "epochs of adaptation", "accuracy (%) on own test images", "New clients adapt to the federated model"
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=10)
-    span = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(min(sizes))
+    sizes = numbers["training_images"]
+    span = f"{sizes.min()} to {sizes.max()}" if sizes.min() < sizes.max() else str(sizes.min())
     return Drawing(
         figure,
-        pd.concat(parts, ignore_index=True),
-        f"Fig. 11 of pFedPT: {len(sizes)} clients that never trained fit a part of the federated model to at most "
-        f"{sources.preset.new_client_images} images of their own (here {span}), everything else at rest; thick: mean, "
-        f"thin: each client. Mean accuracy in per cent: {'; '.join(said)}.",
+        numbers,
+        f"Fig. 11 of pFedPT: {numbers['client'].nunique()} clients that never trained fit a part of the federated "
+        f"model to their own {span} training images, everything else at rest; thick: mean, thin: each client. Each "
+        f"point is a run of its own. Mean accuracy in per cent after so many epochs: {'; '.join(said)}.",
     )
-
-
-def _newcomers(run: Path, sources: Sources) -> tuple[list[dict[str, Any]], int, list[int]]:
-    """Every new client's curve as rows, how many numbers are trained, and the clients' training images."""
-    method, data = prompted_run(run, sources.data_dir, prompt=False)
-    if not data.new_clients:
-        raise ConfigurationError(f"{run} has no new clients; this figure needs a run with data.new_clients above 0")
-    prompt = method.visual_prompt
-    parameters = ["head"] if prompt is None else ["visual_prompt"]
-    training = method.training_settings if prompt is None else prompt.training_settings
-    what = "FedAvg, last layer" if prompt is None else "pFedPT, prompt"
-    numbers = sum(method.get_parameter(name).numel() for name in names_under(method, parameters))
-    rows: list[dict[str, Any]] = []
-    sizes = []
-    for client in data.new_clients:
-        become_client(method, client)
-        key = (data.seed, "figure", "new client", client)
-        own = numpy_generator(*key).permutation(data.train_indices[client])[: sources.preset.new_client_images]
-        sides = [torch.from_numpy(side) for side in (own, data.held_out["new"][client])]
-        (x, y), (test_x, test_y) = ((data.transform(data.pool.images[s], None), data.pool.labels[s]) for s in sides)
-        curve = adaptation_curve(
-            method, parameters, training, x, y, test_x, test_y, data.batch_size, sources.preset.adaptation_epochs, key
-        )
-        sizes.append(len(y))
-        rows += [
-            {"adapted": what, "client": client, "epoch": epoch, "accuracy": accuracy, "training_images": len(y)}
-            for epoch, accuracy in enumerate(curve)
-        ]
-    return rows, numbers, sizes
-
-
-def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(x.split(256), y.split(256), strict=True)

@@ -1,33 +1,30 @@
 """Fig. 8: who holds how many images of each class."""
 
-from pathlib import Path
-
 from benchmark.drawing import new_figure
 from benchmark.figures.partition_heatmap import draw_counts
 from benchmark.figures.pfedpt.sources import Drawing, Sources
-from benchmark.run.reload import configured_data
+from benchmark.run.reload import data_of_run
 
 
 def partitions_figure(sources: Sources) -> Drawing:
     """Fig. 8: who holds how many images of each class, for every setting of the paper and both readings of it."""
     import pandas as pd
 
-    given = sources.preset.partitions
+    given = sources.partitions
     figure = new_figure(12.5, 3.3 * -(-len(given) // 2))
     grid = figure.subplots(-(-len(given) // 2), 2, squeeze=False).ravel()
     parts, said = [], []
-    for axes, spec in zip(grid, given, strict=False):
-        overrides = [entry.replace("{data_dir}", str(sources.data_dir)) for entry in spec.overrides]
-        data = configured_data(Path(spec.config), overrides)
+    for axes, (label, arguments) in zip(grid, given.items(), strict=False):
+        data = data_of_run(arguments)
         counts = data.class_counts.numpy()
         draw_counts(axes, counts, data.class_names)
-        axes.set_title(spec.label, fontsize=11)
+        axes.set_title(label, fontsize=11)
         index = pd.MultiIndex.from_product(
-            [[spec.label], range(len(counts)), data.class_names], names=["partition", "client", "class"]
+            [[label], range(len(counts)), data.class_names], names=["partition", "client", "class"]
         )
         parts.append(pd.Series(counts.ravel(), index=index, name="training_images").reset_index())
         sizes = counts.sum(axis=1)
-        said.append(f"{spec.label} {sizes.min():,} to {sizes.max():,}")
+        said.append(f"{label} {sizes.min():,} to {sizes.max():,}")
     for axes in grid[len(given) :]:
         axes.set_visible(False)
     return Drawing(
