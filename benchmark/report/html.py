@@ -3,11 +3,12 @@
 import base64
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean, stdev
 
-from benchmark.tables.numbers import mean_std
+from benchmark.tables.numbers import with_std
 
 NOTHING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -25,28 +26,32 @@ def scroll(table: str, label: str) -> str:
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{table}</div>'
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    return NOTHING if value is None or math.isnan(value) else f"{value:,.{digits}f}"
-
-
-def signed(value: float) -> str:
-    return NOTHING if math.isnan(value) else f"{value:+.2f}".replace("-", MINUS)
-
-
 def known_mean_std(values: Sequence[float | None]) -> tuple[float, float]:
-    """Mean and standard deviation of the values that are known and finite."""
-    return mean_std([value for value in values if value is not None and math.isfinite(value)])
+    """Mean and standard deviation (n - 1; NaN for one) of the values that are known and finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return fmean(known) if known else math.nan, stdev(known) if len(known) > 1 else math.nan
 
 
-def with_spread(mean: float, std: float, digits: int = 2) -> str:
-    spread = "" if math.isnan(std) else f' <span class="spread">± {std:.{digits}f}</span>'
-    return number(mean, digits) + spread
+def cell(text: str) -> str:
+    """A number as tables write it: sorted by its value, thousands set apart, its spread small, a minus that is one."""
+    value, _, spread = text.partition(" ± ")
+    exact = value if re.fullmatch(r"[+-]?[\d.]+(e\d+)?", value) else ""
+    shown = re.sub(r"^\d{4,}", lambda digits: f"{int(digits[0]):,}", escape(value) or NOTHING)
+    shown = re.sub(r"(?<!\d)-(?=\d)", MINUS, shown) + (f' <span class="spread">± {spread}</span>' if spread else "")
+    return f'<td data-value="{exact}">{shown}</td>'
 
 
 def number_cell(values: Sequence[float | None], digits: int = 2) -> str:
-    mean, std = known_mean_std(values)
-    exact = "" if math.isnan(mean) else f"{mean:.10g}"
-    return f'<td data-value="{exact}">{with_spread(mean, std, digits)}</td>'
+    return cell(with_std(*known_mean_std(values), digits))
+
+
+def row(name: str, cells: Iterable[str], attributes: str = "") -> str:
+    return f'<tr{attributes}><th scope="row">{name}</th>{"".join(cells)}</tr>'
+
+
+def table(heads: Iterable[str], rows: Iterable[str], attributes: str = ' class="sortable"') -> str:
+    head, body = "".join(heads), "".join(rows)
+    return f"<table{attributes}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def heading(label: str, numeric: bool) -> str:

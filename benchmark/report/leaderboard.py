@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from benchmark.records.grouped_runs import Experiment
-from benchmark.report.html import anchor_of, heading, number_cell, scroll, tag
+from benchmark.report.html import anchor_of, heading, number_cell, row, scroll, table, tag
 from benchmark.report.readings import POINTS, points_of, statistic_of, traffic_of
 
 BEST = "Best round, chosen on test data"
@@ -20,7 +20,6 @@ def leaderboard(experiments: Sequence[Experiment]) -> str:
         for point in points_of(each):
             last, *others = (number_cell(statistic_of(each, point, which, "average")) for which in SUMMARIES)
             cells = [
-                f'<th scope="row"><a href="#{place}">{escape(each.name)}</a></th>',
                 last,
                 f'<td class="text"><div class="data">{escape(run.dataset)}{tag(run.demo)}'
                 f'<div class="note">{escape(run.setting)}; {escape(run.backbone)}</div></div></td>',
@@ -29,13 +28,13 @@ def leaderboard(experiments: Sequence[Experiment]) -> str:
                 *(number_cell(statistic_of(each, point, "last", name)) for name in ("worst", "worst_decile", "std")),
                 number_cell([max(r.record.rounds_trained for r in each.runs)], 0),
                 number_cell([len(each.runs)], 0),
-                number_cell([value / 1e3 for value in traffic_of(each) if value is not None], 1),
+                number_cell([value / 1e3 for value in traffic_of(each)], 1),
                 number_cell([r.record.seconds["total"] for r in each.runs], 0),
-                number_cell([_scaled(r.record.peak_memory_bytes, 1e-6) for r in each.runs], 0),
+                number_cell([b / 1e6 for r in each.runs if (b := r.record.peak_memory_bytes) is not None], 0),
             ]
             given = {"method": run.method, "data": run.dataset, "reading": POINTS[point]}
             data = " ".join(f'data-{name}="{escape(value)}"' for name, value in given.items())
-            rows.append(f"<tr {data}>{''.join(cells)}</tr>")
+            rows.append(row(f'<a href="#{place}">{escape(each.name)}</a>', cells, f" {data}"))
     heads = [heading("Method", False), heading("Last round", True), heading("Data", False), heading("Read", False)]
     heads += [heading(label, True) for label in numbers]
     options = {
@@ -49,8 +48,7 @@ def leaderboard(experiments: Sequence[Experiment]) -> str:
         f"{''.join(f'<option>{escape(value)}</option>' for value in values)}</select></label>"
         for name, values in options.items()
     )
-    head, body = f"<thead><tr>{''.join(heads)}</tr></thead>", f"<tbody>{''.join(rows)}</tbody>"
-    table = f'<table id="board" class="sortable">{head}{body}</table>'
+    board = table(heads, rows, ' id="board" class="sortable"')
     return (
         "<p>Test accuracy in per cent, averaged over clients; ± is the standard deviation over seeds. A heading sorts. "
         "The best round is chosen on test data, so it flatters. Worst client, worst decile and spread are of the last "
@@ -58,9 +56,5 @@ def leaderboard(experiments: Sequence[Experiment]) -> str:
         f'<form id="filters"><label>Search<input type="search" name="words" autocomplete="off"></label>{selects}'
         '<button type="reset">Show all</button></form>'
         '<p class="note" id="shown" role="status"></p>'
-        f"{scroll(table, 'Leaderboard')}"
+        f"{scroll(board, 'Leaderboard')}"
     )
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -13,7 +13,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.figures.partition_heatmap import partition_heatmap
 from benchmark.records.grouped_runs import Experiment
 from benchmark.records.stored_run import stored_run
-from benchmark.report.html import figure, heading, known_mean_std, picture, scroll
+from benchmark.report.html import figure, heading, known_mean_std, picture, row, scroll, table
 from benchmark.report.readings import POINTS, last_by_client, learning_curve, points_of, statistic_of, traffic_of
 from benchmark.report.svg import heat_map, key, line_chart, scatter_chart, strip_chart
 
@@ -59,10 +59,8 @@ def place_page(experiments: Sequence[Experiment]) -> str:
     for point, words in POINTS.items():
         dots = []
         for each in experiments:
-            traffic, accuracy = (
-                known_mean_std(traffic_of(each))[0],
-                known_mean_std(statistic_of(each, point, "last", "average"))[0],
-            )
+            traffic, _ = known_mean_std(traffic_of(each))
+            accuracy, _ = known_mean_std(statistic_of(each, point, "last", "average"))
             if math.isfinite(accuracy):
                 dots.append((each.name, styles[each.name], traffic / 1e3, accuracy))
         if dots:
@@ -83,14 +81,11 @@ def _worst(experiments: Sequence[Experiment]) -> str:
         worst = sorted(last_by_client(each, point), key=lambda entry: entry[1])[:WORST_SHOWN]
         cells = [f'<td data-value="{value:.10g}">{escape(client)} {value:.2f}</td>' for client, value in worst]
         cells += ['<td data-value=""></td>'] * (WORST_SHOWN - len(worst))
-        rows.append(
-            f'<tr><th scope="row">{escape(each.name)}</th><td class="text">{POINTS[point]}</td>{"".join(cells)}</tr>'
-        )
+        rows.append(row(escape(each.name), [f'<td class="text">{POINTS[point]}</td>', *cells]))
     places = ["Worst", "Second", "Third", "Fourth", "Fifth"]
     heads = [heading("Method", False), heading("Read", False), *(heading(place, True) for place in places)]
-    table = f'<table class="sortable"><thead><tr>{"".join(heads)}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     note = "Test accuracy of the last round, in per cent; of several seeds, the mean."
-    return f'<h3>Worst clients</h3><p class="note">{note}</p>{scroll(table, "Worst clients")}'
+    return f'<h3>Worst clients</h3><p class="note">{note}</p>{scroll(table(heads, rows), "Worst clients")}'
 
 
 def _partition(experiments: Sequence[Experiment]) -> str:

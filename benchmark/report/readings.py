@@ -48,6 +48,6 @@ def last_by_client(experiment: Experiment, point: str) -> list[tuple[str, float]
     return [(name, float(value)) for name, value in zip(names, means, strict=True) if math.isfinite(value)]
 
 
-def traffic_of(experiment: Experiment) -> list[float | None]:
+def traffic_of(experiment: Experiment) -> list[float]:
     """Bytes up and down of a participating client in a round."""
     return [run.record.communication["up_bytes"] + run.record.communication["down_bytes"] for run in experiment.runs]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
-from benchmark.report.readings import accuracy_of
+from benchmark.report.readings import POINTS, statistic_of
 from benchmark.tables.layout import Table, load_table
 from benchmark.tables.paper import read_paper
 
@@ -184,10 +184,10 @@ def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:
     said = []
     for statistic, which in dict.fromkeys([reported, ("average", "last"), ("pooled", "last")]):
         found = []
-        for point, words in (("server", "after aggregation"), ("local", "after local training")):
-            entries = [accuracy_of(run, point).get(which, {}).get(statistic) for run in experiment.runs]
-            values = [100 * value for value in entries if value is not None]
-            if values and len(values) == len(entries):
+        for point, words in POINTS.items():
+            known = statistic_of(experiment, point, which, statistic)
+            values = [value for value in known if value is not None]
+            if values and len(values) == len(known):
                 found.append(f"{math.fsum(values) / len(values):.2f} {words}")
         if found:
             said.append(f"{STATISTICS[statistic]}, {ROUNDS[which]}: {', '.join(found)}")

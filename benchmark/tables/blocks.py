@@ -1,126 +1,122 @@
-"""The blocks of a table as text: ours beside the paper's, statistics and costs, paired comparisons."""
+"""The blocks of a table as text: ours beside the paper's, statistics and costs, paired comparisons.
 
-import math
-from collections.abc import Sequence
+``numbers`` are rows of :func:`benchmark.tables.frame.long_frame`, of one panel or one data group.
+"""
+
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmark.tables.layout import Table
-from benchmark.tables.lines import Read, against
-from benchmark.tables.numbers import digits_of, floats, mean_std, number, published_number, signed, span, with_std
-from benchmark.tables.paper import paper_value
+from benchmark.tables.numbers import digits_of, each_once, floats, number, published_number, signed, with_std
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 
-STATISTIC_COLUMNS = (
-    ("Last", "last", "average"),
-    ("Last ten", "last10", "average"),
-    ("Best (chosen on test data)", "best_on_test", "average"),
-    ("Worst client", "", "worst"),
-    ("Worst decile", "", "worst_decile"),
-    ("Spread over clients", "", "std"),
-)
+STATISTIC_COLUMNS = {
+    "Last": ("last", "average"),
+    "Last ten": ("last10", "average"),
+    "Best (chosen on test data)": ("best_on_test", "average"),
+    "Worst client": ("", "worst"),
+    "Worst decile": ("", "worst_decile"),
+    "Spread over clients": ("", "std"),
+}
+"""Summary and statistic of each column; without a summary, the table's own."""
 
 
 @dataclass(frozen=True)
 class Block:
+    """A heading, and under it a table of texts."""
+
     heading: str
-    header: list[str]
-    body: list[list[str]]
+    frame: "pd.DataFrame"
 
 
-def our_block(panel: str, reads: Sequence[Read], paper: "pd.DataFrame", table: Table) -> Block:
-    """The groups of a panel side by side: per method a line of ours and, where the paper has numbers, its line and the
-    difference.
+def our_block(panel: str, numbers: "pd.DataFrame") -> Block:
+    """The data groups of a panel side by side: per method a line of ours and, where the paper has numbers, its line and
+    the difference.
     """
-    placed = [(position, column) for position, read in enumerate(reads) for column in read.columns]
-    several = len(reads) > 1
-    labels = [
-        str(column.label)
-        if not several
-        else reads[position].group.label
-        if len(reads[position].columns) == 1
-        else f"{reads[position].group.label}: {column.label}"
-        for position, column in placed
-    ]
-    compared = any(column.paper for _, column in placed)
-    header = ["Method", *(["Source"] if compared else []), *labels, "Floats up", "MB up + down", "Rounds", "Seconds"]
-    body = []
-    for lines in zip(*(read.lines for read in reads), strict=True):
-        name, done = lines[0].name, min(len(line.records) for line in lines)
-        if done and done < lines[0].seeds:
-            name += f" ({done} of {lines[0].seeds} seeds)"
-        cells = [
-            with_std(lines[position].values[str(column.label)], digits_of(column.metric or table.metric))
-            if lines[position].records
-            else "failed"
-            for position, column in placed
-        ]
-        tails = [
-            (
-                floats(mean_std(line.communicated("up_floats"))[0]),
-                number(mean_std(line.communicated("up_bytes", "down_bytes"))[0] / 1e6, 3),
-                span(line.rounds()),
-                number(mean_std(line.seconds())[0], 0),
-            )
-            for line in lines
-            if line.records
-        ]
-        tail = [" / ".join(dict.fromkeys(column)) for column in zip(*tails, strict=True)] if tails else [""] * 4
-        body.append([name, *(["ours"] if compared else []), *cells, *tail])
-        if not compared or lines[0].reading:
-            continue
-        published = [
-            paper_value(paper, lines[0].method, column.paper) if column.paper else None for _, column in placed
-        ]
-        costs = [paper_value(paper, lines[0].method, read.group.cost) for read in reads if read.group.cost]
-        cost = " / ".join(dict.fromkeys(published_number(value) for value in costs if value is not None))
-        if not cost and all(value is None for value in published):
-            continue
-        body.append(["", "paper", *map(published_number, published), cost, "", "", ""])
-        differences = [
-            ""
-            if value is None or not lines[position].values[str(column.label)]
-            else signed(mean_std(lines[position].values[str(column.label)])[0] - value)
-            for value, (position, column) in zip(published, placed, strict=True)
-        ]
-        body.append(["", "difference", *differences, "", "", "", ""])
-    return Block(_heading(panel, table), header, body)
+    import pandas as pd
+
+    numbers = numbers[numbers["kind"] == "column"]
+    compared = bool(numbers["paper"].notna().any())
+    if numbers["dataset"].nunique() > 1:
+        alone = numbers.groupby("dataset")["column"].transform("nunique") == 1
+        named = numbers["label"].where(alone, numbers["label"] + ": " + numbers["column"])
+        numbers = numbers.assign(column=named)
+    rows: list[dict[str, Any]] = []
+    for name, line in numbers.groupby("name", sort=False):
+        done, asked = line["finished"].min(), line["asked"].max()
+        missing = f" ({done} of {asked} seeds)" if 0 < done < asked else ""
+        ours = {each["column"]: _mean_std(each) if each["finished"] else "failed" for each in line.to_dict("records")}
+        runs = line[line["finished"] > 0].drop_duplicates("dataset")
+        costs = {
+            "Floats up": each_once(runs["floats_up"].map(floats)),
+            "MB up + down": each_once(number(value / 1e6, 3) for value in runs["bytes_up"] + runs["bytes_down"]),
+            "Rounds": each_once(runs["rounds"]),
+            "Seconds": each_once(number(value, 0) for value in runs["seconds"]),
+        }
+        source = {"Source": "ours"} if compared else {}
+        rows.append({"Method": f"{name}{missing}", **source, **ours, **costs})
+        cost = each_once(published_number(value) for value in line["cost"].dropna().unique())
+        if compared and (cost or line["paper"].notna().any()):
+            theirs, gaps = line["paper"].map(published_number), line["difference"].map(signed)
+            rows.append({"Source": "paper", **dict(zip(line["column"], theirs, strict=True)), "Floats up": cost})
+            rows.append({"Source": "difference", **dict(zip(line["column"], gaps, strict=True))})
+    best = ", best round, chosen on test data" if (numbers["summary"] == "best_on_test").all() else ""
+    return Block(panel + best, pd.DataFrame(rows).fillna(""))
 
 
-def statistics_block(read: Read, table: Table) -> Block:
+def statistics_block(dataset: str, numbers: "pd.DataFrame") -> Block:
     """Rounds, clients and costs of each method on one data group."""
-    digits = digits_of(table.metric)
-    header = ["Method", *(label for label, _, _ in STATISTIC_COLUMNS), "kB up", "kB down", "Seconds", "Peak MB"]
-    body = []
-    for line in read.lines:
-        if not line.records:
-            continue
-        values = [
-            with_std(line.statistics.get((summary or table.summary, statistic), []), digits)
-            for _, summary, statistic in STATISTIC_COLUMNS
-        ]
-        up, down = (number(mean_std(line.communicated(name))[0] / 1e3, 1) for name in ("up_bytes", "down_bytes"))
-        peak = mean_std(line.peaks())[0] / 1e6
-        body.append([line.name, *values, up, down, number(mean_std(line.seconds())[0], 0), number(peak, 0)])
-    return Block(f"{read.group.label}: rounds, clients and costs", header, body)
+    import pandas as pd
+
+    own = numbers.loc[numbers["kind"] == "column", "summary"].iloc[0]
+    rows = []
+    for name, line in numbers[numbers["finished"] > 0].groupby("name", sort=False):
+        found = {
+            (each["summary"], each["column"]): _mean_std(each)
+            for each in line[line["kind"] == "statistic"].to_dict("records")
+        }
+        run = line.iloc[0]
+        rows.append(
+            [
+                name,
+                *(found.get((summary or own, statistic), "") for summary, statistic in STATISTIC_COLUMNS.values()),
+                number(run["bytes_up"] / 1e3, 1),
+                number(run["bytes_down"] / 1e3, 1),
+                number(run["seconds"], 0),
+                number(run["peak_memory_bytes"] / 1e6, 0),
+            ]
+        )
+    header = ["Method", *STATISTIC_COLUMNS, "kB up", "kB down", "Seconds", "Peak MB"]
+    return Block(f"{dataset}: rounds, clients and costs", pd.DataFrame(rows, columns=header))
 
 
-def paired_block(read: Read, baseline: str, table: Table) -> Block | None:
-    """Every method minus the baseline, paired by seed and client; None where the baseline has no run."""
-    reference = next(line for line in read.lines if line.method == baseline and not line.reading)
-    digits = digits_of(table.metric)
-    body = []
-    for line in read.lines:
-        found = None if line is reference else against(line, reference)
-        if found is None:
-            continue
-        interval = "" if math.isnan(found.low) else f"{signed(found.low, digits)} to {signed(found.high, digits)}"
-        body.append([line.name, signed(found.mean, digits), interval, str(found.pairs), str(found.seeds), found.over])
-    header = ["Method", "Difference", "95 % interval", "Pairs", "Seeds", "Interval over"]
-    return Block(f"{read.group.label}: against {baseline}, paired", header, body) if body else None
+def paired_block(dataset: str, numbers: "pd.DataFrame") -> Block | None:
+    """Every method minus the baseline, paired by seed and client; None where there is nothing to compare."""
+    import pandas as pd
+
+    paired = numbers[numbers["kind"] == "paired"]
+    rows = []
+    for each in paired.to_dict("records"):
+        digits = digits_of(each["metric"])
+        low, high = signed(each["low"], digits), signed(each["high"], digits)
+        rows.append(
+            {
+                "Method": each["name"],
+                "Difference": signed(each["ours"], digits),
+                "95 % interval": f"{low} to {high}" if low else "",
+                "Pairs": f"{each['pairs']:.0f}",
+                "Seeds": f"{each['seeds']:.0f}",
+                "Interval over": each["over"],
+            }
+        )
+    if not rows:
+        return None
+    baseline = paired["column"].iloc[0].removeprefix("minus ")
+    return Block(f"{dataset}: against {baseline}, paired", pd.DataFrame(rows))
 
 
 def paper_blocks(table: Table, paper: "pd.DataFrame") -> list[Block]:
@@ -130,17 +126,12 @@ def paper_blocks(table: Table, paper: "pd.DataFrame") -> list[Block]:
     blocks = []
     for dataset, part in paper.groupby("dataset", sort=False):
         names = [name for name in ("setting", "metric", "backbone") if part[name].nunique() > 1 or name == "setting"]
-        part = part.assign(column=part[names].agg(", ".join, axis=1))
-        columns = list(dict.fromkeys(part["column"]))
-        numbers = {(method, column): value for method, column, value in part[["method", "column", "value"]].to_numpy()}
-        body = [
-            [label, *(published_number(numbers.get((label, column))) for column in columns)]
-            for label in labels
-            if label in set(part["method"])
-        ]
-        blocks.append(Block(f"{dataset} (paper)", ["Method", *columns], body))
+        part = part.assign(column=part[names].agg(", ".join, axis=1)).drop_duplicates(["method", "column"], keep="last")
+        wide = part.pivot(index="method", columns="column", values="value")[part["column"].unique()]
+        wide = wide.loc[[label for label in labels if label in wide.index]].map(published_number)
+        blocks.append(Block(f"{dataset} (paper)", wide.rename_axis("Method").reset_index()))
     return blocks
 
 
-def _heading(text: str, table: Table) -> str:
-    return f"{text}, best round, chosen on test data" if table.summary == "best_on_test" else text
+def _mean_std(number: dict[Hashable, Any]) -> str:
+    return with_std(number["ours"], number["std"], digits_of(number["metric"]))

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.cells.identity import Cell
-from benchmark.cells.outcome import Outcome
 from benchmark.drawing import new_figure, save_figure
-from benchmark.records.stored_run import stored_run
-from benchmark.tables.layout import Preset, Table, rows_of
+from benchmark.tables.layout import Table
+from benchmark.tables.lines import Line
+from benchmark.tables.numbers import PERCENT
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -66,37 +65,27 @@ def learning_curves(panels: Sequence[tuple[str, Sequence[Curve]]], y_label: str,
     save_figure(figure, path)
 
 
-def draw_curves(
-    table: Table,
-    preset: Preset,
-    cells: dict[tuple[str, str, int], Cell],
-    outcomes: dict[str, Outcome],
-    path: Path,
-) -> None:
-    """The table's metric over the rounds, averaged over clients; no picture if no cell is finished."""
-    panels = []
-    for group in preset.data:
-        curves = []
-        for row in rows_of(table, preset):
-            runs = [outcomes[cells[group.name, row.label, seed].name].run_dir for seed in preset.seeds]
-            for reading, point in {"": row.point, **row.also}.items():
-                seeds = [_average_by_round(run, point, table) for run in runs if run is not None]
-                if seeds:
-                    common = seeds[0].index[np.all([np.isin(seeds[0].index, s.index) for s in seeds], axis=0)]
-                    name = f"{row.label}, {reading}" if reading else row.label
-                    curves.append(
-                        Curve(name, common.to_numpy(), [np.asarray(s.loc[common], np.float64) for s in seeds])
-                    )
-        if curves:
-            panels.append((group.label if group.panel is None else f"{group.panel}, {group.label}", curves))
+def draw_curves(table: Table, lines: Sequence[Line], path: Path) -> None:
+    """The table's metric over the rounds, averaged over clients; no picture if no line has a run."""
+    import pandas as pd
+
+    panels: dict[str, list[Curve]] = {}
+    for line in lines:
+        if line.runs:
+            averages = [_average_by_round(run.metrics, line.point, table) for run in line.runs.values()]
+            shared = pd.concat(averages, axis=1, join="inner")
+            heading = ", ".join(filter(None, [line.group.panel, line.group.label]))
+            curve = Curve(line.name, shared.index.to_numpy(), list(shared.to_numpy().T))
+            panels.setdefault(heading, []).append(curve)
     if panels:
-        learning_curves(panels, f"{table.metric.replace('_', ' ')} on {table.split}, %, average over clients", path)
+        unit = ", %" if table.metric in PERCENT else ""
+        y_label = f"{table.metric.replace('_', ' ')} on {table.split}{unit}, average over clients"
+        learning_curves(list(panels.items()), y_label, path)
 
 
-def _average_by_round(run_dir: Path, point: str, table: Table) -> "pd.Series[float]":
+def _average_by_round(metrics: "pd.DataFrame", point: str, table: Table) -> "pd.Series[float]":
     """Per round the mean over clients of the table's metric, in per cent (losses as they are)."""
-    metrics = stored_run(run_dir).metrics
     part = metrics[
         (metrics["point"] == point) & (metrics["split"] == table.split) & (metrics["metric"] == table.metric)
     ]
-    return part.groupby("round")["value"].mean() * (1 if table.metric == "loss" else 100)
+    return part.groupby("round")["value"].mean() * (100 if table.metric in PERCENT else 1)

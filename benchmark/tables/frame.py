@@ -1,10 +1,13 @@
-"""The long form of a table: one row per number."""
+"""The long form of a table: one row per number, which everything else is made of."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from benchmark.tables.layout import Table
-from benchmark.tables.lines import Read, against
-from benchmark.tables.numbers import mean_std, span
+from benchmark.tables.layout import PaperNumber, Table
+from benchmark.tables.lines import Line, Number
+from benchmark.tables.numbers import each_once, span
+from benchmark.tables.paired import paired_comparison
 from benchmark.tables.paper import paper_value
 
 if TYPE_CHECKING:  # slow to import
@@ -20,41 +23,92 @@ LONG_COLUMNS = (
 summary, "paired" a difference to the baseline with its interval ``low`` to ``high``, "note" the preset's note (its text
 stands under ``column``). Accuracies in per cent."""
 
+NUMBER = ["line", "kind", "summary", "column"]
+COSTS = ["floats_up", "bytes_up", "bytes_down", "seconds", "peak_memory_bytes"]
 
-def long_rows(read: Read, table: Table, paper: "pd.DataFrame", baseline: str | None) -> list[dict[str, Any]]:
-    """One entry per number of a group: its columns, every summary and statistic, and the paired comparisons."""
-    rows: list[dict[str, Any]] = []
-    reference = next((line for line in read.lines if line.method == baseline and not line.reading), None)
-    for line in read.lines:
-        shared: dict[str, Any] = {
-            "dataset": read.group.label,
-            "method": line.method,
-            "reading": line.reading,
-            "point": line.point,
-            "seeds": len(line.records),
-            "floats_up": mean_std(line.communicated("up_floats"))[0],
-            "bytes_up": mean_std(line.communicated("up_bytes"))[0],
-            "bytes_down": mean_std(line.communicated("down_bytes"))[0],
-            "rounds": span(line.rounds()),
-            "seconds": mean_std(line.seconds())[0],
-            "peak_memory_bytes": mean_std(line.peaks())[0],
-            "error": " / ".join(dict.fromkeys(line.errors)),
-        }
-        of_table: dict[str, Any] = {"split": table.split, "metric": table.metric}
-        for column in read.columns:
-            mean, std = mean_std(line.values[str(column.label)])
-            published = paper_value(paper, line.method, column.paper) if column.paper and not line.reading else None
-            entry: dict[str, Any] = {"split": column.split or table.split, "metric": column.metric or table.metric}
-            entry |= {"kind": "column", "column": column.label, "summary": table.summary, "ours": mean, "std": std}
-            entry |= {"paper": published, "difference": None if published is None else mean - published}
-            rows.append(shared | entry)
-        for (summary, statistic), values in line.statistics.items():
-            mean, std = mean_std(values)
-            entry = {"kind": "statistic", "column": statistic, "summary": summary, "ours": mean, "std": std}
-            rows.append(shared | of_table | entry)
-        found = against(line, reference) if reference is not None and line is not reference else None
-        if found is not None:
-            entry = {"kind": "paired", "column": f"minus {baseline}", "summary": table.summary, "ours": found.mean}
-            entry |= {"low": found.low, "high": found.high, "pairs": found.pairs, "seeds": found.seeds}
-            rows.append(shared | of_table | entry)
-    return rows
+
+def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "pd.DataFrame":
+    """All numbers of a table over their seeds, in the order of the lines: columns, statistics, comparison.
+
+    Beside :data:`LONG_COLUMNS`, but for those of the whole table, stand the data group's ``panel`` and its ``label`` in
+    it, the line's ``name``, its seeds that were ``asked`` for and those that are ``finished``, ``cost`` (the paper's
+    floats up) and ``over`` (what a comparison's interval speaks of).
+
+    Raises:
+        ConfigurationError: several published numbers fit a column.
+    """
+    import pandas as pd
+
+    def published(line: Line, number: PaperNumber | None) -> float | None:
+        return None if number is None or line.reading else paper_value(paper, line.method, number)
+
+    numbers = pd.DataFrame([number for line in lines for number in line.numbers], columns=Number._fields)
+    over = over_seeds(numbers)
+    columns = pd.DataFrame(
+        [
+            {
+                **{"line": line.position, "kind": "column", "summary": table.summary, "column": column.heading},
+                **{"split": column.split or table.split, "metric": column.metric or table.metric},
+                "paper": published(line, column.paper),
+            }
+            for line in lines
+            for column in line.columns
+        ]
+    )
+    statistics = numbers.loc[numbers["kind"] == "statistic", NUMBER].drop_duplicates()
+    shown = pd.concat([columns, statistics]).join(over, on=NUMBER)
+    shown["difference"] = shown["ours"] - shown["paper"].astype("float64")
+    of_lines = pd.DataFrame(
+        [
+            {
+                **{"dataset": line.dataset, "label": line.group.label, "panel": line.group.panel or line.dataset},
+                **{"name": line.name, "method": line.method, "reading": line.reading, "point": line.point},
+                **{"asked": line.seeds, "finished": len(line.runs)},
+                "cost": published(line, line.group.cost),
+                "rounds": span([record.rounds_trained for record in line.records.values()]),
+                "error": each_once(line.errors),
+            }
+            for line in lines
+        ]
+    )
+    costs = over.reset_index().query("kind == 'cost'").pivot(index="line", columns="column", values="ours")
+    frame = pd.concat([shown, _paired(lines, table)]).join(of_lines.join(costs.reindex(columns=COSTS)), on="line")
+    frame["kind"] = pd.Categorical(frame["kind"], ["column", "statistic", "paired"])
+    frame["seeds"] = frame["seeds"].fillna(frame["finished"]).astype("Int64")
+    frame = frame.fillna({"split": table.split, "metric": table.metric})
+    return frame.sort_values(["line", "kind"], kind="stable", ignore_index=True)
+
+
+def over_seeds(numbers: "pd.DataFrame") -> "pd.DataFrame":
+    """Mean ``ours`` and standard deviation ``std`` over seeds, by :data:`NUMBER`.
+
+    The denominator is n - 1, and the deviation of one seed NaN. Where a seed's number is NaN, so are both.
+    """
+    import pandas as pd
+
+    seeds = numbers.pivot(index=NUMBER, columns="seed", values="value")
+    known = seeds.count(axis=1) == numbers.groupby(NUMBER).size()
+    return pd.DataFrame({"ours": seeds.mean(axis=1).where(known), "std": seeds.std(axis=1).where(known)})
+
+
+def _paired(lines: Sequence[Line], table: Table) -> "pd.DataFrame":
+    """Every line minus the baseline of its data group, over the seeds that both ran on the same partition."""
+    import pandas as pd
+
+    baselines = {line.dataset: line for line in lines if line.method == table.baseline and not line.reading}
+    rows = []
+    for line in lines:
+        baseline = baselines.get(line.dataset)
+        if baseline is None or baseline is line:
+            continue
+        partitions = {seed: record.manifest_hash for seed, record in line.records.items()}
+        known = {seed: record.manifest_hash for seed, record in baseline.records.items()}
+        shared = [seed for seed, partition in partitions.items() if known.get(seed) == partition]
+        ours, theirs = ([side.clients[seed] for seed in shared] for side in (line, baseline))
+        try:
+            found = asdict(paired_comparison(ours, theirs, same_clients=len({known[seed] for seed in shared}) == 1))
+        except ValueError:  # no seed, or a seed where no client has a value on both sides
+            continue
+        at = {"line": line.position, "kind": "paired", "summary": table.summary, "column": f"minus {table.baseline}"}
+        rows.append({**at, **found, "ours": found["mean"]})
+    return pd.DataFrame(rows, columns=[*NUMBER, "ours", "low", "high", "pairs", "seeds", "over"])

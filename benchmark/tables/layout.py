@@ -61,6 +61,13 @@ from benchmark.yaml_files import as_declared, read_mapping
 Point = Literal["server", "local"]
 Statistic = Literal["average", "worst", "worst_decile", "std", "pooled"]
 Summary = Literal["last", "last10", "best_on_test"]
+STATISTIC_LABELS = {
+    "average": "Avg",
+    "worst": "Worst",
+    "worst_decile": "Worst decile",
+    "std": "Std",
+    "pooled": "Pooled",
+}
 RUNNER_OPTIONS = ("--config", "--run_dir", "--seed_everything", "--ckpt_path")
 
 
@@ -87,6 +94,11 @@ class Column:
     split: str | None = None
     harmonic: list[str] = field(default_factory=list)
     paper: PaperNumber | None = None
+
+    @property
+    def heading(self) -> str:
+        """The label, or what stands in its place."""
+        return self.label or ("HM" if self.harmonic else self.client or STATISTIC_LABELS[self.statistic])
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -215,6 +227,10 @@ def _check_table(table: Table, path: Path) -> None:
             raise ConfigurationError(f"{path}: the preset {preset_name} names {unknown[0]!r}, which is no row's label")
         if len({group.name for group in preset.data}) < len(preset.data):
             raise ConfigurationError(f"{path}: two data groups of the preset {preset_name} have the same name")
+        if len({(group.panel, group.label) for group in preset.data}) < len(preset.data):
+            raise ConfigurationError(
+                f"{path}: two data groups of the preset {preset_name} have the same panel and label"
+            )
     for row in table.rows:
         if row.method is None and not row.configs:
             raise ConfigurationError(f"{path}: row {row.label} names no method of configs/methods and no configs")
@@ -239,6 +255,9 @@ def check_seeds(seeds: Sequence[int], where: str = "") -> None:
 
 def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
     left: list[str] = []
+    headings = [column.heading for column in group.columns]
+    if twice := [heading for heading in headings if headings.count(heading) > 1]:
+        raise ConfigurationError(f"{path}: two columns of {group.name} are called {twice[0]!r}: give one a label")
     for column in group.columns:
         metric, split = column.metric or table.metric, column.split or table.split
         if metric not in METRICS or split not in SPLITS:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmark.records.record import RunRecord
 from benchmark.tables.layout import Preset, Table
-from benchmark.tables.lines import SUMMARY_NOTES, Read, summaries
+from benchmark.tables.lines import SUMMARY_NOTES, Line, summaries
 from benchmark.tables.numbers import PERCENT
 
 POINT_NOTES = {
@@ -18,9 +18,8 @@ PAIRED_NOTE = (
 
 
 def footnotes(
-    table: Table, preset: Preset, reads: Sequence[Read], records: Sequence[RunRecord], paired: bool
+    table: Table, preset: Preset, lines: Sequence[Line], records: Sequence[RunRecord], paired: bool
 ) -> list[str]:
-    lines = [line for read in reads for line in read.lines]
     unit = ", in per cent" if table.metric in PERCENT else ""
     seeds = f"one seed ({preset.seeds[0]}), hence no standard deviation"
     if len(preset.seeds) > 1:

@@ -1,9 +1,7 @@
-"""Numbers as text, and the mean and spread of a few."""
+"""Numbers as text."""
 
 import math
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
 
@@ -12,24 +10,16 @@ def scaled(value: float | None, metric: str) -> float:
     return math.nan if value is None else 100 * value if metric in PERCENT else value
 
 
-def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and standard deviation over seeds (n - 1 in the denominator; NaN for one seed)."""
-    if not values:
-        return math.nan, math.nan
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-
-
 def number(value: float, digits: int = 2) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def with_std(values: Sequence[float], digits: int) -> str:
-    mean, std = mean_std(values)
+def with_std(mean: float, std: float, digits: int = 2) -> str:
     return number(mean, digits) + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
 def signed(value: float, digits: int = 2) -> str:
-    return f"{value:+.{digits}f}"
+    return "" if math.isnan(value) else f"{value:+.{digits}f}"
 
 
 def floats(value: float) -> str:
@@ -40,13 +30,17 @@ def floats(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def published_number(value: float | None) -> str:
+def published_number(value: float) -> str:
     """A published number: accuracies with two digits, costs in powers of ten."""
-    return "" if value is None else number(value) if value < 1000 else floats(value)
+    return floats(value) if value >= 1000 else number(value)
 
 
 def span(values: Sequence[int]) -> str:
     return "" if not values else str(min(values)) if min(values) == max(values) else f"{min(values)}-{max(values)}"
+
+
+def each_once(texts: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(texts))
 
 
 def digits_of(metric: str) -> int:

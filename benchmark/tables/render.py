@@ -10,9 +10,9 @@ from benchmark.cells.outcome import Outcome
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run
 from benchmark.tables.blocks import Block, our_block, paired_block, paper_blocks, statistics_block
-from benchmark.tables.frame import LONG_COLUMNS, long_rows
+from benchmark.tables.frame import LONG_COLUMNS, long_frame
 from benchmark.tables.layout import Preset, Table, rows_of
-from benchmark.tables.lines import Read, expanded, read_line
+from benchmark.tables.lines import Line, expanded, read_seeds
 from benchmark.tables.notes import footnotes
 from benchmark.tables.paper import read_paper
 
@@ -21,13 +21,15 @@ from benchmark.tables.paper import read_paper
 class Rendered:
     """A table as Markdown, CSV (long: one line per number, :data:`LONG_COLUMNS`) and LaTeX.
 
-    ``problems``: finished cells without the numbers that the table shows, one sentence each.
+    ``problems``: finished cells without the numbers that the table shows, one sentence each. ``lines``: what it was
+    made of.
     """
 
     markdown: str
     csv: str
     latex: str
     problems: list[str]
+    lines: list[Line]
 
 
 def render(
@@ -52,13 +54,47 @@ def render(
         ConfigurationError: the paper's CSV cannot be read, or a column names a number that is not unique.
     """
     import pandas as pd
-    from tabulate import tabulate
 
     paper = read_paper(table.paper)
-    reads: list[Read] = []
+    lines, records, failed = _read(table, preset, cells, outcomes)
+    numbers = long_frame(lines, table, paper)
+    groups = list(numbers.groupby("dataset", sort=False))
+    blocks = [our_block(str(panel), part) for panel, part in numbers.groupby("panel", sort=False)]
+    blocks += [statistics_block(str(dataset), part) for dataset, part in groups]
+    paired = [block for dataset, part in groups if (block := paired_block(str(dataset), part)) is not None]
+    notes = footnotes(table, preset, lines, records, bool(paired))
+    known = {outcome.error for outcome in failed.values()}
+    unread = list(dict.fromkeys(error for line in lines for error in line.errors if error not in known))
+    problems = [*(f"{cell}: {outcome.error}" for cell, outcome in failed.items()), *unread]
+    aside = "The paper's numbers, on other data with another backbone: not comparable with the numbers above."
+    published = paper_blocks(table, paper) if not any(c.paper for g in preset.data for c in g.columns) else []
+    title = title_of(table, preset_name)
+
+    parts = [f"# {_markdown(title)}\n", *([f"{_markdown(preset.note)}\n"] if preset.note else [])]
+    parts += map(_markdown_block, [*blocks, *paired])
+    if problems:
+        parts.append("Failed:\n\n" + "".join(f"- {_markdown(problem)}\n" for problem in problems))
+    parts.append("Notes:\n\n" + "".join(f"- {_markdown(note)}\n" for note in notes))
+    if published:
+        parts += [f"# {_markdown(aside)}\n", *map(_markdown_block, published)]
+    latex = [f"% {title}\n", *map(_latex_block, [*blocks, *paired]), *(f"% {note}\n" for note in notes)]
+    latex += [f"% failed: {problem}\n" for problem in problems]
+    if published:
+        latex += [f"% {aside}\n", *map(_latex_block, published)]
+    numbers = pd.concat([numbers, pd.DataFrame([{"kind": "note", "column": preset.note}] if preset.note else [])])
+    numbers = numbers.assign(table=name, preset=preset_name, title=title).reindex(columns=list(LONG_COLUMNS))
+    return Rendered("\n".join(parts), numbers.to_csv(index=False), "\n".join(latex), unread, lines)
+
+
+def _read(
+    table: Table, preset: Preset, cells: dict[tuple[str, str, int], Cell], outcomes: dict[str, Outcome]
+) -> tuple[list[Line], list[RunRecord], dict[str, Outcome]]:
+    """All lines of the table, the records of its runs, and the cells that have none."""
+    labels = {group.label for group in preset.data}
+    rows = rows_of(table, preset)
+    lines: list[Line] = []
     records: dict[Path, RunRecord] = {}
     failed: dict[str, Outcome] = {}
-    rows = rows_of(table, preset)
     for group in preset.data:
         by_row = []
         for row in rows:
@@ -70,55 +106,23 @@ def render(
         here = {run_dir: stored_run(run_dir).record for run_dir in finished}
         records |= here
         columns = expanded(group, list(here.values()))
-        lines = [
-            read_line(row, reading, point, columns, entry, table)
-            for row, entry in zip(rows, by_row, strict=True)
-            for reading, point in {"": row.point, **row.also}.items()
-        ]
-        reads.append(Read(group, columns, lines))
-    panels: dict[str, list[Read]] = {}
-    for read in reads:
-        panels.setdefault(read.group.panel or read.group.label, []).append(read)
-    blocks = [our_block(panel, part, paper, table) for panel, part in panels.items()]
-    blocks += [statistics_block(read, table) for read in reads]
-    paired = [] if table.baseline is None else [paired_block(read, table.baseline, table) for read in reads]
-    blocks += [block for block in paired if block is not None]
-    long = [row for read in reads for row in long_rows(read, table, paper, table.baseline)]
-    title = title_of(table, preset_name)
-    long += [{"kind": "note", "column": preset.note}] if preset.note else []
-    frame = pd.DataFrame(long).assign(table=name, preset=preset_name, title=title)
-    any_paired = any(block is not None for block in paired)
-    notes = footnotes(table, preset, reads, list(records.values()), any_paired)
-    problems = [f"{cell}: {outcome.error}" for cell, outcome in failed.items()]
-    known = {outcome.error for outcome in failed.values()}
-    unread = [error for read in reads for line in read.lines for error in line.errors if error not in known]
-    problems += unread
-    published_blocks = paper_blocks(table, paper) if not any(c.paper for g in preset.data for c in g.columns) else []
-    aside = "The paper's numbers, on other data with another backbone: not comparable with the numbers above."
+        # Groups of two panels can have one label.
+        dataset = group.label if len(labels) == len(preset.data) else f"{group.panel}, {group.label}"
+        for row, entry in zip(rows, by_row, strict=True):
+            for reading, point in {"": row.point, **row.also}.items():
+                line = Line(len(lines), group, dataset, columns, row.label, reading, point, len(entry))
+                lines.append(read_seeds(line, entry, table))
+    return lines, list(records.values()), failed
 
-    def markdown_block(block: Block) -> str:
-        body = [[_markdown(cell) for cell in line] for line in block.body]
-        shown = tabulate(body, [_markdown(cell) for cell in block.header], tablefmt="pipe", disable_numparse=True)
-        return f"## {_markdown(block.heading)}\n\n{shown}\n"
 
-    def latex_block(block: Block) -> str:
-        shown = tabulate(block.body, block.header, tablefmt="latex_booktabs", disable_numparse=True)
-        return f"% {block.heading}\n" + re.sub(r"(?<= )-(?=\d)", "$-$", shown.replace("±", r"$\pm$")) + "\n"
+def _markdown_block(block: Block) -> str:
+    shown = block.frame.map(_markdown).rename(columns=_markdown).to_markdown(index=False, disable_numparse=True)
+    return f"## {_markdown(block.heading)}\n\n{shown}\n"
 
-    parts = [f"# {_markdown(title)}\n", *([f"{_markdown(preset.note)}\n"] if preset.note else [])]
-    parts += [markdown_block(block) for block in blocks]
-    if problems:
-        parts.append("Failed:\n\n" + "".join(f"- {_markdown(problem)}\n" for problem in dict.fromkeys(problems)))
-    parts.append("Notes:\n\n" + "".join(f"- {_markdown(note)}\n" for note in notes))
-    if published_blocks:
-        parts += [f"# {_markdown(aside)}\n", *map(markdown_block, published_blocks)]
-    latex = [f"% {title}\n", *map(latex_block, blocks), *(f"% {note}\n" for note in notes)]
-    latex += [f"% failed: {problem}\n" for problem in dict.fromkeys(problems)]
-    if published_blocks:
-        latex += [f"% {aside}\n", *map(latex_block, published_blocks)]
-    frame = frame.reindex(columns=list(LONG_COLUMNS)).astype({"seeds": "Int64"})
-    unread = list(dict.fromkeys(unread))
-    return Rendered("\n".join(parts), frame.to_csv(index=False), "\n".join(latex), unread)
+
+def _latex_block(block: Block) -> str:
+    shown = block.frame.to_markdown(index=False, disable_numparse=True, tablefmt="latex_booktabs")
+    return f"% {block.heading}\n" + re.sub(r"(?<= )-(?=\d)", "$-$", shown.replace("±", r"$\pm$")) + "\n"
 
 
 def _markdown(text: str) -> str:

@@ -95,6 +95,6 @@ def run_table(
     write_text(paths["md"], rendered.markdown)
     write_text(paths["csv"], rendered.csv)
     write_text(paths["tex"], rendered.latex)
-    draw_curves(table, chosen, cells, outcomes, target / f"{stem}.png")
+    draw_curves(table, rendered.lines, target / f"{stem}.png")
     failed = {cell: outcome for cell, outcome in outcomes.items() if outcome.run_dir is None}
     return TableResult(paths["md"], paths["csv"], paths["tex"], failed, rendered.problems)

@@ -34,7 +34,9 @@ from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run
 from benchmark.tables.cells import make_cells
+from benchmark.tables.frame import over_seeds
 from benchmark.tables.layout import PaperNumber, load_table
+from benchmark.tables.lines import Number
 from benchmark.tables.paper import paper_value, read_paper
 from benchmark.tables.render import render
 from benchmark.tables.run_table import run_table
@@ -254,6 +256,11 @@ def test_a_table_is_read_with_its_defaults(root: Path) -> None:
         (("rows", 0, "overrides"), {"demo": ["--run_dir=x"]}, "sets what the runner sets itself"),
         (("rows", 0, "overrides"), {"demo": ["model.lr=1"]}, "not of the form --key=value"),
         (("rows", 0, "overrides"), {"huge": ["--model.lr=1"]}, "huge, which is no preset"),
+        (
+            ("presets", "demo", "data", 0, "columns"),
+            [{"metric": "macro_f1"}, {}],
+            "digits are called 'Avg': give one a",
+        ),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(
@@ -887,6 +894,29 @@ def test_groups_of_one_panel_stand_side_by_side(root: Path) -> None:
     lines = block(markdown, "All")
     assert lines[0] == ["Method", "Digits", "More: a", "More: b", "Floats up", "MB up + down", "Rounds", "Seconds"]
     assert lines[1] == ["Alpha", "60.00", "50.00", "70.00", "7.68e3", "0.061", "2", "10"]
+
+
+def test_groups_of_two_panels_may_have_one_label(root: Path) -> None:
+    content = changed(("presets", "demo", "data", 0, "panel"), "Small")
+    first = content["presets"]["demo"]["data"][0]  # type: ignore[index]
+    content["presets"]["demo"]["data"].append({**first, "name": "more", "panel": "Large"})  # type: ignore[index]
+    markdown, rows = rendered(content, "demo")
+    for panel in ("Small", "Large"):
+        assert block(markdown, panel)[1][:4] == ["Alpha", "50.00", "70.00", "60.00"]
+        assert block(markdown, f"{panel}, Digits: rounds, clients and costs")[1][1] == "60.00"
+    assert {row["dataset"] for row in rows} == {"Small, Digits", "Large, Digits"}
+    content["presets"]["demo"]["data"][1]["panel"] = "Small"  # type: ignore[index]
+    with pytest.raises(ConfigurationError, match="data groups of the preset demo have the same panel and label"):
+        rendered(content, "demo")
+
+
+def test_a_number_that_diverged_under_one_seed_has_no_mean() -> None:
+    entries = [(seed, column, value) for column, value in (("a", 1.0), ("b", 3.0)) for seed in (0, 1)]
+    numbers = pd.DataFrame([Number(0, seed, "column", "last", column, value) for seed, column, value in entries])
+    numbers.loc[0, "value"] = float("nan")
+    over = over_seeds(numbers).droplevel(["line", "kind", "summary"])
+    assert over.loc["a"].isna().all()
+    assert tuple(over.loc["b"]) == (3.0, 0.0)
 
 
 def test_an_ambiguous_published_number_is_refused() -> None:
