@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.shipped import configuration, configurations
 
 KEPT_RUNS = Path("results/runs")
 
@@ -163,6 +164,19 @@ def keep(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def configs(arguments: argparse.Namespace) -> int:
+    """List the configurations that ``--config`` knows by name, those of this folder and those that came with it."""
+    found = {name: configuration(name) for name in configurations()}
+    shown = [name for name in found if name.startswith(arguments.beginning)]
+    for name in shown:
+        path = found[name]
+        first = path.read_text().partition("\n")[0] if path else ""
+        print(f"{name:42} {first.removeprefix('#').strip() if first.startswith('#') else ''}"[:120].rstrip())
+    if not shown:
+        raise ConfigurationError(f"no configuration's name begins with {arguments.beginning!r}")
+    return 0
+
+
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
     import numpy as np
@@ -235,6 +249,9 @@ def parser() -> argparse.ArgumentParser:
         "options", nargs=argparse.REMAINDER, metavar="OPTION", help="of lightning-cli fit: --trainer.max_time=..."
     )
     entry.set_defaults(run=resume)
+    entry = commands.add_parser("configs", help=configs.__doc__, description=configs.__doc__)
+    entry.add_argument("beginning", nargs="?", default="", help="of the names, for example suites/; default all")
+    entry.set_defaults(run=configs)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
     entry.add_argument("what", type=Path, metavar="MANIFEST_OR_CONFIG")
     entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")
@@ -279,6 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # of `benchmark configs | head`; what Python still has to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("benchmark: interrupted; finished runs are kept, the same command continues", file=sys.stderr)
         return 130

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.shipped import shipped
 from benchmark.yaml_files import read_mapping, read_yaml
 
 #: What puts files together.
@@ -65,12 +66,12 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
     """What the configuration files of a run give, in the order in which it is applied.
 
     Args:
-        paths: of the files, as they are given; later ones win.
+        paths: of the files, as they are given, those that come with the code from any folder; later ones win.
 
     Raises:
         ConfigurationError: a file cannot be read, lies within itself, or puts files together in no way that there is.
     """
-    files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(path, at)])
+    files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(shipped(path), at)])
     method = next((file.method for file in reversed(files) if file.method), None)
     layers: list[Layer] = []
     for layer in (_composed(file, method) for file in files):

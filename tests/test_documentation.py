@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +36,7 @@ from datamodules import DigitDomains, ImagePool, ImageSource, Partition
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 README = PAGES["README.md"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: The files that pages have one write: a block whose paragraph ends in its name.
 FILES = {
     name: text
@@ -70,7 +72,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_blocks_are_commands_or_code_that_is_run_here() -> None:
     languages = set(re.findall(r"^```(\S+)", "\n".join(PAGES.values()), re.MULTILINE))
     assert languages == {"bash", "python", "yaml"}
-    assert set(blocks("python")) - set(FILES.values()) == {block("python", "class ProximalHead")}
+    elsewhere = {block("python", "class ProximalHead"), block("python", "from fedprompt")}  # test_packaging.py runs it
+    assert set(blocks("python")) - set(FILES.values()) == elsewhere
     assert set(blocks("yaml")) - set(FILES.values()) == {block("yaml", "WandbLogger")}
 
 
@@ -116,6 +119,11 @@ def check(words: list[str]) -> None:
         case "wandb":
             assert arguments[0] == "sweep"
             assert Path(arguments[1]).is_file()
+        case "pip":
+            what = re.fullmatch(r"\.(?:\[(.*)\])?", arguments[1])
+            assert arguments[0] == "install"
+            assert what
+            assert set(filter(None, (what[1] or "").split(","))) <= set(PROJECT["optional-dependencies"])
         case "source":
             assert arguments == [".venv/bin/activate"]
             assert "VENV := .venv\n" in Path("Makefile").read_text()

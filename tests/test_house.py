@@ -17,6 +17,7 @@ FLOORS = (
         "benchmark.yaml_files",
         "benchmark.config_files",
         "benchmark.locks",
+        "benchmark.shipped",
         "benchmark.drawing",
     ),
     ("benchmark.federation", "benchmark.server", "benchmark.client_store", "benchmark.contract"),

@@ -21,6 +21,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.ranges import expected
 from benchmark.server import ServerRule
+from benchmark.shipped import configuration
 from benchmark.yaml_files import check_yaml, read_mapping
 from datamodules.partition import Partition
 from datamodules.source import ImageSource
@@ -258,13 +259,18 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
             kept.append(argument)
             continue
         value = value if equals else next(given, "")
-        if name in ("-c", "--config") and os.path.isfile(value):
+        group = name.removeprefix("--") if name in ("--data", "--trainer") else ""
+        path = configuration(value, f"configs/{group}" if group else "configs")
+        if any(sign in value for sign in ("{", "\n", ": ")):  # a text in place of a file
+            kept += [argument] if equals else [argument, value]
+        elif path is None and not os.path.exists(value) and not value.endswith((".yaml", ".yml")):
+            raise ConfigurationError(f"there is no configuration {value!r}; `benchmark configs` lists their names")
+        elif group:
+            check_file(path or Path(value), group)
+            kept.append(f"{name}={path}")
+        else:
             kept.append(len(paths))
-            paths.append(Path(value))
-            continue
-        if name in ("--data", "--trainer") and not value.startswith("{"):
-            check_file(Path(value), name.removeprefix("--"))
-        kept += [argument] if equals else [argument, value]  # of --config, a text in place of a file, or a mistake
+            paths.append(path or Path(value))
     layers: dict[int, list[str]] = {at: [] for at in range(len(paths))}
     found = read_layers(paths)
     bare = next((layer for layer in found if "model" in layer.given), None)

@@ -56,6 +56,7 @@ from pydantic import ConfigDict, with_config
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.record import METRICS, SPLITS
+from benchmark.shipped import shipped
 from benchmark.yaml_files import as_declared, read_mapping
 
 Point = Literal["server", "local"]
@@ -170,12 +171,10 @@ def load_table(name: str) -> Table:
     Raises:
         ConfigurationError: no such table, an unknown or missing key, a value of the wrong type.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else Path("configs/tables") / f"{name}.yaml"
+    path = shipped(name if name.endswith((".yaml", ".yml")) else f"configs/tables/{name}.yaml")
     if not path.is_file():
-        known = sorted(entry.stem for entry in Path("configs/tables").glob("*.yaml"))
-        raise ConfigurationError(
-            f"there is no table {path}; tables here: {', '.join(known) or 'none (start the command in the root)'}"
-        )
+        known = sorted(entry.stem for entry in shipped("configs/tables").glob("*.yaml"))
+        raise ConfigurationError(f"there is no table {path}; tables here: {', '.join(known)}")
     table = as_declared(Table, read_mapping(path), f"{path} is not a table")
     _check_table(table, path)
     return table

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchmark.errors import ConfigurationError
+from benchmark.shipped import shipped
 from benchmark.tables.layout import PaperNumber
 
 if TYPE_CHECKING:  # slow to import
@@ -22,7 +23,9 @@ def read_paper(paths: Sequence[str]) -> "pd.DataFrame":
     tables = []
     for path in paths:
         try:
-            table = pd.read_csv(path, dtype=dict.fromkeys(columns[:-2], "str"), keep_default_na=False, na_values=[""])
+            table = pd.read_csv(
+                shipped(path), dtype=dict.fromkeys(columns[:-2], "str"), keep_default_na=False, na_values=[""]
+            )
             table = table[columns].astype({"value": "float64", "std": "float64"})
         except (OSError, KeyError, ValueError) as error:
             raise ConfigurationError(f"{path} is not a CSV with the columns {', '.join(columns)}: {error}") from error

@@ -1,0 +1,36 @@
+"""Files that come with the code, found from any folder: configurations, tables, and the papers' numbers."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+#: The folder of ``configs`` and ``results/paper``: the repository, or the installed package.
+SHIPPED = Path(__file__).resolve().parents[1]
+
+
+def shipped(path: str | Path) -> Path:
+    """A file by its path from the working directory, else the one of this path that came with the code, if any."""
+    there = SHIPPED / path
+    return there if os.path.exists(there) and not os.path.exists(path) else Path(path)  # False of an impossible name
+
+
+def configuration(name: str, folder: str = "configs") -> Path | None:
+    """A configuration file by its path or its name.
+
+    Args:
+        name: a path, ``configs/suites/digits.yaml``; or what it is called in ``folder``, ``suites/digits``.
+        folder: of the configurations that are meant, as it is called in the repository.
+
+    Returns:
+        Its path; None where there is none.
+    """
+    if not name or "\n" in name:
+        return None
+    paths = (shipped(entry) for entry in (name, f"{folder}/{name}.yaml"))
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def configurations() -> Iterator[str]:
+    """Yield the names of all configurations, ``fedvpt_digits`` or ``suites/digits``: own ones, and those shipped."""
+    found = {path.relative_to(root) for root in (Path("configs"), SHIPPED / "configs") for path in root.rglob("*.yaml")}
+    yield from sorted(path.with_suffix("").as_posix() for path in found)

@@ -1,0 +1,116 @@
+"""The installed package: what a wheel holds, that it works outside of the repository, and what it needs."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: What another package is documented to bring.
+BROUGHT = {"pydantic-core": "pydantic"}
+
+
+def required(entries: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=]", entry)[0].lower().replace("_", "-") for entry in entries}
+
+
+def imported_packages(folder: str) -> set[str]:
+    """Distributions of the modules that files below a folder import, the standard library's and our own left out."""
+    names = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.split(".")[0])
+    names -= set(sys.stdlib_module_names) | {"benchmark", "methods", "datamodules", "fedprompt"}
+    known = metadata.packages_distributions()
+    packages = {known.get(name, [name])[0].lower().replace("_", "-") for name in names}
+    return {BROUGHT.get(name, name) for name in packages}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
+    used = imported_packages("benchmark") | imported_packages("methods") | imported_packages("datamodules")
+    needed, extras = required(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
+    optional = set().union(*(required(extras[name]) for name in extras if name not in ("dev", "docs")))
+    # The peers that the speed is compared with have an environment of their own; setuptools builds.
+    peers = imported_packages("benchmark/speed/peer_scripts") - needed
+    assert used - peers <= needed | optional
+    assert needed - used <= {"jsonargparse", "rich", "tabulate"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the wheel is installed, and nothing else."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in ("benchmark", "methods", "datamodules", "configs", "results/paper"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", str(source), "--no-deps", "--no-build-isolation", "-w", str(source)], check=True)
+    wheel = next(source.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fedprompt"}
+    for file in ("configs/suites/digits.yaml", "results/paper/pfedpg_table1.csv", "benchmark/py.typed"):
+        assert f"fedprompt/{file}" in names
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    return site
+
+
+def run(site: Path, cwd: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program in a folder, with the installed package and without the repository."""
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_wheel_runs_a_configuration_by_its_name_from_any_folder(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "methods.py").write_text("raise AssertionError('a module of the user, which is not meant')\n")
+    command = (sys.executable, str(site / "bin" / "lightning-cli"), "fit", "--config", "headtune_digits")
+    done = run(site, tmp_path, *command, "--trainer.max_epochs=1", "--run_dir=one")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one" / "record.json").is_file()
+    benchmark = (sys.executable, str(site / "bin" / "benchmark"))
+    done = run(site, tmp_path, *benchmark, "verify", "one")
+    assert (done.returncode, done.stdout.strip()) == (0, "one: ok"), done.stderr
+    listed = run(site, tmp_path, *benchmark, "configs", "suites/")
+    assert "suites/digits " in listed.stdout
+    assert run(site, tmp_path, *benchmark, "configs", "nothing").returncode == 2
+
+
+def test_one_name_is_imported_and_classes_are_the_same_by_both(site: Path, tmp_path: Path) -> None:
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/installing.md").read_text(), re.DOTALL)
+    assert shown
+    program = (
+        shown[1]
+        + """
+import fedprompt, sys
+assert fedprompt.__file__.startswith(sys.argv[1]), fedprompt.__file__
+import methods, methods.fedvpt, fedprompt.methods.fedvpt
+assert FedVPT is methods.FedVPT is fedprompt.methods.fedvpt.FedVPT
+assert methods.__file__.startswith(sys.argv[1])
+assert fedprompt.methods.fedvpt is methods.fedvpt and methods.fedvpt.__spec__.name == "methods.fedvpt"
+print(fedprompt.__version__)
+"""
+    )
+    done = run(site, tmp_path, sys.executable, "-c", program, str(site))
+    assert (done.returncode, done.stdout.strip()) == (0, PROJECT["version"]), done.stderr
+
+
+def test_another_package_of_the_same_name_is_said(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "methods.py").write_text("")
+    program = "import sys; sys.path.insert(0, '.'); import methods, fedprompt"
+    done = run(site, tmp_path, sys.executable, "-c", program)
+    assert done.returncode == 1
+    assert "another module methods was imported before" in done.stderr
+    assert "rename yours" in done.stderr
