@@ -228,6 +228,7 @@ class FromManifest(Partition):
         self.path = path
         self.manifest = read_manifest(path)
         self.num_clients: int = len(self.manifest["clients"])
+        self.further_splits = tuple(self.manifest.get("others", {}))
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Take the recorded indices; nothing is drawn.

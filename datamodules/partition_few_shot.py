@@ -92,6 +92,8 @@ class NonOverlapping(Partition):
         class_seed: seed of the shuffle of classes, apart from the seed of the run (FedPGP's code: 2023).
     """
 
+    further_splits = ("all",)
+
     def __init__(self, num_clients: NumClients, shots: PositiveInt | None = None, class_seed: Seed = 2023) -> None:
         self.num_clients: int = num_clients
         self.shots = shots
@@ -128,6 +130,8 @@ class BaseToNovel(Partition):
         shots: training images of each class (FedPGP: 16), all of a class that has fewer; None for all.
         class_seed: seed of the shuffle of base classes, apart from the seed of the run (FedPGP's code: 2023).
     """
+
+    further_splits = ("base", "novel", "base_excl_local")
 
     def __init__(self, num_clients: NumClients, shots: PositiveInt | None = 16, class_seed: Seed = 2023) -> None:
         self.num_clients: int = num_clients
@@ -178,6 +182,8 @@ class DirichletFewShot(Partition):
         min_size: train images and test images that every client must hold.
         max_retries: draws before giving up.
     """
+
+    further_splits = ("all",)
 
     def __init__(
         self,

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_bytes
 from benchmark.records.hashes import canonical
-from benchmark.records.record import METRICS, POINTS, SPLITS
+from benchmark.records.record import METRICS, POINTS
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd
 
 
-NAMED = {"point": POINTS, "split": SPLITS, "metric": METRICS}
+NAMED = ("point", "split", "metric")
 COLUMNS = ("round", "client", *NAMED, "value")
 """Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
 the server holds after the round plus the client's own state; "local": the client's state at the end of its local
 training, before aggregation), split ("test": the client's own test images; "val"; "new": of clients that never train;
-the further splits of base-to-novel partitions; "train": what local training reported), metric (those of
+the further splits of the partition; "train": what local training reported), metric (those of
 :data:`METRICS`, and for "train" what the method names), value float64 (accuracies are fractions, 0 to 1). A client
 that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
 PARTS = "metrics"
@@ -121,7 +121,7 @@ def checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
     for column in NAMED:
         table[column] = pd.Categorical(table[column].astype("str"))
     of_training = table["split"] == "train"
-    for column, names in NAMED.items():
+    for column, names in (("point", POINTS), ("metric", METRICS)):
         named = table[column][~of_training] if column == "metric" else table[column]
         unknown = sorted({str(name) for name in named.unique()} - set(names))
         if unknown:

@@ -40,8 +40,8 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
     """Refuse a point, split or client that a run does not have, before anything runs.
 
     What a cell has is said by its record where there is one, else by its configuration: that of the first data group
-    for every row that is read at the point "local", that of the first row for every group with clients or held-out
-    splits of its own.
+    for every row that is read at the point "local", that of the first row for every group with clients or splits of
+    its own.
 
     Raises:
         ConfigurationError: one line, for the first that is not there.
@@ -51,7 +51,7 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
         columns = [column for column in group.columns if not column.harmonic]
         clients = [None if column.client == "*" else column.client for column in columns]
         splits = [column.split or table.split for column in columns]
-        special = any(clients) or {"val", "new"} & set(splits)
+        special = any(clients) or set(splits) - {"test"}
         for row in rows:
             cell = cells[group.name, row.label, preset.seeds[0]]
             points = list(dict.fromkeys([row.point, *row.also.values()]))

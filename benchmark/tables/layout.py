@@ -55,7 +55,7 @@ from typing import Literal
 from pydantic import ConfigDict, with_config
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.record import METRICS, SPLITS
+from benchmark.records.record import METRICS
 from benchmark.shipped import shipped
 from benchmark.yaml_files import as_declared, read_mapping
 
@@ -258,11 +258,9 @@ def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
     if twice := [heading for heading in headings if headings.count(heading) > 1]:
         raise ConfigurationError(f"{path}: two columns of {group.name} are called {twice[0]!r}: give one a label")
     for column in group.columns:
-        metric, split = column.metric or table.metric, column.split or table.split
-        if metric not in METRICS or split not in SPLITS:
-            raise ConfigurationError(
-                f"{path}: there is no {metric} on {split}; metrics are {', '.join(METRICS)}, splits {', '.join(SPLITS)}"
-            )
+        metric = column.metric or table.metric
+        if metric not in METRICS:
+            raise ConfigurationError(f"{path}: there is no metric {metric}; metrics are {', '.join(METRICS)}")
         missing = [label for label in column.harmonic if label not in left]
         if missing:
             raise ConfigurationError(f"{path}: no column {missing[0]!r} stands left of the harmonic mean that names it")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.record import SPLITS, RunRecord
+from benchmark.records.record import RunRecord
 from benchmark.run.command import resolved
 
 
@@ -49,19 +49,17 @@ def of_record(record: RunRecord) -> Readable:
 def of_configuration(arguments: Sequence[str]) -> Readable:
     """What a run of ``lightning-cli fit`` with these arguments can be read at; no data are read.
 
-    Which test sets a partition makes besides the clients' own is not known before it divides: they count as there.
-
     Raises:
         ConfigurationError: the arguments are no configuration of a run.
     """
     config = resolved(arguments)
     method, data = _class(config["model"]), config["data"]
-    held_out = {"val": data["val_fraction"], "new": data["new_clients"], "train": False}
+    held_out = {"val": data["val_fraction"], "new": data["new_clients"]}
     partition, source = (_class(data[name])(**data[name].get("init_args", {})) for name in ("partition", "source"))
     return Readable(
         method.__name__,
         ("server", "local") if method.evaluate_local else ("server",),
-        tuple(split for split in SPLITS if held_out.get(split, True)),
+        ("test", *partition.further_splits, *(split for split, size in held_out.items() if size)),
         tuple(partition.client_names(source)),
     )
 

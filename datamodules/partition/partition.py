@@ -9,15 +9,20 @@ from benchmark.ranges import Checked
 from datamodules.partition.splits import ClientSplits, check_splits
 from datamodules.source import ImagePool, ImageSource
 
+#: Splits that every federation may have.
+RESERVED = ("train", "test", "val", "new")
+
 
 class Partition(Checked):
     """How a pool of images is divided over clients. Subclasses take their arguments and define ``assign``.
 
     Attributes:
         num_clients: N; None where the data decide it (one client per domain, one per group of classes).
+        further_splits: names of the test sets that it makes beside the clients' own, those of ``ClientSplits.others``.
     """
 
     num_clients: int | None = None
+    further_splits: tuple[str, ...] = ()
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Indices of every client, in any order. Called by ``split``, which checks them."""
@@ -34,6 +39,12 @@ class Partition(Checked):
         if self.num_clients is not None and self.num_clients > images:
             raise ConfigurationError(f"num_clients={self.num_clients} is more than the {images} images of the data set")
         splits = self.assign(pool, rng)
+        unnamed = [name for name in splits.others if name not in self.further_splits or name in RESERVED]
+        if unnamed:
+            raise ConfigurationError(
+                f"{type(self).__name__} makes the split {unnamed[0]!r}; its further_splits must name it, and the names "
+                f"{', '.join(RESERVED)} are taken"
+            )
         splits = ClientSplits(
             [np.sort(indices).astype(np.int64) for indices in splits.train],
             [np.sort(indices).astype(np.int64) for indices in splits.test],

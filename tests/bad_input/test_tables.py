@@ -93,7 +93,12 @@ HEADTUNE = {"configs": [str(ROOT / "configs" / "headtune_digits.yaml")], "label"
         (
             {"point": "server"},
             {"columns": [{"statistic": "average", "split": "val"}]},
-            "row Head-Tune, Digits: HeadTune has no split 'val'; it has test,",
+            "row Head-Tune, Digits: HeadTune has no split 'val'; it has test",
+        ),
+        (
+            {"point": "server"},
+            {"columns": [{"statistic": "average", "split": "moon"}]},
+            "row Head-Tune, Digits: HeadTune has no split 'moon'; it has test",
         ),
         (
             {"point": "server"},
@@ -101,7 +106,7 @@ HEADTUNE = {"configs": [str(ROOT / "configs" / "headtune_digits.yaml")], "label"
             "row Head-Tune, Digits: there is no client 'moon'; there are ",
         ),
     ],
-    ids=["point", "split", "client"],
+    ids=["point", "val", "split", "client"],
 )
 def test_what_a_method_does_not_have_is_refused_before_anything_runs(
     folder: Path,

@@ -333,6 +333,8 @@ def test_new_clients_never_train_and_are_fitted_on_a_copy_before_their_test() ->
 class TwoSpaces(Ragged):
     """Classes 0 to 4 are trained, 5 to 7 are only tested, in an order of their own."""
 
+    further_splits = ("novel",)
+
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         labels, test = pool.labels.numpy(), pool.test.numpy()
         base, novel = (6, 2, 1, 0, 4), (7, 3, 5)

@@ -876,10 +876,11 @@ def test_columns_of_other_metrics_and_harmonic_means(root: Path) -> None:
     assert block(markdown, "Digits")[1][:4] == ["Alpha", "50.00", "70.00", f"{2 / (1 / 50 + 1 / 70):.2f}"]
     markdown, _ = rendered(changed(("presets", "demo", "data", 0, "columns"), columns[3:]), "demo")
     assert "the run has no macro_f1 on test at the point 'local'" in markdown
+    markdown, _ = rendered(changed(("presets", "demo", "data", 0, "columns"), [{"split": "moon"}]), "demo")
+    assert "the run has no accuracy on moon at the point 'local'" in markdown
     for column, message in [
         ({"harmonic": ["C"]}, "no column 'C' stands left of the harmonic mean"),
-        ({"metric": "speed"}, "there is no speed on test; metrics are accuracy"),
-        ({"split": "moon"}, "there is no accuracy on moon"),
+        ({"metric": "speed"}, "there is no metric speed; metrics are accuracy"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             rendered(changed(("presets", "demo", "data", 0, "columns"), [column]))

@@ -481,3 +481,16 @@ def test_official_test_set_that_tears_a_group_is_refused():
     pool = make_pool([0, 0, 0, 0], [0, 0, 1, 1], group=[0, 1, 1, 2])
     with pytest.raises(ConfigurationError, match=r"first: images 1, 2"):
         split(IID(1), pool)
+
+
+@pytest.mark.parametrize(("made", "named"), [("hard", ()), ("hard", ("easy",)), ("val", ("val",))])
+def test_a_further_split_that_is_not_named_is_refused(made, named):
+    class Further(IID):
+        further_splits = named
+
+        def assign(self, pool, rng):
+            splits = super().assign(pool, rng)
+            return ClientSplits(splits.train, splits.test, {made: splits.test})
+
+    with pytest.raises(ConfigurationError, match=rf"Further makes the split '{made}'; its further_splits must name it"):
+        split(Further(3), CIFAR10_LIKE)
