@@ -47,7 +47,7 @@ class Layer:
     @property
     def options(self) -> dict[str, Any]:
         """Options and values, with the files that the values name put in their places."""
-        return _inlined(self.given, self.path) if self.composed is None else self.composed
+        return inlined(self.given, self.path) if self.composed is None else self.composed
 
     @property
     def method(self) -> str | None:
@@ -88,20 +88,20 @@ def read_content(path: Path) -> Any:
     Raises:
         ConfigurationError: a file is missing, is no YAML, or lies within itself.
     """
-    return _inlined(read_yaml(path), path)
+    return inlined(read_yaml(path), path)
 
 
-def _inlined(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Any:
-    """What stands in the file ``path``, which files refer to one in the other, with such files in their places."""
+def inlined(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Any:
+    """What stands in the file ``path``, with the YAML files that it refers to, seen from there, in their places."""
     if isinstance(value, dict):
-        return {str(key): _inlined(entry, path, within) for key, entry in value.items()}
+        return {str(key): inlined(entry, path, within) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_inlined(entry, path, within) for entry in value]
+        return [inlined(entry, path, within) for entry in value]
     if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (path.parent / value).is_file():
         other = path.parent / value
         if other.resolve() in (*within, path.resolve()):
             raise ConfigurationError(f"{path} includes {other}, in which it lies itself; take one of them out")
-        return _inlined(read_yaml(other), other, (*within, path.resolve()))
+        return inlined(read_yaml(other), other, (*within, path.resolve()))
     return value
 
 
@@ -147,7 +147,7 @@ def _composed(file: Layer, method: str | None) -> Layer:
     """The file with what it gives a run of the method of this name."""
     if not KEYS & set(file.given):
         return file
-    options = _inlined({key: value for key, value in file.given.items() if key not in KEYS}, file.path)
+    options = inlined({key: value for key, value in file.given.items() if key not in KEYS}, file.path)
     entries = file.given.get("per_method", [])
     for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
         place = f"{file.path}: per_method[{number}]"
@@ -156,7 +156,7 @@ def _composed(file: Layer, method: str | None) -> Layer:
             raise ConfigurationError(
                 f"{place}: expected methods (a list of names) and the options that they have, got {str(entry)[:80]}"
             )
-        for option, value in _inlined(entry, file.path).items() if method in names else ():
+        for option, value in inlined(entry, file.path).items() if method in names else ():
             if option != "methods":
                 _put(options, option, value, place)
     return replace(file, composed=options)

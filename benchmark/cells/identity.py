@@ -1,13 +1,12 @@
-"""Which run a cell is: its configs and overrides, the hash that stands for them, and the command that does it."""
+"""Which run a cell is: its configs and overrides, the hash that stands for what they give, and the command."""
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmark.config_files import read_content, read_layers
+from benchmark.cells.given_options import given_options
 from benchmark.run.command import PROGRAM
 from benchmark.run.run_directory import last_checkpoint
 
@@ -30,17 +29,15 @@ class Cell:
 
 
 def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
-    """Eight digits that stand for what a cell computes: its configs' contents, its overrides and the files they name.
+    """Eight digits that stand for what a cell is given: options and values, wherever they are written.
+
+    Not for the configuration with every default: a new argument with a default would give each run another name, and a
+    table would have to import every class to find its runs.
 
     Raises:
-        ConfigurationError: a config file is missing or is no YAML.
+        ConfigurationError: as :func:`benchmark.cells.given_options.given_options`.
     """
-    named = [value for _, _, value in (entry.partition("=") for entry in overrides)]
-    files = [value for value in named if value.endswith((".yaml", ".yml")) and Path(value).is_file()]
-    layers = read_layers([Path(entry) for entry in configs])
-    content: list[Any] = [[layer.options for layer in layers], list(overrides)]
-    content += [[read_content(Path(entry)) for entry in files]] if files else []
-    spelled = json.dumps(content, sort_keys=True, default=str)  # default: YAML knows dates
+    spelled = json.dumps(given_options(configs, overrides), sort_keys=True, default=str)  # default: YAML knows dates
     return hashlib.sha256(spelled.encode()).hexdigest()[:8]
 
 

@@ -42,8 +42,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         also: {generated prompts: server}     # optional; further readings of the same run, below it
 
 A *cell* is one run: row x data x seed. Its directory is ``<row>-<data>-s<seed>-<hash>``, where the hash is of the
-configs' contents and the overrides alone. So a finished cell is never run again, not by another table either; a killed
-one continues from its checkpoint (:mod:`benchmark.cells.queue`).
+options that configs and overrides give together. So a finished cell is never run again, not by another table and not
+for a file that was reorganised; a killed one continues from its checkpoint (:mod:`benchmark.cells.queue`).
 """
 
 import re
@@ -54,6 +54,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, with_config
 
+from benchmark.cells.given_options import check_override
 from benchmark.errors import ConfigurationError
 from benchmark.records.record import METRICS
 from benchmark.shipped import shipped
@@ -69,7 +70,6 @@ STATISTIC_LABELS = {
     "std": "Std",
     "pooled": "Pooled",
 }
-RUNNER_OPTIONS = ("--config", "--run_dir", "--seed_everything", "--ckpt_path")
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -212,12 +212,7 @@ def _check_table(table: Table, path: Path) -> None:
         *(entry for row in table.rows for entries in row.overrides.values() for entry in entries),
     ]
     for entry in overrides:
-        option, equals, _ = entry.partition("=")
-        if not option.startswith("--") or not equals or option in RUNNER_OPTIONS:
-            raise ConfigurationError(
-                f"{path}: the override {entry!r} is not of the form --key=value, or sets what the runner sets itself "
-                f"({', '.join(RUNNER_OPTIONS)})"
-            )
+        check_override(entry, f"{path}: ")
     for preset_name, preset in table.presets.items():
         if not preset.data:
             raise ConfigurationError(f"{path}: the preset {preset_name} needs at least one data group")
