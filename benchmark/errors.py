@@ -1,4 +1,6 @@
-"""The one exception for bad input."""
+"""The one exception for bad input, and what an exception was made of."""
+
+from collections.abc import Iterator
 
 
 class ConfigurationError(Exception):
@@ -8,3 +10,12 @@ class ConfigurationError(Exception):
     to do. The command line prints it as one line and exits with status 2, without a traceback.
     Raise it before any training starts. It is no ValueError, which argument parsers catch and wrap.
     """
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that it was made of, the last first; each once, also where they go in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -22,7 +22,7 @@ from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.engine.rounds import Server
 from benchmark.engine.settings import check_one_device, check_settings
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, causes
 from benchmark.files import write_text
 from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
@@ -348,9 +348,9 @@ def main(args: list[str] | None = None) -> None:
 
 def reported(error: BaseException | None) -> BaseException | None:
     """The error meant for the user; the argument parser wraps those that come from a constructor."""
-    while error is not None and not isinstance(error, ConfigurationError | MisconfigurationException):
-        error = error.__cause__ or error.__context__
-    return error
+    return next(
+        (each for each in causes(error) if isinstance(each, ConfigurationError | MisconfigurationException)), None
+    )
 
 
 if __name__ == "__main__":

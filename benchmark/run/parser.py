@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 import datamodules
 import methods
 from benchmark.config_files import read_layers
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, causes
 from benchmark.method import FederatedMethod
 from benchmark.ranges import expected
 from benchmark.server import ServerRule
@@ -85,7 +85,7 @@ class FederatedParser(LightningArgumentParser):
         name = re.search(r"Problem with given class_path '(.+?)'|Expected a dot import path string: (\S+)", message)
         if name and key in CHOICES and (name[2] or _is_base(name[1])):
             return _RefusedError([key], not_to_choose(name[1] or name[2], CHOICES[key]))
-        for cause in _causes(ex):
+        for cause in causes(ex):
             if isinstance(cause, _RefusedError):
                 return cause.below(key) if key else cause
             if isinstance(cause, ModuleNotFoundError):
@@ -133,13 +133,6 @@ class _RefusedError(ArgumentError):
             return f"{', '.join(self.options)}{': ' if self.options else ''}{self.reason}"
         option = _first_unknown(self.options[0], self.known)
         return f"there is no option {option!r}; {_instead(option, self.known)}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that it was made of, the last first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _first_unknown(given: str, known: Sequence[str]) -> str:

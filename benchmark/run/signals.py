@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from benchmark.errors import causes
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal asked this process to end.
@@ -21,9 +23,8 @@ class Interrupted(KeyboardInterrupt):
 
 def interrupting_signal(error: BaseException | None) -> signal.Signals | None:
     """The signal behind an exception, itself or one that it was raised from; None if there was none."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return signal.Signals(getattr(error, "number", signal.SIGINT)) if error is not None else None
+    found = next((cause for cause in causes(error) if isinstance(cause, KeyboardInterrupt)), None)
+    return None if found is None else signal.Signals(getattr(found, "number", signal.SIGINT))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,14 @@ PROGRAM = [sys.executable, "-m", "benchmark.run.cli"]
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--data.cohort_width=1"]
 
 
+def test_the_signal_is_found_among_errors_that_are_made_of_each_other() -> None:
+    first, second = ValueError(), TypeError()
+    first.__cause__, second.__cause__ = second, first
+    assert interrupting_signal(first) is None
+    second.__cause__ = Interrupted(signal.SIGHUP)
+    assert interrupting_signal(first) is signal.SIGHUP
+
+
 def start(*arguments: str, cwd: Path, terminal: int | None = None) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     said = subprocess.PIPE if terminal is None else terminal
