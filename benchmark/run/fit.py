@@ -29,6 +29,7 @@ from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, prepare_process, r
 from benchmark.run.recorder import Recorder
 from benchmark.run.signals import interrupting_signal
 from benchmark.server import ServerRule
+from benchmark.shipped import configuration
 from benchmark.yaml_files import read_mapping
 from datamodules.federated import FederatedDataModule
 
@@ -110,7 +111,7 @@ def fit(
 
     Args:
         method: a method that has not been trained, made after ``lightning.seed_everything(seed)``; or a configuration
-            file, of a method or of a whole run.
+            file, of a method or of a whole run, by its path or its name (``benchmark configs``).
         data: its data; or a configuration file, of data or of a suite, where ``method`` is one and does not name them.
         rounds: how many; 10 by default, or what the configuration says.
         server: in place of the mean of the uploads, for methods that average; of a configuration, the file names it.
@@ -176,7 +177,8 @@ def _fit_objects(
 def _fit_files(
     files: list[str | Path], seed: int | None, run_dir: str | Path | None, trainer: dict[str, Any]
 ) -> FinishedRun:
-    arguments = [f"--{'data' if 'source' in read_mapping(Path(path)) else 'config'}={path}" for path in files]
+    paths = [configuration(str(path)) or Path(path) for path in files]
+    arguments = [f"--{'data' if 'source' in read_mapping(path) else 'config'}={path}" for path in paths]
     arguments += [] if seed is None else [f"--seed_everything={seed}"]
     for name, value in trainer.items():
         try:
