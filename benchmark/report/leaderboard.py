@@ -5,20 +5,17 @@ from html import escape
 
 from benchmark.records.grouped_runs import Experiment
 from benchmark.report.html import anchor_of, heading, number_cell, row, scroll, table, tag
-from benchmark.report.readings import POINTS, points_of, statistic_of, traffic_of
-
-BEST = "Best round, chosen on test data"
-SUMMARIES = {"last": "last round", "last10": "last ten", "best_on_test": "best, chosen on test data"}
+from benchmark.report.readings import POINTS, ROUNDS, points_of, statistic_of, traffic_of
 
 
 def leaderboard(experiments: Sequence[Experiment]) -> str:
-    numbers = ["Last ten", BEST, "Worst client", "Worst decile", "Spread over clients"]
+    numbers = ["Last ten", "Best round, chosen on test data", "Worst client", "Worst decile", "Spread over clients"]
     numbers += ["Rounds", "Seeds", "kB a round", "Seconds", "Peak MB"]
     rows = []
     for each in experiments:
         run, place = each.first, anchor_of("data", *each.place)
         for point in points_of(each):
-            last, *others = (number_cell(statistic_of(each, point, which, "average")) for which in SUMMARIES)
+            last, *others = (number_cell(statistic_of(each, point, which, "average")) for which in ROUNDS)
             cells = [
                 last,
                 f'<td class="text"><div class="data">{escape(run.dataset)}{tag(run.demo)}'

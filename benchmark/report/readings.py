@@ -10,6 +10,7 @@ from benchmark.records.summary import average_by_round, client_values
 from benchmark.report.svg import Series
 
 POINTS = {"server": "after aggregation", "local": "after local training"}
+ROUNDS = {"last": "last round", "last10": "last ten rounds", "best_on_test": "best round, chosen on test data"}
 
 
 def accuracy_of(run: Run, point: str) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
-from benchmark.report.readings import POINTS, statistic_of
+from benchmark.report.readings import POINTS, ROUNDS, statistic_of
+from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
 from benchmark.tables.paper import read_paper
 
@@ -46,7 +47,6 @@ PARTITIONS = {
 """How the papers' CSVs call a setting: what their ``setting`` begins with."""
 
 STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
-ROUNDS = {"last": "last round", "last10": "last ten rounds", "best_on_test": "best round, chosen on test data"}
 REPORTED = {
     "pFedPT": ("pooled", "best_on_test"),
     "pFedPG": ("average", "last"),
@@ -91,17 +91,12 @@ def _natural(name: str) -> list[Any]:
 
 
 def _results_of(results: Path, name: str, preset: str) -> "pd.DataFrame | None":
-    """The table's CSV; None where the table has not been made."""
-    import pandas as pd
-
+    """The table's own numbers; None where the table has not been made."""
     path = results / "tables" / f"{name}_{preset}.csv"
     if not path.is_file():
         return None
-    try:
-        frame: pd.DataFrame = pd.read_csv(path, dtype={"rounds": "str"}, keep_default_na=False, na_values=[""])
-        return frame.loc[frame["kind"] == "column"].fillna({"reading": "", "error": ""})
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigurationError(f"{path} is not a table's CSV of this version; make it again: {error}") from error
+    numbers = read_long_frame(path)
+    return numbers[numbers["kind"] == "column"]
 
 
 def _distance(frame: "pd.DataFrame") -> str:
@@ -131,7 +126,7 @@ def _table_lines(results: Path, published: _Published) -> list[str]:
             failed = len(frame.loc[frame["error"] != "", ["dataset", "method", "reading"]].drop_duplicates())
             missing = f" {failed} of its lines have failed runs." if failed else ""
             files = f"[results](tables/{name}_{preset_name}.md)"
-            rounds = ", ".join(dict.fromkeys(str(value) for value in frame["rounds"].dropna()))
+            rounds = ", ".join(dict.fromkeys(value for value in frame["rounds"] if value))
             scale = f"{len(preset.seeds)} seed{'s' if len(preset.seeds) > 1 else ''}, {rounds} rounds"
             note = f" {preset.note}" if preset.note else ""
             lines.append(f"- {command} ({scale}): {files}; {_distance(frame)}.{note}{missing}")
@@ -231,9 +226,6 @@ def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list
             f"`{run.folder.name}`",
         ]
         lines.append(f"| {' | '.join(columns)} |")
-    if lines:
-        lines.insert(0, "|---|---|---|---|---|---|---|")
-        lines.insert(0, "| method | data | scale | ours | paper | hardware | record in `runs/` |")
     return lines
 
 
@@ -256,7 +248,12 @@ def _block(results: Path, published: _Published, experiments: Sequence[Experimen
     runs = _run_lines(experiments, published)
     lines += ["", *(tables or ["- No table of this project is after it yet: **not run**."])]
     if runs:
-        lines += ["", "Single runs with the same method, data and kind of partition, at another scale:", "", *runs]
+        lines += ["", "Single runs with the same method, data and kind of partition, at another scale:", ""]
+        lines += [
+            "| method | data | scale | ours | paper | hardware | record in `runs/` |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += runs
     return "\n".join(lines)
 
 
@@ -279,7 +276,7 @@ def _summary(results: Path, published: Sequence[_Published], experiments: Sequen
         others = ", ".join(
             f"{preset} {'run' if done else 'not run yet'}" for (_, preset), done in made.items() if preset != "paper"
         )
-        nearby = max(0, len(_run_lines(experiments, each)) - 2)
+        nearby = len(_run_lines(experiments, each))
         lines.append(f"| {each.title} | {len(each.numbers)} | {state} | {others} | {nearby or 'none'} |")
     return "\n".join(lines)
 

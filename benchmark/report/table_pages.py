@@ -4,10 +4,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmark.errors import ConfigurationError
 from benchmark.report.html import cell, heading, row, scroll, table
-from benchmark.report.leaderboard import SUMMARIES
+from benchmark.report.readings import ROUNDS
 from benchmark.tables.blocks import our_block, paired_block, statistics_block
+from benchmark.tables.frame import read_long_frame
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -19,33 +19,18 @@ def table_page(path: Path) -> tuple[str, str]:
     Raises:
         ConfigurationError: it is no such CSV.
     """
-    import pandas as pd
-
-    try:
-        texts = dict.fromkeys(("column", "rounds", "reading", "error", "title"), "str")
-        numbers = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
-        numbers = numbers.fillna(dict.fromkeys(["reading", "error", "rounds", "title"], ""))
-        notes = [f"Preset {numbers['preset'].iloc[0]}.", *numbers.loc[numbers["kind"] == "note", "column"]]
-        # What a CSV does not say: a page has a part for each data group, and its seeds are those that finished.
-        further = numbers["reading"].where(numbers["reading"] == "", ", " + numbers["reading"])
-        numbers = numbers.assign(name=numbers["method"] + further, finished=numbers["seeds"], asked=numbers["seeds"])
-        numbers = numbers.assign(label=numbers["dataset"], cost=None, over="")
-        title = str(numbers["title"].iloc[0])
-        parts = [_group(str(name), part, " ".join(notes)) for name, part in numbers.groupby("dataset", sort=False)]
-    except (OSError, KeyError, ValueError, IndexError) as error:
-        raise ConfigurationError(
-            f"{path} is not a table's CSV of this version ({type(error).__name__}: {error}); make it again with "
-            "`benchmark table`"
-        ) from error
+    numbers = read_long_frame(path)
+    notes = [f"Preset {numbers['preset'].iloc[0]}.", *numbers.loc[numbers["kind"] == "note", "column"]]
+    parts = [_group(str(name), part, " ".join(notes)) for name, part in numbers.groupby("dataset", sort=False)]
     errors = [f"<li>{escape(text)}</li>" for text in numbers["error"].unique() if text]
     failed = f'<h3>Failed</h3><ul class="failed">{"".join(errors)}</ul>' if errors else ""
     files = ", ".join(f"<code>{escape(path.with_suffix(suffix).name)}</code>" for suffix in (".md", ".csv", ".tex"))
-    return title, "".join(parts) + failed + f'<p class="note">In results/tables: {files}.</p>'
+    return str(numbers["title"].iloc[0]), "".join(parts) + failed + f'<p class="note">In results/tables: {files}.</p>'
 
 
 def _group(name: str, numbers: "pd.DataFrame", note: str) -> str:
     """One data group of a table; what stands beside the paper's numbers says at which size it was run."""
-    which = SUMMARIES[str(numbers["summary"].iloc[0])]
+    which = ROUNDS.get(numbers["summary"].iloc[0], "unknown rounds")
     ours, statistics, paired = our_block(name, numbers), statistics_block(name, numbers), paired_block(name, numbers)
     compared = "" if "Source" in ours.frame else " Nothing here can be compared with the paper's numbers."
     parts = [f'<h3>{escape(name)}</h3><p class="note">{escape(note)} Of the {which}.{compared}</p>']

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmark.errors import ConfigurationError
 from benchmark.tables.layout import PaperNumber, Table
 from benchmark.tables.lines import Line, Number
 from benchmark.tables.numbers import each_once, span
@@ -77,6 +79,36 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
     frame["seeds"] = frame["seeds"].fillna(frame["finished"]).astype("Int64")
     frame = frame.fillna({"split": table.split, "metric": table.metric})
     return frame.sort_values(["line", "kind"], kind="stable", ignore_index=True)
+
+
+def read_long_frame(path: Path) -> "pd.DataFrame":
+    """A table's CSV, as :func:`long_frame` and the note made it.
+
+    What a CSV does not say: each data group is a panel of its own, and as many seeds were asked for as finished.
+
+    Raises:
+        ConfigurationError: it is no such CSV.
+    """
+    import pandas as pd
+
+    texts = ["title", "dataset", "method", "reading", "column", "rounds", "error"]
+    types = {**dict.fromkeys(texts, "str"), **dict.fromkeys(["ours", "std", "paper", "difference"], "float64")}
+    try:
+        numbers = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])[list(LONG_COLUMNS)]
+        shown = numbers.loc[numbers["kind"] == "column", "dataset"]
+        if shown.empty or not numbers["dataset"].dropna().isin(shown).all():
+            raise ValueError("a data group has no numbers")
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} is not a table's CSV of this version ({type(error).__name__}: {error}); make it again with "
+            "`benchmark table`"
+        ) from error
+    numbers = numbers.fillna(dict.fromkeys(["title", "reading", "rounds", "error"], ""))
+    further = numbers["reading"].where(numbers["reading"] == "", ", " + numbers["reading"])
+    seeds = numbers["seeds"]
+    return numbers.assign(
+        name=numbers["method"] + further, label=numbers["dataset"], asked=seeds, finished=seeds, cost=None, over=""
+    )
 
 
 def over_seeds(numbers: "pd.DataFrame") -> "pd.DataFrame":
