@@ -147,6 +147,17 @@ def report(arguments: argparse.Namespace) -> int:
     return 1 if page.problems else 0
 
 
+def wandb_report(arguments: argparse.Namespace) -> int:
+    """Save a report in a W&B project: its runs by data set, setting and method."""
+    from benchmark.run.wandb_report import save_report
+
+    entity, _, project = arguments.project.partition("/")
+    if not entity or not project:
+        raise ConfigurationError(f"expected a project as ENTITY/PROJECT, got {arguments.project}")
+    print(f"saved: {save_report(entity, project)}")
+    return 0
+
+
 def reproduction(arguments: argparse.Namespace) -> int:
     """Write results/REPRODUCTION.md: every published table, and what was run of it here."""
     from benchmark.report.reproduction import write_notes
@@ -179,12 +190,10 @@ def configs(arguments: argparse.Namespace) -> int:
 
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
-    import numpy as np
-
-    from benchmark.figures.partition_heatmap import partition_heatmap
     from benchmark.records.record_file import is_finished
     from benchmark.records.stored_run import stored_run
     from benchmark.run.reload import configured_data
+    from datamodules.heatmap import manifest_heatmap
     from datamodules.manifest import read_manifest, write_manifest
 
     if arguments.what.suffix == ".json":
@@ -194,10 +203,7 @@ def partition(arguments: argparse.Namespace) -> int:
     else:
         manifest = configured_data(arguments.what, arguments.set).manifest
         write_manifest(arguments.picture.with_suffix(".json"), manifest)
-    counts = np.array([client[f"{arguments.split}_classes"] for client in manifest["clients"]])
-    given = ", ".join(f"{name}={value}" for name, value in manifest["arguments"].items())
-    title = f"{manifest['algorithm']}({given}), seed {manifest['seed']}, {arguments.split} images"
-    partition_heatmap(counts, manifest["class_names"], arguments.picture, title)
+    manifest_heatmap(manifest, arguments.picture, arguments.split)
     print(f"written: {arguments.picture}")
     return 0
 
@@ -279,6 +285,9 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
     entry.add_argument("--runs", type=Path, help="a further folder of runs, such as runs")
     entry.set_defaults(run=report)
+    entry = commands.add_parser("wandb-report", help=wandb_report.__doc__, description=wandb_report.__doc__)
+    entry.add_argument("project", metavar="ENTITY/PROJECT", help="after `wandb login`")
+    entry.set_defaults(run=wandb_report)
     entry = commands.add_parser("reproduction", help=reproduction.__doc__, description=reproduction.__doc__)
     entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
     entry.set_defaults(run=reproduction)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from benchmark.errors import ConfigurationError
-from benchmark.figures.partition_heatmap import partition_heatmap
 from benchmark.records.grouped_runs import Experiment
 from benchmark.records.stored_run import stored_run
 from benchmark.report.html import figure, heading, known_mean_std, picture, row, scroll, table
 from benchmark.report.readings import POINTS, last_by_client, learning_curve, points_of, statistic_of, traffic_of
 from benchmark.report.svg import heat_map, key, line_chart, scatter_chart, strip_chart
+from datamodules.heatmap import partition_heatmap
 
 WORST_SHOWN = 5
 LARGEST_VECTOR_MAP = 3000

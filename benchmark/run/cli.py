@@ -29,6 +29,7 @@ from benchmark.ranges import Seed
 from benchmark.records.record_file import is_finished
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, what_is_kept
+from benchmark.run.loggers import place
 from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes, with_files_read
 from benchmark.run.phases import phases_printed
 from benchmark.run.progress import RoundProgress
@@ -156,8 +157,8 @@ class FederatedCLI(LightningCLI):
         config.trainer.default_root_dir = str(self.run_dir)
         loggers = config.trainer.logger
         for logger in loggers if isinstance(loggers, list) else [loggers]:
-            if hasattr(logger, "init_args") and "save_dir" in logger.init_args:
-                logger.init_args.save_dir = str(self.run_dir)
+            if hasattr(logger, "class_path"):
+                place(logger, self.run_dir)
         parts = ["seed_everything", "model", "data"]
         # How a checkpoint is evaluated is not how it was trained: the Trainer's settings may differ then.
         parts += ["trainer"] if self.subcommand in ("fit", None) else []

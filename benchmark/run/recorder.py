@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Timer
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.engine.reports import Reports
@@ -32,6 +31,7 @@ from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.differences import differences
 from benchmark.run.scores import Values, long_table
+from benchmark.run.tracking import Numbers, Tracking, sent
 from datamodules.manifest import write_manifest
 
 if TYPE_CHECKING:  # slow to import
@@ -80,7 +80,9 @@ class Recorder(Callback):
         self._loaded: dict[str, Any] | None = None
         self._beside = Path()
         self._began = 0.0
+        self._round_began = 0.0
         self._evaluation_began = 0.0
+        self._tracking = Tracking((), self.run_dir)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the partition's manifest, so that the split is on disk before training.
@@ -88,6 +90,7 @@ class Recorder(Callback):
         Raises:
             ConfigurationError: the directory holds a finished run.
         """
+        self._tracking = Tracking(trainer.loggers, self.run_dir)
         if self.run_dir and stage == "fit":
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
@@ -111,21 +114,14 @@ class Recorder(Callback):
             "setting": data.partition.description,
             "seed": data.seed,
         }
-        for logger in trainer.loggers:
-            logger.log_hyperparams(names)
-            if isinstance(logger, CSVLogger) and (self.values or self.evaluations):
-                self._log_rounds_before(logger)  # it begins a new file in every process
+        self._tracking.begin(self.config, names, data.manifest)
+        if self.values or self.evaluations:
+            self._tracking.rounds_before(method.server.traffic.rounds, self.metrics())
         self._began = time.perf_counter()
 
-    def _log_rounds_before(self, logger: CSVLogger) -> None:
-        """Tell a logger the averages of the rounds before a resume."""
-        for round, table in self.metrics().groupby("round"):
-            averages: dict[str, torch.Tensor | float] = {}
-            for (point, split, metric), rows in table.groupby(["point", "split", "metric"]):
-                averages[f"train/{metric}" if split == "train" else f"{split}/{point}/{metric}"] = rows["value"].mean()
-                if metric == "accuracy":
-                    averages[f"{split}/{point}/worst_accuracy"] = rows["value"].min()
-            logger.log_metrics(averages, step=cast(int, round))
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock of the round."""
+        self._round_began = time.perf_counter()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock of the evaluation."""
@@ -164,8 +160,7 @@ class Recorder(Callback):
             self.values = found
             self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
-        for logger in trainer.loggers:
-            logger.log_metrics(averages, step=round)
+        self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
         _check_monitored(trainer)
 
@@ -173,8 +168,21 @@ class Recorder(Callback):
         """The long table: round, client, point, split, metric, value."""
         return long_table(self.values) if self.run_dir is None else read_table(self.run_dir / PARTS)
 
+    def _costs(self, trainer: Trainer, method: "FederatedMethod") -> Numbers:
+        """What a round of training has cost: what was sent, and seconds."""
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or not method.server.traffic.rounds:
+            return {}
+        began, now = self._evaluation_began, time.perf_counter()
+        seconds = {"seconds/training": now - self._round_began}
+        if began > self._round_began:
+            seconds = {"seconds/training": began - self._round_began, "seconds/evaluation": now - began}
+        return sent(method.server.traffic.rounds[-1]) | seconds
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Book the round's seconds."""
+        """Book the round's seconds, and tell the loggers of a round that is not evaluated."""
+        method = cast("FederatedMethod", pl_module)
+        if self._evaluation_began < self._round_began:
+            self._tracking.round(method.server.finished_rounds, self._costs(trainer, method), {}, ())
         self._book()
 
     def _book(self) -> None:
@@ -196,8 +204,9 @@ class Recorder(Callback):
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
         if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
             return
-        write_record(self.run_dir, self.record(trainer, method), self.metrics())
+        record = write_record(self.run_dir, self.record(trainer, method), self.metrics())
         remove_merged(self.run_dir)
+        self._tracking.end(record)
 
     def record(self, trainer: Trainer, method: "FederatedMethod") -> RunRecord:
         """The record of a run that has ended, without what is made of its files and metrics.
@@ -355,6 +364,10 @@ class Recorder(Callback):
                 write_evaluation(run_dir, round, table)
         self.evaluations = found
         remove_evaluations(run_dir, found)
+
+
+def _names(trainer: Trainer) -> list[str]:
+    return cast("FederatedDataModule", trainer.datamodule).client_names  # type: ignore[attr-defined]
 
 
 def _check_monitored(trainer: Trainer) -> None:

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
-from benchmark.figures.partition_heatmap import _ticks, partition_heatmap
 from benchmark.tables.curves import Curve, learning_curves
+from datamodules.heatmap import _ticks, partition_heatmap
 
 
 def draw(path, clients, classes, largest=500):

@@ -1,9 +1,9 @@
 """Fig. 8: who holds how many images of each class."""
 
 from benchmark.drawing import new_figure
-from benchmark.figures.partition_heatmap import draw_counts
 from benchmark.figures.pfedpt.sources import Drawing, Sources
 from benchmark.run.reload import data_of_run
+from datamodules.heatmap import draw_counts
 
 
 def partitions_figure(sources: Sources) -> Drawing:

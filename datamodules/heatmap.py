@@ -1,8 +1,8 @@
 """Who holds how many images of which class, as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,20 @@ def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], pat
     draw_counts(axes, counts, class_names)
     axes.set_title(title, fontsize=11)
     save_figure(figure, path)
+
+
+def manifest_heatmap(manifest: Mapping[str, Any], path: str | Path, split: str = "train") -> None:
+    """Draw a partition as its manifest holds it, as a PNG.
+
+    Args:
+        manifest: see :mod:`datamodules.manifest`.
+        path: of the PNG.
+        split: ``train`` or ``test``.
+    """
+    counts = np.array([client[f"{split}_classes"] for client in manifest["clients"]])
+    given = ", ".join(f"{name}={value}" for name, value in manifest["arguments"].items())
+    title = f"{manifest['algorithm']}({given}), seed {manifest['seed']}, {split} images"
+    partition_heatmap(counts, manifest["class_names"], path, title)
 
 
 def draw_counts(axes: "Axes", counts: NDArray[np.int64], class_names: Sequence[str]) -> None:

@@ -1,0 +1,49 @@
+"""Where the loggers of a configuration write: into the run's directory, under the run's name."""
+
+import inspect
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+
+
+def _save_dir_is_optional(kind: type) -> None:
+    """Let a configuration leave out ``save_dir``, which a run gives; the logger's own signature asks for it."""
+    own: Any = vars(kind)["__init__"]
+    signature = inspect.signature(own)
+    parameters = [p.replace(default=".") if p.name == "save_dir" else p for p in signature.parameters.values()]
+    own.__signature__ = signature.replace(parameters=parameters)
+
+
+for _kind in (CSVLogger, TensorBoardLogger):
+    _save_dir_is_optional(_kind)
+
+
+def place(logger: Any, run_dir: Path) -> None:
+    """Have a logger write into the run's directory, by the run's name where it was given none.
+
+    A run that goes on continues what W&B and TensorBoard have of it.
+
+    Args:
+        logger: class path and arguments, from the command line; changed in place.
+        run_dir: the run's.
+    """
+    given: Any = logger.get("init_args", {})
+    if "save_dir" in given:
+        given.save_dir = str(run_dir)
+    kind: Any = locate(logger.class_path)
+    if issubclass(kind, WandbLogger):
+        given.name = given.name or run_dir.name
+        if given.version is None and given.id is None:
+            given.version = _wandb_id(run_dir)
+    elif issubclass(kind, TensorBoardLogger):
+        given.default_hp_metric = False  # there are better ones than -1
+        if given.version is None:
+            given.name, given.version = "", "tensorboard"
+
+
+def _wandb_id(run_dir: Path) -> str | None:
+    """The id by which W&B knows this run, if it was begun before."""
+    begun = sorted(run_dir.glob("wandb/*run-*-*"))
+    return begun[-1].name.rpartition("-")[2] if begun else None
