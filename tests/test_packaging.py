@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.cells.identity import content_hash
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: What another package is documented to bring.
@@ -86,6 +88,13 @@ def test_a_wheel_runs_a_configuration_by_its_name_from_any_folder(site: Path, tm
     listed = run(site, tmp_path, *benchmark, "configs", "suites/")
     assert "suites/digits " in listed.stdout
     assert run(site, tmp_path, *benchmark, "configs", "nothing").returncode == 2
+    (tmp_path / "methods.py").unlink()
+    program = (
+        "import fedprompt\nfrom benchmark.cells.identity import content_hash\n"
+        "print(content_hash(['configs/fedvpt_digits.yaml'], ['--data=configs/data/digits_dir0.1.yaml']))"
+    )
+    here = content_hash(["configs/fedvpt_digits.yaml"], ["--data=configs/data/digits_dir0.1.yaml"])
+    assert run(site, tmp_path, sys.executable, "-c", program).stdout.strip() == here
 
 
 def test_one_name_is_imported_and_classes_are_the_same_by_both(site: Path, tmp_path: Path) -> None:

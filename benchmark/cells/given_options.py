@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmark.config_files import inlined, read_content, read_layers
 from benchmark.errors import ConfigurationError
+from benchmark.shipped import shipped
 from benchmark.yaml_files import parse_yaml
 
 #: Options that the runner of a cell sets itself.
@@ -71,8 +72,8 @@ def check_override(entry: str, where: str = "") -> None:
 def _value(text: str) -> Any:
     """What a value on the command line stands for; a text where it could be read in more than one way."""
     text = text.replace("{data_dir}", "<data_dir>")  # which YAML would read as a mapping
-    if text.endswith((".yaml", ".yml")) and Path(text).is_file():
-        return read_content(Path(text))
+    if text.endswith((".yaml", ".yml")) and shipped(text).is_file():
+        return read_content(shipped(text))
     try:
         if text.startswith(("{", "[", "'")):
             return inlined(parse_yaml(text, text), Path())
