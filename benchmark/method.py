@@ -1,5 +1,6 @@
 """The LightningModule of every method: the contract of one client, run by the engine under the Trainer."""
 
+import traceback
 from functools import cached_property
 from typing import Any, Self, cast
 
@@ -19,6 +20,7 @@ from benchmark.engine.evaluation import Evaluation
 from benchmark.engine.frozen import check_modes, frozen_parts
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import initial_rows
+from benchmark.engine.mistakes import authors_line, place
 from benchmark.engine.plan import Block
 from benchmark.engine.pool import Pool
 from benchmark.engine.roles import Roles, read_roles
@@ -60,9 +62,9 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 "model; make it in make_server, anew in each call"
             )
         if isinstance(value, Tensor | nn.Module) and "_modules" not in self.__dict__:
-            raise ConfigurationError(
-                f"{type(self).__name__}.__init__ sets {name!r} before super().__init__(num_clients); call that first"
-            )
+            at = authors_line([(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack()])
+            where = place(self, "__init__", at=at)
+            raise ConfigurationError(f"{where} sets {name!r} before super().__init__(num_clients); call that first")
         super().__setattr__(name, value)
 
     def log(self, *args: Any, **named: Any) -> None:
@@ -118,6 +120,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
         images = ImageFeed(self, pool, federation, data.cache_features)
         self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
+        self.simulation.clients.one_by_one = data.one_by_one
         self.evaluation = Evaluation(self.simulation)
         if data.compile_steps is not None:
             steps = self.simulation.local_steps

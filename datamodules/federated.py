@@ -61,6 +61,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         compile_steps: a mode of ``torch.compile``, ``default`` or ``reduce-overhead`` (CUDA graphs), that makes one
             program of a stacked training step; None runs its operations one by one. Results agree up to rounding;
             the gradients of each program's first step are compared. Compiling takes a minute.
+        one_by_one: for a debugger: clients are stepped one after the other in plain PyTorch, without vmap, whatever
+            ``cohort_width`` says, and an error names client, round and step. Results agree up to rounding.
         num_workers: loader processes that gather the images; 0 gathers on the device.
         seed: seed of the run: order of batches, selection of clients, augmentation. Linked to ``seed_everything``.
         partition_seed: seed of the partition alone, so that all seeds of a run share one split; None takes ``seed``.
@@ -85,6 +87,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
         compile_steps: CompileMode | None = None,
+        one_by_one: bool = False,
         num_workers: FewOrNone = 0,
         seed: Seed = 0,
         partition_seed: Seed | None = 0,
@@ -95,7 +98,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.transform = self._transform = transform or ImageTransform()
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.cohort_width = cohort_width
+        self.cohort_width = 1 if one_by_one else cohort_width
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.num_workers = num_workers
@@ -121,6 +124,12 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.cache_features = cache_features
         self.on_divergence = on_divergence
         self.compile_steps = compile_steps
+        if one_by_one and compile_steps is not None:
+            raise ConfigurationError(
+                f"data.one_by_one steps clients in plain PyTorch, and data.compile_steps={compile_steps} compiles "
+                "their steps; leave one of the two out"
+            )
+        self.one_by_one = one_by_one
         #: set from the partition: per split that has one, its own classes in the order in which labels are counted
         self.label_spaces: dict[str, tuple[int, ...]] = {}
         self._pool: ImagePool | None = None
@@ -299,5 +308,5 @@ class FederatedDataModule(Checked, LightningDataModule):
                 "the checkpoint was made with other images than this run reads: the partition and the labels are the "
                 "same, the pixels are not; give the images it was made with, or start without --ckpt_path"
             )
-        if self.loaders is not None:
+        if self.loaders is not None and not self.one_by_one:
             self.loaders.chosen = state_dict["width"]

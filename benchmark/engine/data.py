@@ -30,6 +30,7 @@ class FederatedData(Protocol):
     cache_features: bool | Literal["auto"]
     on_divergence: Literal["drop", "raise"]
     compile_steps: CompileMode | None
+    one_by_one: bool
     num_workers: int
     loaders: Loaders | None
 

@@ -55,7 +55,9 @@ class Evaluation:
             self._cohort = simulation.gather(step.cohort, Stage.EVALUATE, round, self._received, values, step.split)
         method, batch = simulation.method, simulation.mini_batch(step)
         count, part = len(step.clients), (step.stage, step.split)
-        made = simulation.clients("client_logits", method.client_logits, self._cohort, count, batch, part=part)
+        made = simulation.clients(
+            "client_logits", method.client_logits, self._cohort, count, batch, part=part, number=step.number
+        )
         if not isinstance(made, Tensor) or made.ndim != 3 or made.shape[:2] != batch.y.shape:
             given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
             raise ConfigurationError(

@@ -77,7 +77,9 @@ class LocalSteps:
             made = self.compiled(cohort, step, batch)
         else:
             part = (step.stage, step.phase)
-            made = self.clients("client_loss", self.method.client_loss, cohort, count, batch, part=part)
+            made = self.clients(
+                "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
+            )
         losses, named = self._read(made, count)
         optimizer.zero_grad()
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
@@ -149,7 +151,8 @@ class LocalSteps:
         # The client's parameters are those before the step.
         at_start = replace(cohort, values=before)
         name_of = getattr(transform, "__name__", "transform")
-        changed = self.clients(name_of, transform, at_start, count, update, part=(step.phase,))
+        part = (step.stage, step.phase)
+        changed = self.clients(name_of, transform, at_start, count, update, part=part, number=step.number)
         for name, value in tensors(self.method, name_of, changed).items():
             if name not in before or value.shape[1:] != before[name].shape[1:]:
                 expected = tuple(before[name].shape[1:]) if name in before else f"some of: {', '.join(sorted(before))}"

@@ -1,6 +1,7 @@
 """A function of one client, called for all clients of a cohort at once."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -56,6 +57,8 @@ class ClientMap:
         self._call = _Call(method)
         self._has_frozen = roles.has_frozen
         self._watch = watch
+        #: for a debugger: cohorts hold one client each, which is called in plain PyTorch
+        self.one_by_one = False
         places: dict[int, list[str]] = {}
         for prefix, module in method.named_modules():
             for name, parameter in module.named_parameters(prefix, recurse=False):
@@ -64,7 +67,14 @@ class ClientMap:
         self._places = {name: places[id(method.get_parameter(name))] for name in roles.slots}
 
     def __call__(
-        self, name: str, function: ClientFunction, cohort: Cohort, count: int, *rows: Any, part: tuple[Any, ...] = ()
+        self,
+        name: str,
+        function: ClientFunction,
+        cohort: Cohort,
+        count: int,
+        *rows: Any,
+        part: tuple[Any, ...] = (),
+        number: int | None = None,
     ) -> Any:
         """Call ``function(client, *rows)`` for the first ``count`` clients; what it returns has a leading dimension.
 
@@ -75,30 +85,40 @@ class ClientMap:
             count: how many of them.
             rows: further arguments, trees of tensors [count, ...].
             part: of the round; the first call in each part is watched.
+            number: of the step, which ``part`` begins with the stage of.
 
         Raises:
             ConfigurationError: the function does what cannot be done for many clients at once.
         """
-        own = cohort.rows(count)
+        own, common = cohort.rows(count), cohort.received.common
+        # One client of a method that trains everything needs no mapping, which would cost a tenth of a small network's
+        # step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what a product of
+        # matrices rounds by its number of rows.)
+        plain = count == 1 and (self.one_by_one or not self._has_frozen)
+        if plain:
+            squeezed = tree_map(lambda part: part.squeeze(0), (own, rows))
+            call = partial(self._of_one_client(function), cohort.round, common, *squeezed)
+        else:
+            call = partial(self.mapped(function), cohort.round, common, own, rows)
         try:
-            with self._watch.over(name, (*part, count > 1), cohort.class_counts.device):
-                if count > 1 or self._has_frozen:
-                    return self.mapped(function)(cohort.round, cohort.received.common, own, rows)
-                # One client of a method that trains everything needs no mapping, which would cost a tenth of a small
-                # network's step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what
-                # a product of matrices rounds by its number of rows.)
-                one = self._of_one_client(function)
-                single = one(cohort.round, cohort.received.common, *tree_map(lambda part: part.squeeze(0), (own, rows)))
-                for part_of_it in tree_leaves(single):
+            with self._watch.over(name, (*part, count > 1), cohort.class_counts.device, call):
+                made = call()
+                for part_of_it in tree_leaves(made) if plain else ():
                     if not isinstance(part_of_it, Tensor):  # as vmap says it
                         raise ValueError(f"must only return Tensors, got type {type(part_of_it)}")
-                return tree_map(lambda part: part.unsqueeze(0), single)
-        except ConfigurationError:
-            raise
+            return tree_map(lambda part: part.unsqueeze(0), made) if plain else made
         except Exception as error:
-            if told := explained(self._method, name, error):
-                raise told from error
-            raise
+            told = error if isinstance(error, ConfigurationError) else explained(self._method, name, error)
+            if self.one_by_one:
+                whose = f"client {cohort.clients[0]}, round {cohort.round.number}"
+                whose += "" if number is None else f", {part[0]} step {number}"
+                if told is None:
+                    error.add_note(f"in {type(self._method).__name__}.{name}: {whose}")
+                else:
+                    told = ConfigurationError(f"{told} ({whose})")
+            if told is None or told is error:
+                raise
+            raise told from error
 
     def mapped(self, function: ClientFunction) -> Callable[..., Any]:
         """Return ``(round, common, own, rows) -> results [K, ...]``."""

@@ -1,21 +1,28 @@
 """What cannot be done for many clients at once, told to a method's author in one line, with the author's own place."""
 
+import inspect
+import os
+import sys
 import sysconfig
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from benchmark.contract import Client, MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
+from benchmark.seeds import global_states
 
 #: Files in which no author's function is: those of Python, of installed packages and of the engine.
 NOT_THE_METHODS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
+    f"{Path(__file__).parents[1]}{os.sep}",
 )
 
 UNKEYED = (
@@ -36,7 +43,7 @@ MISTAKES = (
     (
         ".item()",
         "makes a Python number of a tensor (item, float, int, tolist); the step runs for many clients at once: compute "
-        "with tensors",
+        "with tensors; --data.one_by_one=true shows their numbers",
     ),
     (
         "dynamic shape",
@@ -75,16 +82,70 @@ def explained(method: nn.Module, name: str, error: Exception) -> ConfigurationEr
     return ConfigurationError(f"{place(method, name, error)} {words}")
 
 
-def place(method: nn.Module, name: str, error: Exception | None = None) -> str:
-    """Name a function of the method, with the line that an error came from, else its first."""
+def place(method: nn.Module, name: str, error: Exception | None = None, at: tuple[str, int] | None = None) -> str:
+    """Name a function of the method, with the author's line.
+
+    Args:
+        method: whose function.
+        name: of the function.
+        error: what came out of it.
+        at: file and line, where they are known without an error; else those where the function, or the class, begins.
+    """
     title = type(method).__name__
     if error is not None:
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            if not frame.filename.startswith(NOT_THE_METHODS):
-                return f"{title}.{name}, line {frame.lineno} of {frame.filename},"
-    code = getattr(getattr(type(method), name, None), "__code__", None)
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-    return f"{title}.{name}{where}"
+        at = authors_line([(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)])
+    if at is not None:
+        return f"{title}.{name}, line {at[1]} of {at[0]},"
+    code = getattr(inspect.unwrap(getattr(type(method), name, lambda: None)), "__code__", None)
+    if code is not None and not code.co_filename.startswith(NOT_THE_METHODS):
+        return f"{title}.{name} ({code.co_filename}:{code.co_firstlineno})"
+    try:
+        return f"{title}.{name} ({inspect.getsourcefile(type(method))}:{inspect.getsourcelines(type(method))[1]})"
+    except (OSError, TypeError):  # no file: a class of a session
+        return f"{title}.{name}"
+
+
+def check_constructed(method: nn.Module) -> None:
+    """Refuse a method whose constructor has not called its base's.
+
+    Raises:
+        ConfigurationError: it is so.
+    """
+    if "_modules" not in vars(method):
+        raise ConfigurationError(f"{place(method, '__init__')} must call super().__init__(num_clients) first")
+
+
+def authors_line(frames: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
+    """The innermost of some lines, file and number each, that an author has written."""
+    return next((frame for frame in reversed(frames) if not frame[0].startswith(NOT_THE_METHODS)), None)
+
+
+def drawing_line(call: Callable[[], Any], device: torch.device) -> tuple[str, int] | None:
+    """The author's line, file and number, that draws from a global generator; found by a call line after line.
+
+    Args:
+        call: what draws.
+        device: whose generators there are.
+    """
+    states, last = global_states(device), None
+    found: list[tuple[str, int]] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal last
+        if frame.f_code.co_filename.startswith(NOT_THE_METHODS):
+            return None
+        if last is not None and not found and global_states(device) != states:
+            found.append(last)
+        last = (frame.f_code.co_filename, frame.f_lineno)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return found[0] if found else None
 
 
 def tensors(method: nn.Module, name: str, made: Any) -> Values:

@@ -1,13 +1,13 @@
 """Notice in the first steps of a round what would couple clients without a word."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmark.engine.mistakes import NOT_OWNED, UNKEYED, place
+from benchmark.engine.mistakes import NOT_OWNED, UNKEYED, drawing_line, place
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import global_states
 
@@ -38,13 +38,14 @@ class Watch:
         self._seen = set()
 
     @contextmanager
-    def over(self, name: str, part: tuple[Any, ...], device: torch.device) -> Iterator[None]:
+    def over(self, name: str, part: tuple[Any, ...], device: torch.device, call: Callable[[], Any]) -> Iterator[None]:
         """Refuse what vmap may let pass, and a single client without vmap always would.
 
         Args:
             name: of the method's function that is called inside.
             part: of the round.
             device: of the method.
+            call: what is called inside; called once more to find the line of a draw.
 
         Raises:
             ConfigurationError: a draw from a global generator, which has no key, or another value of a buffer or a
@@ -58,7 +59,7 @@ class Watch:
         before = [(value := held[key], value._version) for _, held, key in self._standing]
         yield
         if global_states(device) != states:
-            raise ConfigurationError(f"{place(self._method, name)} {UNKEYED}")
+            raise ConfigurationError(f"{place(self._method, name, at=drawing_line(call, device))} {UNKEYED}")
         for (where, held, key), (value, version) in zip(self._standing, before, strict=True):
             if held[key] is not value or value._version != version:
                 raise ConfigurationError(f"{place(self._method, name)} changes {where!r}: {NOT_OWNED}")

@@ -17,6 +17,7 @@ RESULT_FREE_KEYS = frozenset(
         "log_every_n_steps",
         "num_workers",
         "cohort_width",
+        "one_by_one",
         "data_dir",
         "root",
     }

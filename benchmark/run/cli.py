@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.engine.allocator import keep_freed_memory
+from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.engine.rounds import Server
 from benchmark.engine.settings import check_one_device, check_settings
@@ -258,8 +259,9 @@ def round_callbacks(
         settings: the Trainer's arguments, by name.
 
     Raises:
-        ConfigurationError: see :func:`check_replaceable`.
+        ConfigurationError: see :func:`check_replaceable` and :func:`check_constructed`.
     """
+    check_constructed(method)
     callbacks: list[Callback] = [recorder]
     if rule is not None:
         check_replaceable(method, settings.callbacks)

@@ -149,7 +149,7 @@ def fit(
 def _fit_objects(
     method: FederatedMethod, data: FederatedDataModule, rule: ServerRule | None, trainer: dict[str, Any]
 ) -> FinishedRun:
-    if hasattr(method, "simulation"):
+    if "simulation" in vars(method):
         raise ConfigurationError("fit: the method has been trained already; make a new one for each run")
     drawn = os.environ.get("PL_GLOBAL_SEED")
     if drawn != str(data.seed):

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan import Block, Step
-from benchmark.run.display import SCORES, Display, RoundRow, display_for
+from benchmark.run.display import SCORES, Display, Lines, RoundRow, display_for
 from benchmark.run.pace import Pace
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class RoundProgress(ProgressBar):
     def _begin(self, trainer: Trainer, rounds: int) -> None:
         self.pace = Pace(rounds, trainer.check_val_every_n_epoch or 1)
         if self._enabled:
-            self.display = display_for(self.pace)
+            data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+            self.display = Lines(self.pace) if data.one_by_one else display_for(self.pace)  # a debugger has the screen
             self.display.begin()
 
     def _end(self) -> None:

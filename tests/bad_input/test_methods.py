@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from federation import CONF, build, fit
@@ -110,6 +111,17 @@ class Logs(FedVPT):
         return loss
 
 
+class Draws(FedVPT):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.rand_like(x))
+
+
+class DrawsWithNumPy(FedVPT):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = float(np.random.rand())  # noqa: NPY002
+        return super().forward(scale * x)
+
+
 class LossOfEachImage(FedVPT):
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         return nn.functional.cross_entropy(self(batch.x), batch.y, reduction="none")
@@ -196,6 +208,8 @@ MISTAKES = [
     (Decides, r"Decides.client_loss, LINE decides by a tensor's value"),
     (Chooses, r"Chooses.client_loss, LINE makes a tensor whose shape depends on values"),
     (Logs, r"Logs.client_loss, LINE calls self.log; return named tensors beside the loss"),
+    (Draws, r"Draws.client_l\w+, LINE draws random numbers from a global generator; draw them in draw_noise"),
+    (DrawsWithNumPy, r"DrawsWithNumPy.client_l\w+, LINE draws random numbers from a global generator"),
     (LossOfEachImage, r"LossOfEachImage.client_loss .*must return a scalar, .*; it returns shape \(4,\)"),
     (NoLoss, r"NoLoss.client_loss .*must return tensors alone"),
     (LogitsOfOneImage, r"LogitsOfOneImage.client_logits .*must return logits \[B, C\] .*; it returns \(8,\)"),
@@ -244,7 +258,20 @@ class Forgetful(FedVPT):
         self.head = nn.Linear(64, num_classes)
 
 
+class ForgetfulOfANumber(FedVPT):
+    """Nor does this one, and it keeps no tensor."""
+
+    def __init__(self, num_classes: int, num_clients: int) -> None:
+        self.head = num_classes
+
+
 def test_a_constructor_that_forgets_its_base_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["fit", "--config", str(CONF / "base.yaml"), f"--model={__name__}.Forgetful"]
     said = refused(capsys, main, arguments)
-    assert said == "error: Forgetful.__init__ sets 'head' before super().__init__(num_clients); call that first"
+    line = inspect.getsourcelines(Forgetful.__init__)[1] + 1
+    where = f"error: Forgetful.__init__, line {line} of {__file__},"
+    assert said == f"{where} sets 'head' before super().__init__(num_clients); call that first"
+    arguments[-1] += "OfANumber"
+    said = refused(capsys, main, arguments)
+    where = f"{__file__}:{inspect.getsourcelines(ForgetfulOfANumber.__init__)[1]}"
+    assert said == f"error: ForgetfulOfANumber.__init__ ({where}) must call super().__init__(num_clients) first"
