@@ -17,7 +17,8 @@ def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed
         ConfigurationError: a config file is missing or is no YAML.
     """
     named = () if row.method is None else (f"configs/methods/{row.method}.yaml", f"configs/suites/{group.suite}.yaml")
-    configs = (*preset.base, *group.configs, *named, *row.configs)
+    scale = () if preset.scale is None else (f"configs/scales/{preset.scale}.yaml",)
+    configs = (*group.configs, *named, *scale, *row.configs)
     overrides = (*preset.overrides, *group.overrides, *row.overrides.get(preset_name, ()))
     return Cell(f"{row.prefix}-{group.name}-s{seed}-{content_hash(configs, overrides)}", configs, overrides, seed)
 

@@ -14,7 +14,7 @@ Paths in a table are relative to the folder the command is started in, the repos
         seeds: [0, 1, 2]
         rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
         summary: last                         # optional; in place of the table's
-        base: [configs/x.yaml]                # optional; configs of every run of the preset
+        scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
         overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
@@ -124,7 +124,7 @@ class Preset:
 
     data: list[DataGroup]
     seeds: list[int]
-    base: list[str] = field(default_factory=list)
+    scale: str | None = None
     overrides: list[str] = field(default_factory=list)
     note: str = ""
     rows: list[str] = field(default_factory=list)

@@ -17,6 +17,7 @@ from benchmark.run.cli import main
 CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted(CONFIGS.glob("methods/*.yaml"))}
 SUITES = sorted(CONFIGS.glob("suites/*.yaml"))
+SCALES = sorted(CONFIGS.glob("scales/*.yaml"))
 RUNS = sorted(CONFIGS.glob("*.yaml"))
 
 
@@ -64,13 +65,13 @@ def test_methods_and_suites_know_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*METHODS.values(), *SUITES, *RUNS], ids=lambda path: f"{path.parent.name}/{path.stem}"
+    "path", [*METHODS.values(), *SUITES, *SCALES, *RUNS], ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
 def test_a_file_says_what_it_is(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# ")
     assert max(map(len, lines)) <= 120
-    assert path.parent.name == "suites" or sum(not line.startswith("#") for line in lines) <= 7
+    assert path.parent.name in ("suites", "scales") or sum(not line.startswith("#") for line in lines) <= 7
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
@@ -93,6 +94,19 @@ def test_either_order_resolves_to_the_same_and_options_win_over_both() -> None:
     assert not {"base", "method", "per_method"} & set(first)
     between = resolved(f"--config={suite}", "--model.init_args.training.lr=0.5", f"--config={prox}")
     assert between["model"]["init_args"]["training"] == first["model"]["init_args"]["training"] | {"lr": 0.5}
+
+
+def test_a_scale_changes_a_suite_that_stands_before_it() -> None:
+    run, scale = CONFIGS / "pfedpg_office_caltech10.yaml", CONFIGS / "scales" / "deit_tiny_112px.yaml"
+    paper, small = resolved(f"--config={run}"), resolved(f"--config={run}", f"--config={scale}")
+    training = paper["model"]["init_args"]["training"]
+    assert small["model"]["init_args"]["training"] == training | {"epochs": 1}
+    assert (
+        small["model"]["init_args"]["backbone"]["class_path"] == paper["model"]["init_args"]["backbone"]["class_path"]
+    )
+    assert small["model"]["init_args"]["backbone"]["init_args"]["name"] == "deit_tiny_patch16_224"
+    assert small["trainer"] == paper["trainer"] | {"precision": "bf16-mixed"}
+    assert small["data"]["source"]["init_args"] == paper["data"]["source"]["init_args"] | {"size": 112}
 
 
 def test_a_method_named_by_an_option_takes_what_a_suite_says_for_all() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmark.config_files import read_layers
+from benchmark.cells.given_options import given_options
 from benchmark.tables.layout import load_table
 from benchmark.tables.paper import read_paper
 
@@ -24,11 +24,15 @@ def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def configuration(row: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    """What a row's method and the suite of a data group give together."""
-    files = [Path(f"configs/methods/{row['method']}.yaml"), Path(f"configs/suites/{group['suite']}.yaml")]
-    (layer,) = read_layers(files)
-    return layer.options
+def configuration(row: dict[str, Any], group: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
+    """What a row's method, the suite of a data group and a preset's scale give together."""
+    files = [f"configs/methods/{row['method']}.yaml", f"configs/suites/{group['suite']}.yaml"]
+    return given_options([*files, *scales(preset)], [])
+
+
+def scales(preset: dict[str, Any]) -> list[str]:
+    """The file of a preset's scale, where it has one."""
+    return [f"configs/scales/{preset['scale']}.yaml"] if "scale" in preset else []
 
 
 @pytest.mark.slow
@@ -44,7 +48,7 @@ def test_every_file_that_a_table_names_is_there(name: str) -> None:
     for preset in table["presets"].values():
         for group in preset["data"]:
             files = [f"configs/methods/{row['method']}.yaml" for row in table["rows"]]
-            files += [f"configs/suites/{group['suite']}.yaml"]
+            files += [f"configs/suites/{group['suite']}.yaml", *scales(preset)]
             files += [entry.removeprefix("--data=") for entry in group.get("overrides", []) if "--data=" in entry]
             assert [entry for entry in files if not Path(entry).is_file()] == []
 
@@ -59,7 +63,7 @@ def test_incomplete_batches_are_dropped_where_the_protocol_says_so(name: str) ->
             if given:
                 data = [yaml.safe_load(Path(given[-1].removeprefix("--data=")).read_text())]
             else:
-                data = [configuration(row, group)["data"] for row in TABLES[name]["rows"]]
+                data = [configuration(row, group, preset)["data"] for row in TABLES[name]["rows"]]
             assert data
             assert {entry.get("drop_last", False) for entry in data} == {dropping}
 
@@ -76,7 +80,7 @@ def test_the_last_round_of_every_cell_is_evaluated(name: str) -> None:
     for preset_name, preset in TABLES[name]["presets"].items():
         for group in preset["data"]:
             for row in TABLES[name]["rows"]:
-                config = configuration(row, group)
+                config = configuration(row, group, preset)
                 overrides = [
                     *preset.get("overrides", []),
                     *group.get("overrides", []),
