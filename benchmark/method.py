@@ -2,7 +2,7 @@
 
 import traceback
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -37,8 +37,13 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
 
     Args:
         num_clients: N; the command line takes it from the data.
+
+    Attributes:
+        paper_names: what the papers' tables call the method, each where it is not the class's name; a class that
+            derives from it has its own.
     """
 
+    paper_names: ClassVar[tuple[str, ...]] = ()
     simulation: Simulation
     roles: Roles
 

@@ -80,6 +80,7 @@ class DermoscopicFL(ImageSource):
         split_seed: seed of every split that is drawn.
     """
 
+    title = "Dermoscopic-FL"
     class_names = ("nevus", "benign_keratosis", "melanoma")
     domain_names = ("A", "B", "C", "D")
 

@@ -83,6 +83,8 @@ class DigitDomains(ImageSource):
         seed: key of the split and of the noise domain's noise.
     """
 
+    title = "Digits in domains"
+    embedded = True
     class_names = (
         "zero",
         "one",

@@ -68,6 +68,7 @@ class DomainNet10(ImageSource):
         download: download what is missing of the cleaned release (about 18 GB) into ``<root>/domainnet``.
     """
 
+    title = "DomainNet-10"
     class_names = (
         "bird",
         "feather",

@@ -29,6 +29,7 @@ class OfficeCaltech10(ImageSource):
         split_seed: seed of the split into train and test.
     """
 
+    title = "Office-Caltech10"
     class_names = (
         "back_pack",
         "bike",

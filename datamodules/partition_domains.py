@@ -23,6 +23,8 @@ class DomainsPerClient(Partition):
             each domain still has m holders.
     """
 
+    paper_setting = "m={domains}"
+
     def __init__(self, domains: PositiveInt, random: bool = False) -> None:
         self.domains = domains
         self.random = random
@@ -65,6 +67,8 @@ class LeaveOneDomainOut(Partition):
     Args:
         target: number of the unseen domain in the data set's order, from 0.
     """
+
+    paper_setting = "LODO*"
 
     def __init__(self, target: NonNegativeInt) -> None:
         self.target = target

@@ -92,6 +92,7 @@ class NonOverlapping(Partition):
         class_seed: seed of the shuffle of classes, apart from the seed of the run (FedPGP's code: 2023).
     """
 
+    paper_setting = "pathological*"
     further_splits = ("all",)
 
     def __init__(self, num_clients: NumClients, shots: PositiveInt | None = None, class_seed: Seed = 2023) -> None:
@@ -131,6 +132,7 @@ class BaseToNovel(Partition):
         class_seed: seed of the shuffle of base classes, apart from the seed of the run (FedPGP's code: 2023).
     """
 
+    paper_setting = "base-to-novel*"
     further_splits = ("base", "novel", "base_excl_local")
 
     def __init__(self, num_clients: NumClients, shots: PositiveInt | None = 16, class_seed: Seed = 2023) -> None:
@@ -183,6 +185,7 @@ class DirichletFewShot(Partition):
         max_retries: draws before giving up.
     """
 
+    title = "Dirichlet({alpha}), {clients}"
     further_splits = ("all",)
 
     def __init__(

@@ -1,6 +1,7 @@
 """What a data set hands to the federation: one pool of images in memory, and its names."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,18 +42,21 @@ class ImageSource(Checked):
 
     Class and domain names are ordered tuples, fixed in code or set by the constructor from what the data say: a label
     is an index into them, in every process. ``template`` is what CLIP is told of an image: the class name takes the
-    place of ``{}``, with spaces for underscores. ``name`` is what records and reports call the data set, where it is
-    not the class's name; a source of many data sets takes it as an argument of that name.
+    place of ``{}``, with spaces for underscores. ``name`` is what records call the data set, where it is not the
+    class's name; a source of many data sets takes it as an argument of that name. ``title`` is what a reader
+    calls the data set, where that is another word; ``embedded`` says that its images come with the code.
     """
 
     name: str | None = None
+    title: ClassVar[str | None] = None
+    embedded: ClassVar[bool] = False
     class_names: tuple[str, ...]
     template: str = "a photo of a {}."
     domain_names: tuple[str, ...] = ("",)
 
     @property
     def recorded_name(self) -> str:
-        """The name of the data set in records and reports."""
+        """The name of the data set in records."""
         return self.name or type(self).__name__
 
     def load(self) -> ImagePool:

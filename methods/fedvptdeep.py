@@ -10,4 +10,5 @@ class FedVPTDeep(FedVPT):
     gives the printed one). Arguments as ``FedVPT``.
     """
 
+    paper_names = ("FedVPT-D",)
     deep = True

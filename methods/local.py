@@ -10,5 +10,6 @@ class Local(FedAvg):
     the federated methods; a client that is never selected keeps the initial model. Arguments as ``FedAvg``.
     """
 
+    paper_names = ("SingleSet-Full", "Local", "Local training")
     shared = ()
     personal = ("backbone", "head")

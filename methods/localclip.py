@@ -20,6 +20,7 @@ class LocalCLIP(ZeroShotCLIP):
         training: of the towers; ATPFL's is Adam with lr 1e-3 and a cosine schedule.
     """
 
+    paper_names = ("Local training",)
     personal = (
         "clip.model.visual",
         "clip.model.positional_embedding",

@@ -20,6 +20,7 @@ class ZeroShotCLIP(TextPromptMethod):
             data set, such as "a photo of a {}, a type of pet.".
     """
 
+    paper_names = ("CLIP",)
     shared = ()
 
     def __init__(self, *arguments: Any, template: str = "a photo of a {}.", **settings: Any) -> None:

@@ -8,28 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.records.classes import own
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run, stored_runs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-DATASETS = {
-    "DigitDomains": "Digits in domains",
-    "CIFAR10": "CIFAR-10",
-    "CIFAR100": "CIFAR-100",
-    "OfficeCaltech10": "Office-Caltech10",
-    "DomainNet10": "DomainNet-10",
-    "DermoscopicFL": "Dermoscopic-FL",
-    "TinyImageNet": "TinyImageNet",
-    "Flowers102": "Flowers-102",
-    "OxfordPets": "Oxford Pets",
-    "StanfordCars": "Stanford Cars",
-    "Caltech101": "Caltech-101",
-    "Food101": "Food-101",
-    "UCF101": "UCF-101",
-}
 
 
 @dataclass(frozen=True)
@@ -62,8 +47,8 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """Name of the data set, and what tells it from others of that name."""
-        name = DATASETS.get(self.record.dataset, self.record.dataset)
+        """Title of the data set, and what tells it from others of that name."""
+        name = own(self.get("data.source"), "title") or self.record.dataset
         return f"{name} ({self.images})" if self.images else name
 
     @property
@@ -75,7 +60,7 @@ class Run:
     @property
     def demo(self) -> bool:
         """Whether data or models are the embedded ones: nothing to compare with a paper."""
-        return self.record.dataset == "DigitDomains" or "micro" in self.backbone
+        return bool(own(self.get("data.source"), "embedded")) or "micro" in self.backbone
 
     @property
     def partition(self) -> tuple[str, dict[str, Any]]:
@@ -90,10 +75,9 @@ class Run:
         name, arguments = self.partition
         count = len(self.record.client_names)
         clients = f"{count} clients" if count != 1 else "1 client"
-        if name in ("DirichletShared", "DirichletMerged", "DirichletFewShot"):
-            words = f"Dirichlet({arguments.get('alpha')}), {clients}"
-        elif name == "DomainPerClient":
-            words = "one domain a client"
+        title = own(self.get("data.partition"), "title")
+        if title is not None:
+            words = title.format(clients=clients, **arguments)
         else:
             given = ", ".join(
                 f"{key.replace('_', ' ')} {value}"
@@ -158,7 +142,7 @@ def read_run(folder: Path) -> Run:
         _ = run.config.get("data", {}).get("partition_seed")
         if (folder / "manifest.json").is_file():  # what is kept of a large one is bound to nothing
             _ = stored.partition
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{folder / 'config.yaml'} is no configuration of a run ({error})") from error
     return run
 

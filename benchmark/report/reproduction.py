@@ -8,11 +8,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
+from benchmark.records.classes import own
 from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
 from benchmark.report.readings import POINTS, ROUNDS, statistic_of
 from benchmark.tables.frame import read_long_frame
@@ -23,38 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TEMPLATE = "REPRODUCTION.template.md"
-ALIASES: dict[str, tuple[str, ...]] = {
-    "local": ("singlesetfull", "local", "localtraining"),
-    "fedvptdeep": ("fedvptd",),
-    "localclip": ("localtraining",),
-    "zeroshotclip": ("clip",),
-}
-PARTITIONS = {
-    "DirichletShared": "dir{alpha}",
-    "DirichletMerged": "dir{alpha}",
-    "IID": "iid",
-    "IIDPFLlib": "iid",
-    "DisjointClasses": "disjoint c={classes_per_client}",
-    "PathologicalPFLlib": "pathological",
-    "PathologicalRandom": "pathological",
-    "AtMostClasses": "s={classes}",
-    "DomainsPerClient": "m={domains}",
-    "DomainPerClient": "avg over domains",
-    "LeaveOneDomainOut": "LODO",
-    "NonOverlapping": "pathological",
-    "BaseToNovel": "base-to-novel",
-}
-"""How the papers' CSVs call a setting: what their ``setting`` begins with."""
-
 STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
-REPORTED = {
-    "pFedPT": ("pooled", "best_on_test"),
-    "pFedPG": ("average", "last"),
-    "pFedBayesPT": ("average", "last10"),
-    "ATPFL": ("average", "last"),
-    "FedPGP": ("average", "last"),
-}
-"""Over what and when each paper's accuracy is taken; where it does not say when, the last round."""
 
 
 @dataclass(frozen=True)
@@ -134,21 +105,18 @@ def _table_lines(results: Path, published: _Published) -> list[str]:
 
 
 def _setting_fits(run: Run, setting: str) -> bool:
-    name, arguments = run.partition
-    pattern = PARTITIONS.get(name)
+    pattern = own(run.get("data.partition"), "paper_setting")
     if pattern is None:
         return False
     try:
-        expected = pattern.format(**arguments)
+        expected = pattern.format(**run.partition[1])
     except KeyError:
         return False
-    first = setting.partition(";")[0].strip()
-    return first == expected or (pattern in ("pathological", "LODO", "base-to-novel") and first.startswith(expected))
+    return fnmatchcase(setting.partition(";")[0].strip(), expected)
 
 
-def _names(run: Run) -> tuple[str, ...]:
-    name = _plain(run.record.method)
-    return ALIASES.get(name, (name,))
+def _names(run: Run) -> list[str]:
+    return [_plain(name) for name in own(run.get("model"), "paper_names") or [run.record.method]]
 
 
 def _backbone_fits(run: Run, backbone: str) -> bool:
@@ -171,7 +139,20 @@ def _beside(run: Run, published: _Published) -> "pd.DataFrame":
 
 
 def _reported(published: _Published) -> tuple[str, str]:
-    return REPORTED.get(str(published.numbers.iloc[0]["paper"]), ("average", "last"))
+    """Over what and when the paper takes its accuracy, as our first table after it says; by default in the last round,
+    averaged over clients.
+    """
+    return next(
+        (
+            (column.statistic, table.summary)
+            for table in published.tables.values()
+            for preset in table.presets.values()
+            for group in preset.data
+            for column in group.columns
+            if column.paper is not None
+        ),
+        ("average", "last"),
+    )
 
 
 def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:

@@ -65,6 +65,8 @@ class AtMostClasses(Partition):
         num_clients: N; ``N s`` must be a multiple of the number of classes.
     """
 
+    paper_setting = "s={classes}"
+
     def __init__(self, classes: PositiveInt, num_clients: NumClients) -> None:
         self.classes = classes
         self.num_clients: int = num_clients

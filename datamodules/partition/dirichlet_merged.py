@@ -50,6 +50,9 @@ class DirichletMerged(Partition):
         max_retries: draws before giving up.
     """
 
+    title = "Dirichlet({alpha}), {clients}"
+    paper_setting = "dir{alpha}"
+
     def __init__(
         self,
         alpha: Concentration,

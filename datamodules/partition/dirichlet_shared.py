@@ -45,6 +45,9 @@ class DirichletShared(Partition):
         max_retries: draws before giving up.
     """
 
+    title = "Dirichlet({alpha}), {clients}"
+    paper_setting = "dir{alpha}"
+
     def __init__(
         self,
         alpha: Concentration,

@@ -21,6 +21,8 @@ class DisjointClasses(Partition):
         num_clients: number of groups; None takes what follows from the data, a number is checked.
     """
 
+    paper_setting = "disjoint c={classes_per_client}"
+
     def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients | None = None) -> None:
         self.classes_per_client = classes_per_client
         self.num_clients = num_clients

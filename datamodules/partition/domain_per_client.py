@@ -10,6 +10,9 @@ from datamodules.source import ImagePool
 class DomainPerClient(Partition):
     """One domain, one client (pFedPG; FedPGP's source clients), in the data set's order of domains."""
 
+    title = "one domain a client"
+    paper_setting = "avg over domains"
+
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Take every domain's official train and test images; nothing is drawn."""
         domains, test = pool.domains.numpy(), pool.test.numpy()

@@ -15,6 +15,8 @@ class IID(Partition):
     The official train and test sets stay apart.
     """
 
+    paper_setting = "iid"
+
     def __init__(self, num_clients: NumClients) -> None:
         self.num_clients: int = num_clients
 

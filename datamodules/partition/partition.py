@@ -1,6 +1,7 @@
 """The base class of partitions."""
 
 import inspect
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,10 +20,16 @@ class Partition(Checked):
     Attributes:
         num_clients: N; None where the data decide it (one client per domain, one per group of classes).
         further_splits: names of the test sets that it makes beside the clients' own, those of ``ClientSplits.others``.
+        title: what a reader calls it, with arguments in braces, and ``{clients}`` where their number is said, such as
+            ``Dirichlet({alpha}), {clients}``; None: the class's name and its arguments.
+        paper_setting: what the papers' tables call it (``setting`` in ``results/paper``), with arguments in braces, and
+            ``*`` for whatever follows; None: they have no such setting.
     """
 
     num_clients: int | None = None
     further_splits: tuple[str, ...] = ()
+    title: ClassVar[str | None] = None
+    paper_setting: ClassVar[str | None] = None
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Indices of every client, in any order. Called by ``split``, which checks them."""

@@ -69,6 +69,8 @@ class PathologicalPFLlib(Partition):
         num_clients: N (pFedPT: 50).
     """
 
+    paper_setting = "pathological*"
+
     def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients) -> None:
         self.classes_per_client = classes_per_client
         self.num_clients: int = num_clients
@@ -88,6 +90,8 @@ class IIDPFLlib(Partition):
     Args:
         num_clients: N.
     """
+
+    paper_setting = "iid"
 
     def __init__(self, num_clients: NumClients) -> None:
         self.num_clients: int = num_clients

@@ -65,6 +65,8 @@ class PathologicalRandom(Partition):
         num_clients: N.
     """
 
+    paper_setting = "pathological*"
+
     def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients) -> None:
         self.classes_per_client = classes_per_client
         self.num_clients: int = num_clients

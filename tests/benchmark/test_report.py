@@ -14,6 +14,7 @@ from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json
+from benchmark.records.classes import own
 from benchmark.records.grouped_runs import Run, group, read_runs
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
@@ -43,8 +44,8 @@ def write_run(
         "seed_everything": seed,
         "model": {"class_path": f"methods.{method}", "init_args": {"backbone": "PaperCNN", "lr": lr}},
         "data": {
-            "source": {"class_path": "Folders", "init_args": {"root": root}},
-            "partition": {"class_path": "DirichletShared", "init_args": {"alpha": 0.1}},
+            "source": {"class_path": "datamodules.CIFAR10", "init_args": {"root": root}},
+            "partition": {"class_path": "datamodules.DirichletShared", "init_args": {"alpha": 0.1}},
             "clients_per_round": 2,
         },
     }
@@ -178,6 +179,15 @@ def test_another_server_is_part_of_the_name(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.5, 0.7, 0.9], lr=0.2, **own | {"server": "my_methods.FedOpt"})
     assert [each.name for each in group(read_runs([tmp_path / "runs"])[0])] == ["FedVPT", "FedVPT with FedOpt"]
     assert "FedVPT with FedOpt" in write_report(tmp_path / "page.html", tmp_path).path.read_text()
+
+
+def test_what_a_class_is_called_stands_with_the_class_alone() -> None:
+    assert own({"class_path": "datamodules.CIFAR10"}, "title") == "CIFAR-10"
+    assert own("datamodules.partition.DirichletShared", "title") == "Dirichlet({alpha}), {clients}"
+    assert own("methods.LocalCLIP", "paper_names") == ("Local training",)
+    for given in ("datamodules.DownloadableCoOpSource", "methods.CoOp", "nowhere.At.all", "methods", 3, None, {}):
+        assert own(given, "title") is None
+        assert own(given, "paper_names") is None
 
 
 def test_experiments_are_told_apart_by_as_many_settings_as_it_takes(results: Path) -> None:
