@@ -50,6 +50,9 @@ NOT_GIVEN = "must be given, there is no default"
 class FederatedParser(LightningArgumentParser):
     """Reports what was wrong with an option in one line, by its whole name and with what would be right."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # an option has one name; a new one may begin alike
+
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Read a configuration file that :func:`check_file` found to be one."""
         check_file(Path(path))

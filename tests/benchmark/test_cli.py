@@ -143,6 +143,7 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
         ),
         (["--trainer.max_epochs=one"], "trainer.max_epochs: expected a whole number or null, got one"),
         (["--data.batchsize=3"], "there is no option 'data.batchsize'; did you mean data.batch_size"),
+        (["--trainer.max_epo=3"], "there is no option 'trainer.max_epo'; did you mean trainer.max_epochs"),
         (
             ["--model.init_args.backbone.init_args.weigths=3"],
             "; did you mean model.init_args.backbone.init_args.weights?",
