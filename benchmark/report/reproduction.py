@@ -61,13 +61,8 @@ def _natural(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _results_of(results: Path, name: str, preset: str) -> "pd.DataFrame | None":
-    """The table's own numbers; None where the table has not been made."""
-    path = results / "tables" / f"{name}_{preset}.csv"
-    if not path.is_file():
-        return None
-    numbers = read_long_frame(path)
-    return numbers[numbers["kind"] == "column"]
+def _csv(results: Path, table: str, preset: str) -> Path:
+    return results / "tables" / f"{table}_{preset}.csv"
 
 
 def _distance(frame: "pd.DataFrame") -> str:
@@ -75,8 +70,8 @@ def _distance(frame: "pd.DataFrame") -> str:
     compared = frame[frame["difference"].notna()]
     if not len(compared):
         return "no number of it stands beside a published one"
-    gaps = compared["difference"].astype(float)
-    worst = compared.iloc[int(gaps.abs().to_numpy().argmax())]
+    gaps = compared["difference"]
+    worst = compared.iloc[int(gaps.abs().argmax())]
     return (
         f"{len(compared)} numbers beside the paper's: mean difference {gaps.mean():+.2f}, mean distance "
         f"{gaps.abs().mean():.2f}, farthest {worst['method']}, {worst['dataset']}, {worst['column']}: "
@@ -90,13 +85,14 @@ def _table_lines(results: Path, published: _Published) -> list[str]:
     for name, table in published.tables.items():
         for preset_name, preset in table.presets.items():
             command = f"`benchmark table {name} --preset {preset_name}`"
-            frame = _results_of(results, name, preset_name)
-            if frame is None:
+            path = _csv(results, name, preset_name)
+            if not path.is_file():
                 lines.append(f"- {command}: **not run yet**.")
                 continue
+            frame = read_long_frame(path).query("kind == 'column'")
             failed = len(frame.loc[frame["error"] != "", ["dataset", "method", "reading"]].drop_duplicates())
             missing = f" {failed} of its lines have failed runs." if failed else ""
-            files = f"[results](tables/{name}_{preset_name}.md)"
+            files = f"[results](tables/{path.stem}.md)"
             rounds = ", ".join(dict.fromkeys(value for value in frame["rounds"] if value))
             scale = f"{len(preset.seeds)} seed{'s' if len(preset.seeds) > 1 else ''}, {rounds} rounds"
             note = f" {preset.note}" if preset.note else ""
@@ -248,7 +244,7 @@ def _summary(results: Path, published: Sequence[_Published], experiments: Sequen
             lines.append(f"| {each.title} | {len(each.numbers)} sizes | nothing to run | | |")
             continue
         made = {
-            (name, preset): _results_of(results, name, preset) is not None
+            (name, preset): _csv(results, name, preset).is_file()
             for name, table in each.tables.items()
             for preset in table.presets
         }

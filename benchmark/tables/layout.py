@@ -251,7 +251,7 @@ def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
     left: list[str] = []
     headings = [column.heading for column in group.columns]
     if twice := [heading for heading in headings if headings.count(heading) > 1]:
-        raise ConfigurationError(f"{path}: two columns of {group.name} are called {twice[0]!r}: give one a label")
+        raise ConfigurationError(f"{path}: two columns of {group.name} are called {twice[0]!r}: give one another label")
     for column in group.columns:
         metric = column.metric or table.metric
         if metric not in METRICS:

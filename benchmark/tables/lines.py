@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.summary import client_values
-from benchmark.tables.layout import STATISTIC_LABELS, Column, DataGroup, Table
+from benchmark.tables.layout import STATISTIC_LABELS, Column, DataGroup, Preset, Table, rows_of
 from benchmark.tables.numbers import scaled
 
 SUMMARY_NOTES = {
@@ -57,9 +58,33 @@ class Line:
         return {seed: run.record for seed, run in self.runs.items()}
 
 
-def expanded(group: DataGroup, records: Sequence[RunRecord]) -> list[Column]:
-    """The group's columns, ``"*"`` replaced by the clients of the finished runs, every label filled in."""
-    names: tuple[str, ...] = next((record.client_names for record in records), ())
+def read_lines(
+    table: Table, preset: Preset, cells: dict[tuple[str, str, int], Cell], outcomes: dict[str, Outcome]
+) -> list[Line]:
+    """Read all lines of a table: per data group its rows, below each its further readings."""
+    labels = {group.label for group in preset.data}
+    rows = rows_of(table, preset)
+    lines: list[Line] = []
+    for group in preset.data:
+        by_row = [{seed: outcomes[cells[group.name, row.label, seed].name] for seed in preset.seeds} for row in rows]
+        by_row = _of_the_same_images(by_row)
+        columns = _expanded(group, by_row)
+        # Groups of two panels can have one label.
+        dataset = group.label if len(labels) == len(preset.data) else f"{group.panel}, {group.label}"
+        for row, entry in zip(rows, by_row, strict=True):
+            for reading, point in {"": row.point, **row.also}.items():
+                line = Line(len(lines), group, dataset, columns, row.label, reading, point, len(entry))
+                lines.append(_read_seeds(line, entry, table))
+    return lines
+
+
+def _finished(by_row: Sequence[dict[int, Outcome]]) -> list[StoredRun]:
+    return [stored_run(outcome.run_dir) for entry in by_row for outcome in entry.values() if outcome.run_dir]
+
+
+def _expanded(group: DataGroup, by_row: Sequence[dict[int, Outcome]]) -> list[Column]:
+    """The group's columns, ``"*"`` replaced by the clients of the first finished run, every label filled in."""
+    names: tuple[str, ...] = next((run.record.client_names for run in _finished(by_row)), ())
     columns = []
     for column in group.columns:
         if column.client == "*":
@@ -69,7 +94,26 @@ def expanded(group: DataGroup, records: Sequence[RunRecord]) -> list[Column]:
     return columns
 
 
-def read_seeds(line: Line, outcomes: dict[int, Outcome], table: Table) -> Line:
+def _of_the_same_images(by_row: Sequence[dict[int, Outcome]]) -> list[dict[int, Outcome]]:
+    """The outcomes of a data group per row and seed, without those on other images than its first finished run.
+
+    Images of one name from another folder would count as another seed. Records of before don't name their images.
+    """
+    images = {run.folder: run.record.images_sha256 for run in _finished(by_row)}
+    first = next((run for run in images if images[run]), None)
+
+    def checked(outcome: Outcome) -> Outcome:
+        run = outcome.run_dir
+        if run is None or first is None or images[run] in (None, images[first]):
+            return outcome
+        return Outcome(
+            None, f"{run} was run on other images than {first} ({images[run]:.8} and {images[first]:.8}); remove one"
+        )
+
+    return [{seed: checked(outcome) for seed, outcome in entry.items()} for entry in by_row]
+
+
+def _read_seeds(line: Line, outcomes: dict[int, Outcome], table: Table) -> Line:
     """Fill a line with what its finished seeds left; what cannot be read is an error of the line."""
     for seed, outcome in outcomes.items():
         if outcome.run_dir is None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from benchmark.records.record import RunRecord
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import SUMMARY_NOTES, Line, summaries
 from benchmark.tables.numbers import PERCENT
@@ -17,9 +16,7 @@ PAIRED_NOTE = (
 )
 
 
-def footnotes(
-    table: Table, preset: Preset, lines: Sequence[Line], records: Sequence[RunRecord], paired: bool
-) -> list[str]:
+def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool) -> list[str]:
     unit = ", in per cent" if table.metric in PERCENT else ""
     seeds = f"one seed ({preset.seeds[0]}), hence no standard deviation"
     if len(preset.seeds) > 1:
@@ -55,6 +52,7 @@ def footnotes(
     )
     if paired:
         notes.append(PAIRED_NOTE)
+    records = list({run.folder: run.record for line in lines for run in line.runs.values()}.values())
     if records:
         hardware = dict.fromkeys(
             f"{record.device} ({record.environment.get('hardware', {}).get('cpu', 'unknown')}, "
