@@ -49,13 +49,16 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
         server_rounds: that were trained.
         asked: that the configuration asks for.
     """
-    accuracies = []
     summary = read_record(run_dir).summary
-    for point in ("server", "local"):
-        last = summary.get(point, {}).get("test", {}).get("accuracy", {}).get("last")
-        if last is not None:
-            worst = f" (worst client {100 * last['worst']:.2f} %)"
-            accuracies.append(f"{point} {100 * last['average']:.2f} %{worst}")
+    scores = []
+    for split in ("val", "test"):
+        found = {p: summary.get(p, {}).get(split, {}).get("accuracy", {}).get("last") for p in ("server", "local")}
+        said = [
+            f"{point} {100 * last['average']:.2f} % (worst client {100 * last['worst']:.2f} %)"
+            for point, last in found.items()
+            if last is not None
+        ]
+        scores += [f"{split} accuracy after round {server_rounds}: {', '.join(said)}"] if said else []
     early = f" (stopped early, after round {server_rounds} of {asked})" if server_rounds < asked else ""
     folder = shlex.quote(str(run_dir))
     commands = {
@@ -67,7 +70,7 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
         commands.pop(f"lightning-cli test --run_dir={folder}")
     width = max(map(len, commands))
     return [
-        f"test accuracy after round {server_rounds}: {', '.join(accuracies)}",
+        *scores,
         f"record: {run_dir / 'record.json'}{early}",
         *(f"  {command:{width}}  # {what}" for command, what in commands.items()),
     ]

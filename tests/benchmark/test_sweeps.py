@@ -90,5 +90,8 @@ def test_a_command_of_the_demo_sweep_runs_offline(tmp_path: Path) -> None:
     command = [*commands(sweep)[-1], "--trainer.max_epochs=1", f"--run_dir={tmp_path / 'run'}"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    said = ended.stdout.splitlines()
+    assert [line for line in said if line.startswith("round 1/1  loss ") and "accuracy (val local) " in line]
+    assert [line for line in said if line.startswith("val accuracy after round 1: server ")]
     assert read_record(tmp_path / "run").summary["local"]["val"]["accuracy"]["last"]["average"] > 0.05
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
