@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmark.backbones import prompted_clip
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import load_clip
+from benchmark.backbones.fixed_batch_norm import FixedBatchNorm2d
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import torch_generator
@@ -128,7 +129,7 @@ def test_real_architectures_give_the_features_of_open_clip(name: str) -> None:
     clip = PromptedCLIP(name, weights="random")
     with torch.no_grad():
         for module in clip.modules():  # a ResNet starts with residual branches of zero
-            if isinstance(module, prompted_clip.FixedBatchNorm2d):
+            if isinstance(module, FixedBatchNorm2d):
                 module.weight.fill_(0.5)
         x = images(clip, 2)
         torch.testing.assert_close(
