@@ -188,6 +188,13 @@ def configs(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def check(arguments: argparse.Namespace) -> int:
+    """Check what must hold of a method, a server's rule or a partition of one's own, a line for each."""
+    from benchmark.checks.command import check as run_checks
+
+    return 0 if run_checks(arguments.target, arguments.config) else 1
+
+
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
     from benchmark.records.record_file import is_finished
@@ -258,6 +265,12 @@ def parser() -> argparse.ArgumentParser:
     entry = commands.add_parser("configs", help=configs.__doc__, description=configs.__doc__)
     entry.add_argument("beginning", nargs="?", default="", help="of the names, for example suites/; default all")
     entry.set_defaults(run=configs)
+    entry = commands.add_parser("check", help=check.__doc__, description=check.__doc__)
+    entry.add_argument("target", metavar="CLASS", help="dotted path: my_module.MyMethod")
+    entry.add_argument(
+        "--config", type=Path, action="append", default=[], help="of a run that it is part of; default: tiny data"
+    )
+    entry.set_defaults(run=check)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
     entry.add_argument("what", type=Path, metavar="MANIFEST_OR_CONFIG")
     entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")

@@ -1,25 +1,22 @@
 """A tiny federation for tests: eleven ragged clients, 8 classes of synthetic images, and how to run a method on it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback, ProgressBar
 
+from benchmark.checks.methods import learned as learned
+from benchmark.checks.methods import run_rounds
 from benchmark.federation import Federation, Round, Uploads, Values
-from benchmark.method import FederatedMethod
-from benchmark.run.checkpoint import AtomicCheckpointIO, round_checkpoint
-from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI
-from benchmark.run.recorder import Recorder
+from benchmark.run.cli import FederatedCLI
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
 
 CONF = Path(__file__).parent / "conf"
+fit = run_rounds
 SIZES = (9, 4, 17, 3, 8, 12, 5, 20, 1, 6, 11)
 
 
@@ -108,46 +105,3 @@ def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
     args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
     cli = FederatedCLI(args, run=False)
     return cli.model, cli.datamodule
-
-
-def fit(
-    method: FederatedMethod,
-    data: FederatedDataModule,
-    rounds: int,
-    callbacks: list[Callback] | None = None,
-    ckpt_path: str | None = None,
-    save_to: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    evaluate: bool = True,
-) -> Any:
-    """Run the federation, with some of the Trainer's settings, perhaps without evaluations; returns the Trainer."""
-    callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
-    trainer = Trainer(
-        **{**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", **(settings or {})},
-        **({} if evaluate else {"limit_val_batches": 0}),
-        logger=False,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
-        enable_checkpointing=save_to is not None,
-        callbacks=callbacks,
-        plugins=[AtomicCheckpointIO()],
-    )
-    trainer.fit(method, datamodule=data, ckpt_path=ckpt_path)
-    return trainer
-
-
-def learned(method: FederatedMethod) -> dict[str, torch.Tensor]:
-    """Everything a run leaves behind: shared values, all clients' state, the server's state, all metrics."""
-    state = {name: value.clone() for name, value in method.simulation.shared().items()}
-    state |= {f"store.{name}": method.store.all_rows(name).clone() for name in method.store.names}
-    state |= {f"server.{n}": v for n, v in _tensors(method.server.state_dict()).items()}
-    recorder = next(cb for cb in method.trainer.callbacks if isinstance(cb, Recorder))
-    state |= {"metric." + "/".join(map(str, key)): v for key, v in recorder.values.items()}
-    return state
-
-
-def _tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return {name: value.detach().clone()}
-    if isinstance(value, dict):
-        return {k: t for key, v in value.items() for k, t in _tensors(v, f"{name}.{key}").items()}
-    return {}

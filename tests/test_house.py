@@ -27,6 +27,7 @@ FLOORS = (
     ("benchmark.records",),
     ("methods", "datamodules"),
     ("benchmark.run",),
+    ("benchmark.checks",),
     ("benchmark.cells",),
     ("benchmark.tables",),
     ("benchmark.figures",),

@@ -170,7 +170,9 @@ def _linked_options() -> set[str]:
 def _is_base(class_path: str) -> bool:
     """Whether a class is there for others to derive from or belongs to one, and is not to be chosen itself."""
     named = locate(class_path)
-    of_the_project = getattr(named, "__module__", "").partition(".")[0] in ("benchmark", "methods", "datamodules")
+    module = getattr(named, "__module__", "")
+    of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
+    of_the_project &= not module.startswith("benchmark.checks.")
     public = (*methods.__all__, *servers.__all__, *datamodules.__all__)
     return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
 
@@ -219,7 +221,7 @@ def _check_given(value: Any, place: str) -> None:
     named: Any = locate(value["class_path"]) if isinstance(value.get("class_path"), str) else None
     if inspect.isclass(named):
         given = value.get("init_args") or {}
-        for parameter in _parameters(named):
+        for parameter in constructor_parameters(named):
             bare = parameter.annotation is parameter.default is inspect.Parameter.empty
             option = f"{place}.init_args.{parameter.name}"
             if bare and given.get(parameter.name, ...) is None and option not in _linked_options():
@@ -228,7 +230,7 @@ def _check_given(value: Any, place: str) -> None:
         _check_given(entry, f"{place}.{name}" if place else str(name))
 
 
-def _parameters(named: type) -> Iterator[inspect.Parameter]:
+def constructor_parameters(named: type) -> Iterator[inspect.Parameter]:
     """Yield what a constructor takes, and what its bases' take as long as they hand on all that is not their own."""
     for base in (base for base in named.__mro__ if "__init__" in vars(base)):
         own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]

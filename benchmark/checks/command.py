@@ -1,0 +1,116 @@
+"""``benchmark check``: what must hold of anybody's method, server rule or partition, a line each."""
+
+import inspect
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc import ErrorDuringImport, locate
+from typing import Any
+
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.backbones.vit import PromptedViT
+from benchmark.checks import methods, partitions
+from benchmark.checks.outcome import printed
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
+from benchmark.run.cli import FederatedCLI, prepare_process, reported
+from benchmark.run.parser import constructor_parameters
+from benchmark.server import ServerRule
+from datamodules.digits import DigitDomains
+from datamodules.federated import FederatedDataModule
+from datamodules.partition import Partition
+from datamodules.source import ImagePool
+
+#: Tiny frozen backbones for constructors that ask for one, by the type of their argument.
+BACKBONES = {
+    PromptedViT: "{class_path: benchmark.backbones.vit.TimmViT, init_args: {name: micro_vit, weights: embedded}}",
+    PromptedCLIP: "{class_path: benchmark.backbones.prompted_clip.PromptedCLIP, init_args: {name: micro_clip}}",
+}
+#: What a rule is checked with.
+AVERAGED = "methods.FedVPT"
+
+
+class FewDigits(DigitDomains):
+    """Every sixteenth of the embedded digits, in six styles."""
+
+    def load(self) -> ImagePool:
+        """Read them."""
+        pool = super().load()
+        return ImagePool(*(value[::16] for value in (pool.images, pool.labels, pool.test, pool.domains, pool.group)))
+
+
+def check(target: str, files: Sequence[Path]) -> bool:
+    """Run the checks of a class and print a line for each; returns whether all hold.
+
+    Args:
+        target: dotted path of a class that derives from ``FederatedMethod``, ``ServerRule`` or ``Partition``.
+        files: configuration files of the run that it is checked in; without, the method's defaults on tiny data.
+
+    Raises:
+        ConfigurationError: no such class, or its configuration is refused.
+    """
+    sys.path.insert(0, os.getcwd())
+    prepare_process()
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore")
+    kind = _class_of(target)
+    options = [f"--config={path}" for path in files]
+    if not files:
+        options += [f"--data.source={__name__}.FewDigits", "--data.partition=datamodules.DomainPerClient"]
+        options += ["--data.batch_size=8"]
+    if issubclass(kind, Partition):
+        model = [] if files else [f"--model={AVERAGED}", *_backbone(_class_of(AVERAGED))]
+        data = _made([*options, f"--data.partition={target}", *model])[1]
+        data.setup()
+        subject = partitions.PartitionUnderCheck(data.partition, data.pool, data.source)
+        return printed(partitions.CHECKS, subject)
+    if issubclass(kind, ServerRule):
+        model = [] if files else [f"--model={AVERAGED}", *_backbone(_class_of(AVERAGED))]
+        options += [f"--server={target}", *model]
+    else:
+        options += [f"--model={target}", *([] if files else _backbone(kind))]
+    made = methods.MethodUnderCheck(lambda *more: _made([*options, *more]))
+    made.make()
+    return printed((methods.check_run,), made) and printed(methods.CHECKS, made)
+
+
+def _made(options: list[str]) -> tuple[FederatedMethod, FederatedDataModule]:
+    try:
+        cli = FederatedCLI([*options, "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
+    except Exception as error:
+        told = reported(error)
+        if told is None:
+            raise
+        raise ConfigurationError(str(told)) from error
+    rule = cli.rule
+    if rule is not None:
+        cli.model.make_server = lambda: rule  # type: ignore[method-assign]
+    return cli.model, cli.datamodule
+
+
+def _class_of(target: str) -> type:
+    try:
+        found: Any = locate(target)
+    except ErrorDuringImport as error:
+        raise ConfigurationError(f"{target} cannot be imported: {error.value}") from error
+    kinds = (FederatedMethod, ServerRule, Partition)
+    if not inspect.isclass(found):
+        raise ConfigurationError(
+            f"there is no class {target!r}; give the dotted path of one, such as my_module.MyMethod"
+        )
+    if not issubclass(found, kinds):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise ConfigurationError(f"{target} derives from none of {names}; there is nothing to check of it")
+    return found
+
+
+def _backbone(kind: type) -> list[str]:
+    """The options that give a constructor the tiny backbone that it asks for."""
+    return [
+        f"--model.init_args.{parameter.name}={BACKBONES[parameter.annotation]}"
+        for parameter in constructor_parameters(kind)
+        if parameter.annotation in BACKBONES and parameter.default is parameter.empty
+    ]

@@ -1,0 +1,293 @@
+"""What every method must keep, whatever it learns: each check makes it anew and trains it for a few rounds."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from benchmark.checks.outcome import require, require_equal
+from benchmark.engine import round_plan
+from benchmark.engine.plan import Block, cohorts
+from benchmark.federation import Broadcast, Round, Uploads, Values
+from benchmark.method import FederatedMethod
+from benchmark.run.checkpoint import AtomicCheckpointIO, round_checkpoint
+from benchmark.run.cli import TRAINER_DEFAULTS
+from benchmark.run.recorder import Recorder
+from benchmark.server import ServerRule
+from datamodules.federated import FederatedDataModule
+
+ROUNDS = 3
+
+
+@dataclass
+class MethodUnderCheck:
+    """A method that can be made again and again.
+
+    Attributes:
+        make: gives a new method and its data, for options as on the command line, such as ``--data.cohort_width=3``.
+        tolerance: of what cohort widths may differ in, absolute and relative.
+    """
+
+    make: Callable[..., tuple[Any, FederatedDataModule]]
+    tolerance: float = 2e-5
+
+    def trained(self, *options: str, rounds: int = ROUNDS) -> FederatedMethod:
+        """A new method after some rounds."""
+        method, data = self.make(*options)
+        run_rounds(method, data, rounds)
+        return method
+
+    @cached_property
+    def reference(self) -> dict[str, Tensor]:
+        """What three rounds leave behind, one client after the other."""
+        return learned(self.trained("--data.cohort_width=1"))
+
+
+def run_rounds(
+    method: FederatedMethod,
+    data: FederatedDataModule,
+    rounds: int,
+    callbacks: list[Callback] | None = None,
+    ckpt_path: str | None = None,
+    save_to: Path | None = None,
+    settings: dict[str, Any] | None = None,
+    evaluate: bool = True,
+) -> Trainer:
+    """Run the federation, with some of the Trainer's settings, perhaps without evaluations; returns the Trainer."""
+    callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
+    given = {**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", **(settings or {})}
+    trainer = Trainer(
+        **(given if evaluate else {**given, "limit_val_batches": 0}),
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=save_to is not None,
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
+    )
+    trainer.fit(method, datamodule=data, ckpt_path=ckpt_path)
+    return trainer
+
+
+def learned(method: FederatedMethod) -> dict[str, Tensor]:
+    """Everything a run leaves behind: shared values, all clients' state, the server's state, all metrics."""
+    state = clients_and_server(method)
+    state |= {f"server.{n}": v for n, v in _tensors(method.server.state_dict()).items()}
+    callbacks = method.trainer.callbacks  # type: ignore[attr-defined]
+    recorder = next(callback for callback in callbacks if isinstance(callback, Recorder))
+    return state | {"metric." + "/".join(map(str, key)): v for key, v in recorder.values.items()}
+
+
+def clients_and_server(method: FederatedMethod) -> dict[str, Tensor]:
+    """The shared values, and the rows of all clients."""
+    state = {name: value.clone() for name, value in method.simulation.shared().items()}
+    return state | {f"store.{name}": method.store.all_rows(name).clone() for name in method.store.names}
+
+
+def _tensors(value: Any, name: str = "") -> dict[str, Tensor]:
+    if isinstance(value, Tensor):
+        return {name: value.detach().clone()}
+    if isinstance(value, dict):
+        return {k: t for key, v in value.items() for k, t in _tensors(v, f"{name}.{key}").items()}
+    return {}
+
+
+# --------------------------------------------------------------------------------------------------- the checks
+
+
+def check_run(subject: MethodUnderCheck) -> None:
+    """It trains, is evaluated, and does nothing that cannot be done for many clients at once."""
+    subject.trained(rounds=1)
+
+
+def check_cohort_width(subject: MethodUnderCheck) -> None:
+    """Cohort width changes nothing."""
+    require_same_at_width(subject, 3)
+
+
+def require_same_at_width(subject: MethodUnderCheck, width: int | str, workers: int = 0) -> FederatedMethod:
+    """Require what three rounds leave behind to be that of width 1; returns the method."""
+    method = subject.trained(f"--data.cohort_width={width}", f"--data.num_workers={workers}")
+    require_equal(
+        subject.reference,
+        learned(method),
+        "a client's step must depend on its own tensors alone: look for values kept on the method between calls",
+        subject.tolerance,
+    )
+    return method
+
+
+def check_order_of_clients(subject: MethodUnderCheck) -> None:
+    """The order of clients changes nothing."""
+    with patch.object(round_plan, "cohorts", lambda *given: cohorts(*given)[::-1]):
+        found = learned(subject.trained("--data.cohort_width=1"))
+    require_equal(
+        subject.reference, found, "clients hand something on to those after them: keep it in personal parameters"
+    )
+
+
+def check_roles(subject: MethodUnderCheck) -> None:
+    """What is shared or personal is trained, and frozen parts never move."""
+    require_roles(subject)
+
+
+def require_roles(subject: MethodUnderCheck) -> FederatedMethod:
+    """Require it; returns the trained method."""
+    method, data = subject.make()
+    data.setup()
+    data.match(method)
+    method.join(data)
+    before = {n: p.detach().clone() for n, p in method.named_parameters() if not n.startswith("slots.")}
+    start = clients_and_server(method)
+    run_rounds(method, data, 2, evaluate=False)
+    for name, value in before.items():
+        still = name in method.roles.shared or torch.equal(value, method.get_parameter(name))
+        require(still, f"{name} is not shared but moved on the server; write into no parameter in a step")
+    moved = {n for n, v in clients_and_server(method).items() if not torch.equal(v, start[n])}
+    resting = [name for name in method.roles.personal if f"store.{name}" not in moved]
+    if type(method.server.rule) is ServerRule:
+        resting += sorted(set(method.roles.shared) - moved)
+    require(not resting, f"{resting[:3]} are never trained; name them in local_phases, or take them out of the roles")
+    return method
+
+
+def check_resting_clients(subject: MethodUnderCheck) -> None:
+    """Clients that are not selected keep their state."""
+    method, data = subject.make("--data.clients_per_round=2")
+    data.setup()
+    data.match(method)
+    method.join(data)
+    start = clients_and_server(method)
+    run_rounds(method, data, 1, evaluate=False)
+    resting = [c for c in range(data.num_clients) if c not in method.server.rule.select(1)]
+    require(len(resting) == data.num_clients - 2, f"{data.num_clients - len(resting)} clients trained in place of 2")
+    for name, rows in clients_and_server(method).items():
+        if name.startswith("store."):
+            kept = torch.equal(rows[resting], start[name][resting])
+            require(kept, f"{name.removeprefix('store.')} of clients that were not selected moved")
+
+
+class Wire(Callback):
+    """Notes the names and the bytes of everything that is sent."""
+
+    def __init__(self) -> None:
+        self.down: list[Values] = []
+        self.up: list[Values] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Listen at the server's rule."""
+        rule: Any = pl_module.server.rule  # type: ignore[union-attr]
+        send, collect = rule.broadcast, rule.aggregate
+
+        def broadcast(round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+            sent: Broadcast = send(round, shared, clients)
+            if round.clients:
+                for k in range(len(clients)):
+                    own = {name: rows[k] for name, rows in sent.own.items()}
+                    own |= {name: own[name][mask[k]] for name, mask in sent.masks.items()}  # padding stays at home
+                    self.down.append({**sent.common, **own})
+            return sent
+
+        def aggregate(round: Round, shared: Values, uploads: Uploads) -> Values:
+            received = range(len(uploads.clients))
+            self.up += [{name: rows[k] for name, rows in uploads.values.items()} for k in received]
+            new: Values = collect(round, shared, uploads)
+            return new
+
+        rule.broadcast, rule.aggregate = broadcast, aggregate
+
+
+def check_messages(subject: MethodUnderCheck) -> None:
+    """Personal tensors never leave their client, and bytes are counted."""
+    wire = Wire()
+    method, data = subject.make("--data.cohort_width=2")  # to choose one, messages would be made
+    run_rounds(method, data, 2, [wire], evaluate=False)
+    count = data.participants
+    require(len(wire.down) == len(wire.up) == 2 * count, f"{len(wire.up)} uploads in 2 rounds of {count} clients")
+    private = set(method.roles.personal) - set(method.roles.uploaded)
+    for message in wire.down + wire.up:
+        leaking = sorted(private & set(message))
+        require(not leaking, f"{leaking} are personal and are sent; make them shared, or send something else")
+    rounds = method.server.traffic.rounds
+    found = [[row[0] for row in rounds], sum(row[1] for row in rounds), sum(row[2] for row in rounds)]
+    sent = [sum(map(_bytes, messages)) for messages in (wire.down, wire.up)]
+    require(found == [[count, count], *sent], f"{sent} bytes went down and up, {found[1:]} are counted")
+    for message in wire.up:
+        for name in set(message) & set(method.roles.reported):
+            for own in sorted(private):
+                rows = method.store.all_rows(own).double().flatten(1)
+                sent_row = message[name].double().flatten()
+                near = len(sent_row) == rows.shape[1] > 8 and (cosine_similarity(rows, sent_row[None]) > 0.99).any()
+                require(not near, f"{name}, which is uploaded, is {own} of a client, which is personal")
+
+
+def _bytes(message: Values) -> int:
+    return sum(value.numel() * value.element_size() for value in message.values())
+
+
+class SeenImages(Callback):
+    """Rows of the pool that took part in a training step."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, set[int]] = {}
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Block, batch_idx: int
+    ) -> None:
+        """Note those of a block."""
+        for step in batch.steps:
+            assert step.index is not None
+            assert step.mask is not None
+            for client, rows, mask in zip(step.clients, step.index, step.mask, strict=True):
+                self.rows.setdefault(client, set()).update(rows[mask].tolist())
+
+
+def check_images(subject: MethodUnderCheck) -> None:
+    """A test image never trains, and every training image does."""
+    seen = SeenImages()
+    method, data = subject.make("--data.participation=1.0", "--data.clients_per_round=null")
+    run_rounds(method, data, 1, [seen], evaluate=False)
+    for client, rows in enumerate(data.splits.train):
+        missing = len(set(rows.tolist()) ^ seen.rows.get(client, set()))
+        require(not missing, f"client {client}: {missing} images train that should not, or the other way round")
+    tested = set().union(*(set(rows.tolist()) for rows in data.splits.test))
+    require(not set().union(*seen.rows.values()) & tested, "test images train")
+
+
+def check_resume(subject: MethodUnderCheck) -> None:
+    """A resumed run ends bit for bit like an uninterrupted one."""
+    with tempfile.TemporaryDirectory() as folder:
+        method, data = subject.make("--data.cohort_width=1")
+        run_rounds(method, data, 1, save_to=Path(folder))
+        resumed, data = subject.make("--data.cohort_width=1")
+        torch.rand(5)  # the global generator is somewhere else now
+        last = Path(folder) / "checkpoints" / "last.ckpt"
+        trainer = run_rounds(resumed, data, ROUNDS, ckpt_path=str(last))
+        held = torch.load(last, weights_only=True)["state_dict"]
+    require(trainer.num_sanity_val_steps == 0, "the round it resumes from is evaluated again")
+    found = learned(resumed)
+    advice = (
+        "something that lasts between rounds is not in the checkpoint: keep it in parameters or in a rule's buffers"
+    )
+    require_equal(subject.reference, found, advice)
+    names = {n for n in held if not n.startswith("store.")}
+    require(names == set(method.roles.trained), f"the checkpoint holds {sorted(names ^ set(method.roles.trained))[:3]}")
+
+
+CHECKS = (
+    check_roles,
+    check_messages,
+    check_images,
+    check_resting_clients,
+    check_cohort_width,
+    check_order_of_clients,
+    check_resume,
+)

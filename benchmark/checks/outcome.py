@@ -1,0 +1,60 @@
+"""What a check comes to: nothing, or what is wrong and what to do."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmark.errors import ConfigurationError
+
+S = TypeVar("S")
+
+
+class FailedCheck(Exception):  # noqa: N818 (the result of a check is no error of the program)
+    """A check that fails; the message is one line: what was found, what to do."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Fail a check.
+
+    Raises:
+        FailedCheck: ``holds`` is not so.
+    """
+    if not holds:
+        raise FailedCheck(otherwise)
+
+
+def require_equal(left: dict[str, Tensor], right: dict[str, Tensor], otherwise: str, tolerance: float = 0.0) -> None:
+    """Require the same names, and values equal: bit for bit without a tolerance; NaN equals NaN.
+
+    Raises:
+        FailedCheck: they are not; the message begins with the name that differs most.
+    """
+    require(left.keys() == right.keys(), f"{sorted(left.keys() ^ right.keys())[:3]} are there only once; {otherwise}")
+    for name, value in left.items():
+        try:
+            torch.testing.assert_close(right[name], value, rtol=tolerance, atol=tolerance, equal_nan=True)
+        except AssertionError as error:
+            gap = (right[name].double() - value.double()).abs().nan_to_num().max() if value.numel() else 0.0
+            raise FailedCheck(f"{name} differs by up to {gap:.1e}; {otherwise}") from error
+
+
+def printed(checks: Sequence[Callable[[S], None]], subject: S) -> bool:
+    """Run checks, print a line for each, and return whether all hold.
+
+    Args:
+        checks: each named by the first line of its docstring.
+        subject: what is checked.
+    """
+    well = True
+    for check in checks:
+        title = (check.__doc__ or check.__name__).splitlines()[0].rstrip(".")
+        try:
+            check(subject)
+        except (FailedCheck, ConfigurationError) as failed:
+            well = False
+            print(f"FAILED  {title}: {failed}", flush=True)
+        else:
+            print(f"ok      {title}", flush=True)
+    return well
