@@ -58,7 +58,8 @@ def on_gpu(
             waited.extend(gpu.waits[before:])
 
     with PretendedGPU() as gpu, patch.object(FederatedMethod, "training_step", watched):
-        fit(method, data, 2, list(callbacks), settings=SETTINGS | trainer_settings())
+        shown = {"enable_progress_bar": any(isinstance(callback, RoundProgress) for callback in callbacks)}
+        fit(method, data, 2, list(callbacks), settings=SETTINGS | trainer_settings() | shown)
         return on_host(learned(method)), waited
 
 

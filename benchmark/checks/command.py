@@ -1,10 +1,8 @@
 """``benchmark check``: what must hold of anybody's method, server rule or partition, a line each."""
 
 import inspect
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
@@ -18,6 +16,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.parser import constructor_parameters
+from benchmark.run.reload import quiet
 from benchmark.server import ServerRule
 from datamodules.digits import DigitDomains
 from datamodules.federated import FederatedDataModule
@@ -54,8 +53,11 @@ def check(target: str, files: Sequence[Path]) -> bool:
     """
     sys.path.insert(0, os.getcwd())
     prepare_process()
-    logging.disable(logging.INFO)
-    warnings.simplefilter("ignore")
+    with quiet():
+        return _check(target, files)
+
+
+def _check(target: str, files: Sequence[Path]) -> bool:
     kind = _class_of(target)
     options = [f"--config={path}" for path in files]
     if not files:

@@ -64,11 +64,11 @@ def run_rounds(
 ) -> Trainer:
     """Run the federation, with some of the Trainer's settings, perhaps without evaluations; returns the Trainer."""
     callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
-    given = {**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", **(settings or {})}
+    defaults = {**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", "enable_progress_bar": False}
+    given = {**defaults, **(settings or {})}
     trainer = Trainer(
         **(given if evaluate else {**given, "limit_val_batches": 0}),
         logger=False,
-        enable_progress_bar=False,
         enable_checkpointing=save_to is not None,
         callbacks=callbacks,
         plugins=[AtomicCheckpointIO()],

@@ -93,18 +93,19 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI
         "enable_progress_bar": False,
         "enable_checkpointing": False,
     }
-    with warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")
+    with quiet():
         return FederatedCLI(config, run=False)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No remarks on seeds and devices inside."""
+def quiet() -> Iterator[None]:
+    """No warnings inside, and no remarks on seeds and devices."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(before)
 

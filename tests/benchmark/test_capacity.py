@@ -1,5 +1,6 @@
 """The memory that one more client takes, and the cohort width that ``auto`` makes of it."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ CPU = torch.device("cpu")
 
 def allocated(work: Callable[[], Any]) -> int:
     """Peak bytes that torch's allocator gave out meanwhile, as its profiler tells."""
+    gc.collect()  # else what an earlier call left could be given back, and counted, in this one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -1,6 +1,9 @@
 """What W&B and TensorBoard are told, read from the files that they leave behind."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,7 @@ import pandas as pd
 import pytest
 from federation import CONF
 
-from benchmark import commands
 from benchmark.records.record_file import read_record
-from benchmark.run.cli import main
 from benchmark.run.tracking import flattened
 
 wandb = pytest.importorskip("wandb")
@@ -25,25 +26,35 @@ trainer:
       init_args: {project: prompts, offline: true}
     - class_path: lightning.pytorch.loggers.TensorBoardLogger
 """
+TWICE = """
+import sys
+from pathlib import Path
+import wandb
+from benchmark import commands
+from benchmark.run.cli import main
+
+main(["fit", *sys.argv[1:], "--trainer.max_epochs=2", "--run_dir=runs/tracked"])
+wandb.finish()
+Path("runs/tracked/record.json").unlink()
+commands.main(["resume", "runs/tracked", "--trainer.max_epochs=4"])
+wandb.finish()
+wandb.teardown()  # its service has written all by then
+"""
 METRICS = {f"test/{p}/{m}" for p in ("server", "local") for m in ("accuracy", "worst_accuracy", "macro_f1", "loss")}
 COSTS = {"communication/clients", "communication/down_bytes", "communication/up_bytes", "seconds/training"}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four rounds, stopped after two: a second process goes on."""
+    """Four rounds, stopped after two; in a process of its own, since W&B keeps one session for all of a process."""
     folder = tmp_path_factory.mktemp("tracked")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("WANDB_SILENT", "true")
-        Path("loggers.yaml").write_text(LOGGERS)
-        files = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'FedVPT.yaml'}", "--config=loggers.yaml"]
-        main(["fit", *files, "--trainer.max_epochs=2", "--run_dir=runs/tracked"])
-        wandb.finish()
-        Path("runs/tracked/record.json").unlink()
-        commands.main(["resume", "runs/tracked", "--trainer.max_epochs=4"])
-        wandb.finish()
-        wandb.teardown()  # its service has written all by then
+    (folder / "loggers.yaml").write_text(LOGGERS)
+    files = [f"--config={CONF / name}" for name in ("base.yaml", "FedVPT.yaml")] + ["--config=loggers.yaml"]
+    paths = [str(Path(__file__).parents[2]), str(CONF.parent)]
+    # Without what names the service of this process's session.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", TWICE, *files], cwd=folder, env=environment, check=True)
     return folder / "runs/tracked"
 
 
