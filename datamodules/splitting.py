@@ -15,35 +15,31 @@ def draw_test(labels: NDArray[np.int64], free: NDArray[np.bool_], rng: np.random
     Returns:
         bool, [n], True for test images. Fewer than a fifth only where too few images are free.
     """
-    n_test = len(labels) - 4 * len(labels) // 5
-    classes, sizes = np.unique(labels, return_counts=True)
-    # A class's share is n_c * n_test / n; whole numbers keep ties equal on every machine.
-    quota, remainder = np.divmod(sizes * n_test, len(labels))
-    more = np.argsort(-remainder, kind="stable")[: n_test - quota.sum()]
-    quota[more] += 1
-    test = np.zeros(len(labels), dtype=bool)
-    for label, size in zip(classes, quota, strict=True):
-        test[rng.permutation(np.flatnonzero((labels == label) & free))[:size]] = True
-    return test
+    return draw_in_proportion(labels, len(labels) - 4 * len(labels) // 5, rng, free)
 
 
-def draw_in_proportion(labels: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+def draw_in_proportion(
+    labels: NDArray[np.int64], size: int, rng: np.random.Generator, free: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
     """Draw ``size`` of n images, every class in proportion (largest remainders).
 
     Args:
         labels: [n].
         size: at most n.
         rng: where the draw comes from.
+        free: [n], True where the image may be drawn; by default all may.
 
     Returns:
-        bool, [n].
+        bool, [n]. Fewer than ``size`` only where too few of a class are free.
     """
     classes, sizes = np.unique(labels, return_counts=True)
+    # A class's share is n_c * size / n; whole numbers keep ties equal on every machine.
     quota, remainder = np.divmod(sizes * size, len(labels))
     quota[np.argsort(-remainder, kind="stable")[: size - quota.sum()]] += 1
     drawn = np.zeros(len(labels), dtype=bool)
     for label, number in zip(classes, quota, strict=True):
-        drawn[rng.permutation(np.flatnonzero(labels == label))[:number]] = True
+        of_class = labels == label if free is None else (labels == label) & free
+        drawn[rng.permutation(np.flatnonzero(of_class))[:number]] = True
     return drawn
 
 

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
@@ -215,6 +214,8 @@ class ClusteredServer(ServerRule):
 
     def _cluster(self, updates: Values) -> Tensor:
         """Return the cluster of each client of a round, int64 [S], from [S, ...] of every parameter."""
+        from sklearn.cluster import AgglomerativeClustering  # slow to import
+
         rows = _flat(updates)
         if self.similarity == "cosine":  # unit vectors' squared distance is twice one less their cosine
             rows = torch.nn.functional.normalize(rows)

@@ -1,17 +1,22 @@
 """What the classes that a run's configuration names say of themselves, such as what a reader calls them."""
 
 import importlib
+import sys
 from typing import Any
+
+#: Packages that are imported because a record names them. A record may come from anywhere, and importing runs code.
+OURS = ("benchmark", "datamodules", "methods")
 
 
 def class_of(given: Any) -> type | None:
-    """The class that a part of a configuration names; None where there is none, or it cannot be imported here."""
+    """The class that a part of a configuration names; None where there is none, or it is neither ours nor imported."""
     path = given.get("class_path") if isinstance(given, dict) else given
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     try:
-        found = getattr(importlib.import_module(module), name) if module else None
-    except (ImportError, AttributeError):
+        known = importlib.import_module(module) if module.split(".")[0] in OURS else sys.modules.get(module)
+    except ImportError:
         return None
+    found = getattr(known, name, None)
     return found if isinstance(found, type) else None
 
 

@@ -151,10 +151,11 @@ class Screen:
         from rich.table import Table
 
         shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="accuracy in %", caption_justify="left")
-        titles = list(dict.fromkeys(title for row in self.rows for title in row.scores))
+        rows = list(self.rows)  # at once: a round may end while this thread draws
+        titles = list(dict.fromkeys(title for row in rows for title in row.scores))
         for title in ("round", "loss", *titles, "time"):
             shown.add_column(title.replace(" ", "\n", 1), justify="right", no_wrap=True)
-        for row in list(self.rows)[-max(1, self.console.height - 9) :]:
+        for row in rows[-max(1, self.console.height - 9) :]:
             scores = (f"{row.scores[title]:.2f}" if title in row.scores else "" for title in titles)
             loss = "" if row.loss is None else f"{row.loss:.4f}"
             shown.add_row(str(row.number), loss, *scores, clock(row.seconds) if row.number else "")

@@ -138,20 +138,9 @@ class RoundProgress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         """A part of an evaluation is done."""
-        self.pace.evaluated = (batch_idx + 1) / self.total_val_batches_current_dataloader
-        self._look()
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Block,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """A part of a test is done."""
-        self.pace.evaluated = (batch_idx + 1) / self.total_test_batches_current_dataloader
+        testing = trainer.state.fn == TrainerFn.TESTING
+        blocks = self.total_test_batches_current_dataloader if testing else self.total_val_batches_current_dataloader
+        self.pace.evaluated = (batch_idx + 1) / blocks
         self._look()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -162,6 +151,7 @@ class RoundProgress(ProgressBar):
             self.display.before_training(_scores(trainer))
 
     on_test_start = on_validation_start
+    on_test_batch_end = on_validation_batch_end
     on_test_end = on_validation_end
 
 

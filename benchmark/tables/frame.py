@@ -49,8 +49,12 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
     columns = pd.DataFrame(
         [
             {
-                **{"line": line.position, "kind": "column", "summary": table.summary, "column": column.heading},
-                **{"split": column.split or table.split, "metric": column.metric or table.metric},
+                "line": line.position,
+                "kind": "column",
+                "summary": table.summary,
+                "column": column.heading,
+                "split": column.split or table.split,
+                "metric": column.metric or table.metric,
                 "paper": published(line, column.paper),
             }
             for line in lines
@@ -63,9 +67,15 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
     of_lines = pd.DataFrame(
         [
             {
-                **{"dataset": line.dataset, "label": line.group.label, "panel": line.group.panel or line.dataset},
-                **{"name": line.name, "method": line.method, "reading": line.reading, "point": line.point},
-                **{"asked": line.seeds, "finished": len(line.runs)},
+                "dataset": line.dataset,
+                "label": line.group.label,
+                "panel": line.group.panel or line.dataset,
+                "name": line.name,
+                "method": line.method,
+                "reading": line.reading,
+                "point": line.point,
+                "asked": line.seeds,
+                "finished": len(line.runs),
                 "cost": published(line, line.group.cost),
                 "rounds": span([record.rounds_trained for record in line.records.values()]),
                 "error": each_once(line.errors),

@@ -1,6 +1,8 @@
+import importlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -380,3 +382,13 @@ def test_in_a_browser(page: str, results: Path, browser: Any) -> None:
         assert len(shown_names(browser)) == 4
     assert browser.title.startswith("Leaderboard")
     assert browser.get_log("browser") == []
+
+
+def test_a_record_names_no_module_that_is_imported_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "somebodys.py").write_text("class Pets:\n    title = 'Pets'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert own("somebodys.Pets", "title") is None
+    assert "somebodys" not in sys.modules
+    importlib.import_module("somebodys")
+    assert own("somebodys.Pets", "title") == "Pets"
+    monkeypatch.delitem(sys.modules, "somebodys")

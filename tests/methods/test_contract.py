@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import CONF, build, fit, learned
+from federation import CONF, SIZES, build, fit, learned
 from lightning.pytorch.callbacks import Callback
 
 import methods
@@ -87,6 +87,14 @@ def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
     assert method.roles.trained, "a method that trains nothing has its place in UNTRAINED"
     rule = set() if type(method.server.rule) is ServerRule else {type(method.server.rule).__name__}
     assert documented(conf) == [set(method.shared), set(method.personal), rule]
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_the_checks_see_eleven_clients_of_which_seven_train(conf: str) -> None:
+    _, data = build(conf)
+    data.setup()
+    assert (data.num_clients, data.participants) == (11, 7)
+    assert tuple(len(rows) for rows in data.splits.train) == SIZES
 
 
 @pytest.mark.parametrize("check", [check_order_of_clients, check_resting_clients, check_messages])
