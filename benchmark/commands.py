@@ -189,7 +189,7 @@ def configs(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Check what must hold of a method, a server's rule or a partition of one's own, a line for each."""
+    """Check what must hold of one's own method, server's rule, partition or source of images, a line for each."""
     from benchmark.checks.command import check as run_checks
 
     return 0 if run_checks(arguments.target, arguments.config) else 1

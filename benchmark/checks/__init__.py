@@ -1,1 +1,1 @@
-"""What every method and every partition must keep, as functions that anybody's can be given."""
+"""What every method, partition and source must keep, as functions that anybody's can be given."""

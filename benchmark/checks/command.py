@@ -1,4 +1,4 @@
-"""``benchmark check``: what must hold of anybody's method, server rule or partition, a line each."""
+"""``benchmark check``: what must hold of anybody's method, server rule, partition or source, a line each."""
 
 import inspect
 import os
@@ -10,18 +10,19 @@ from typing import Any
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.vit import PromptedViT
-from benchmark.checks import methods, partitions
+from benchmark.checks import methods, partitions, sources
 from benchmark.checks.outcome import printed
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
+from benchmark.run.command import resolved
 from benchmark.run.parser import constructor_parameters
 from benchmark.run.reload import quiet
 from benchmark.server import ServerRule
 from datamodules.digits import DigitDomains
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import Partition
-from datamodules.source import ImagePool
+from datamodules.source import ImagePool, ImageSource
 
 #: Tiny frozen backbones for constructors that ask for one, by the type of their argument.
 BACKBONES = {
@@ -45,7 +46,8 @@ def check(target: str, files: Sequence[Path]) -> bool:
     """Run the checks of a class and print a line for each; returns whether all hold.
 
     Args:
-        target: dotted path of a class that derives from ``FederatedMethod``, ``ServerRule`` or ``Partition``.
+        target: dotted path of a class that derives from ``FederatedMethod``, ``ServerRule``, ``Partition`` or
+            ``ImageSource``.
         files: configuration files of the run that it is checked in; without, the method's defaults on tiny data.
 
     Raises:
@@ -60,6 +62,8 @@ def check(target: str, files: Sequence[Path]) -> bool:
 def _check(target: str, files: Sequence[Path]) -> bool:
     kind = _class_of(target)
     options = [f"--config={path}" for path in files]
+    if issubclass(kind, ImageSource):
+        return _check_source(kind, target, options)
     if not files:
         options += [f"--data.source={__name__}.FewDigits", "--data.partition=datamodules.DomainPerClient"]
         options += ["--data.batch_size=8"]
@@ -77,6 +81,15 @@ def _check(target: str, files: Sequence[Path]) -> bool:
     made = methods.MethodUnderCheck(lambda *more: _made([*options, *more]))
     made.make()
     return printed((methods.check_run,), made) and printed(methods.CHECKS, made)
+
+
+def _check_source(kind: type[ImageSource], target: str, files: list[str]) -> bool:
+    """The same of a source, with the arguments that the files give it."""
+    model = [] if files else [f"--model={AVERAGED}", *_backbone(_class_of(AVERAGED))]
+    deal = "--data.partition={class_path: datamodules.IID, init_args: {num_clients: 2}}"
+    made = resolved([*model, *files, deal, f"--data.source={target}"])["data"]["source"]
+    subject = sources.SourceUnderCheck(kind, made.get("init_args", {}))
+    return printed((sources.check_load,), subject) and printed(sources.CHECKS, subject)
 
 
 def _made(options: list[str]) -> tuple[FederatedMethod, FederatedDataModule]:
@@ -98,7 +111,7 @@ def _class_of(target: str) -> type:
         found: Any = locate(target)
     except ErrorDuringImport as error:
         raise ConfigurationError(f"{target} cannot be imported: {error.value}") from error
-    kinds = (FederatedMethod, ServerRule, Partition)
+    kinds = (FederatedMethod, ServerRule, Partition, ImageSource)
     if not inspect.isclass(found):
         raise ConfigurationError(
             f"there is no class {target!r}; give the dotted path of one, such as my_module.MyMethod"

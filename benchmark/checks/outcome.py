@@ -15,6 +15,10 @@ class FailedCheck(Exception):  # noqa: N818 (the result of a check is no error o
     """A check that fails; the message is one line: what was found, what to do."""
 
 
+class NotCheckedError(Exception):
+    """A check that there is nothing for; the message says why."""
+
+
 def require(holds: bool, otherwise: str) -> None:
     """Fail a check.
 
@@ -52,6 +56,8 @@ def printed(checks: Sequence[Callable[[S], None]], subject: S) -> bool:
         title = (check.__doc__ or check.__name__).splitlines()[0].rstrip(".")
         try:
             check(subject)
+        except NotCheckedError as reason:
+            print(f"-       {title}: not checked, {reason}", flush=True)
         except (FailedCheck, ConfigurationError) as failed:
             well = False
             print(f"FAILED  {title}: {failed}", flush=True)

@@ -10,6 +10,7 @@ import torch
 
 from benchmark.checks.outcome import require
 from benchmark.records.hashes import manifest_hash
+from benchmark.seeds import global_states
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
@@ -49,18 +50,14 @@ def check_seed(subject: PartitionUnderCheck) -> None:
     np.random.seed(1)  # noqa: NPY002
     random.seed(1)
     torch.manual_seed(1)
-    states = _global_states()
+    states = global_states(torch.device("cpu"))
     advice = "draw from the generator that assign is given, and from nothing else"
     require_same(subject.split(), first, f"the same seed gives another split; {advice}")
     # What the images look like has no say, and neither has where they lie.
     other = replace(pool, images=255 - pool.images, labels=torch.cat([pool.labels, pool.labels])[: len(pool.labels)])
     looks = replace(subject, pool=other).split()
     require_same(looks, first, "other pixels give another split; divide by labels, domains and groups")
-    require(_global_states() == states, f"it draws from a global generator; {advice}")
-
-
-def _global_states() -> tuple[object, ...]:
-    return np.random.get_state()[1].tobytes(), random.getstate(), torch.get_rng_state().numpy().tobytes()  # type: ignore[index]  # noqa: NPY002
+    require(global_states(torch.device("cpu")) == states, f"it draws from a global generator; {advice}")
 
 
 def check_arguments(subject: PartitionUnderCheck) -> None:

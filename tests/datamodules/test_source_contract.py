@@ -3,22 +3,23 @@
 import inspect
 import io
 import json
-import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import datamodules
+from benchmark.checks.outcome import NotCheckedError
+from benchmark.checks.sources import CHECKS, SourceUnderCheck
 from benchmark.errors import ConfigurationError
 from datamodules.coop_layout import CoOpSource
-from datamodules.source import ImagePool, ImageSource
+from datamodules.source import ImageSource
 from datamodules.tiny_imagenet import CLASSES
 
 pytestmark = pytest.mark.filterwarnings(
@@ -149,14 +150,14 @@ def release(kind: type[ImageSource], root: Path) -> ImageSource:
     for path, content in found[0](kind).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content.encode() if isinstance(content, str) else encoded(content, side))
-    return source(kind, root)
+    return kind(**arguments(kind, root))
 
 
-def source(kind: type[ImageSource], root: Path) -> ImageSource:
-    """The source of a class below ``root``, its images small."""
+def arguments(kind: type[ImageSource], root: Path) -> dict[str, Any]:
+    """What the source of a class is given below ``root``, its images small."""
     asked = arguments_of(kind)
     given = {"name": "Pets", "root": str(root), "size": 4}
-    return kind(**{name: value for name, value in given.items() if name in asked})
+    return {name: value for name, value in given.items() if name in asked}
 
 
 @cache
@@ -168,16 +169,11 @@ def encoded(colour: tuple[int, int, int], side: int) -> bytes:
 
 
 @pytest.fixture(scope="module", params=SOURCES, ids=lambda kind: kind.__name__)
-def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageSource, ImagePool]:
-    """A source and what it loads from its small release, the same for all tests of the class."""
-    made = release(request.param, tmp_path_factory.getbasetemp() / request.param.__name__)
-    return made, made.load()
-
-
-def assert_same(left: ImagePool, right: ImagePool) -> None:
-    """The same images in the same order, and the same of each."""
-    for name in ("images", "labels", "test", "domains", "group"):
-        assert torch.equal(getattr(left, name), getattr(right, name)), name
+def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SourceUnderCheck:
+    """A source on its small release, the same for all tests of the class."""
+    root = tmp_path_factory.mktemp(request.param.__name__)
+    release(request.param, root)
+    return SourceUnderCheck(request.param, arguments(request.param, root))
 
 
 def test_all_sources_are_found() -> None:
@@ -190,7 +186,7 @@ def test_all_sources_are_found() -> None:
 @pytest.mark.parametrize("kind", SOURCES, ids=lambda kind: kind.__name__)
 def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_path: Path) -> None:
     from_data = not hasattr(kind, "class_names")
-    made = release(kind, tmp_path) if from_data else source(kind, tmp_path / "nothing")
+    made = release(kind, tmp_path) if from_data else kind(**arguments(kind, tmp_path / "nothing"))
     assert from_data or (made.class_names, made.domain_names) == (kind.class_names, kind.domain_names)
     for names in (made.class_names, made.domain_names):
         assert isinstance(names, tuple)
@@ -204,65 +200,20 @@ def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_pa
 @pytest.mark.parametrize("kind", FROM_FILES, ids=lambda kind: kind.__name__)
 def test_data_that_are_not_there_are_said_in_one_line(kind: type[ImageSource], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"put|download") as refused:
-        source(kind, tmp_path / "nothing").load()
+        kind(**arguments(kind, tmp_path / "nothing")).load()
     assert str(tmp_path / "nothing") in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_pool_has_types_and_every_class(given: tuple[ImageSource, ImagePool]) -> None:
-    made, pool = given
-    assert (pool.images.dtype, pool.labels.dtype, pool.test.dtype) == (torch.uint8, torch.int64, torch.bool)
-    assert (pool.domains.dtype, pool.group.dtype) == (torch.int64, torch.int64)
-    assert pool.images.shape[2] == pool.images.shape[3]
-    assert pool.domains.unique().tolist() == list(range(len(made.domain_names)))
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_source_keeps_what_it_must(check: Callable[[Any], None], given: SourceUnderCheck) -> None:
+    with suppress(NotCheckedError) if given.kind not in FROM_FILES else nullcontext():
+        check(given)
+
+
+def test_every_class_is_trained_on_and_tested_on(given: SourceUnderCheck) -> None:
+    source, pool = given.source, given.pool
+    assert pool.images.dtype == torch.uint8
+    assert pool.domains.unique().tolist() == list(range(len(source.domain_names)))
     for side in (~pool.test, pool.test):
-        assert pool.labels[side].unique().tolist() == list(range(len(made.class_names)))
-
-
-def test_what_shows_the_same_thing_is_on_one_side(given: tuple[ImageSource, ImagePool]) -> None:
-    _, pool = given
-    trained, tested = pool.group[~pool.test], pool.group[pool.test]
-    assert not set(trained.tolist()) & set(tested.tolist())
-    splits = datamodules.IID(2).split(pool, np.random.default_rng(0))
-    assert sum(map(len, splits.train)) == len(trained)
-    assert sum(map(len, splits.test)) == len(tested)
-
-
-def test_loaded_again_it_is_the_same(
-    given: tuple[ImageSource, ImagePool], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    made, pool = given
-    again = source(type(made), tmp_path_factory.getbasetemp() / type(made).__name__)
-    assert_same(again.load(), pool)
-
-
-class Backwards(list[Any]):
-    """What ``os.scandir`` gives, in another order."""
-
-    def __enter__(self) -> "Backwards":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@pytest.mark.parametrize("given", FROM_FILES, indirect=True, ids=lambda kind: kind.__name__)
-def test_the_order_of_files_in_a_folder_has_no_say(
-    given: tuple[ImageSource, ImagePool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, pool = given
-    other = release(type(made), tmp_path)
-    scandir, listdir = os.scandir, os.listdir
-
-    def scanned(at: Any = ".") -> Backwards:
-        with scandir(at) as entries:
-            return Backwards(sorted(entries, key=lambda entry: entry.name, reverse=True))
-
-    def listed(at: Any = ".") -> list[str]:
-        return sorted(listdir(at), reverse=True)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "scandir", scanned)
-        patched.setattr(os, "listdir", listed)
-        assert_same(other.load(), pool)
+        assert pool.labels[side].unique().tolist() == list(range(len(source.class_names)))
