@@ -31,7 +31,7 @@ from datamodules.partition import (
     PathologicalRandom,
     check_splits,
 )
-from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut
+from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, SkewedDomains
 from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
 from datamodules.source import ImagePool, ImageSource
 from datamodules.stanford_cars import StanfordCars
@@ -76,6 +76,7 @@ __all__ = [
     "Partition",
     "PathologicalPFLlib",
     "PathologicalRandom",
+    "SkewedDomains",
     "StanfordCars",
     "TinyImageNet",
     "check_splits",

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from benchmark.federation import Federation
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
 from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import derived_seed, numpy_generator
+from datamodules.label_orders import reordered
 from datamodules.manifest import make_manifest
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
@@ -49,6 +51,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         eval_batch_size: images in one evaluation step: of one client, or of several with few images.
         val_fraction: part of each client's training images held out as split ``val``, to tune on; stratified where the
             classes allow it.
+        label_orders: G; above 1 the clients conflict: client k counts the classes in order k mod G (see
+            :func:`datamodules.label_orders.reordered`).
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -83,6 +87,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         cohort_width: PositiveInt | Literal["auto"] = "auto",
         eval_batch_size: PositiveInt = 256,
         val_fraction: BelowOne = 0.0,
+        label_orders: PositiveInt = 1,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -101,6 +106,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.cohort_width = 1 if one_by_one else cohort_width
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
+        self.label_orders = label_orders
         self.num_workers = num_workers
         self.seed = seed
         self.partition_seed = seed if partition_seed is None else partition_seed
@@ -170,6 +176,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         began = time.monotonic()
         pool = self.source.load()
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
+        self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
+        if self.label_orders > 1:
+            pool = replace(pool, labels=reordered(pool.labels, splits, self.label_orders, self.num_classes))
+            self.manifest["label_orders"] = self.label_orders
         self._pool = pool
         self.splits = splits
         self.label_spaces = dict(splits.label_spaces)
@@ -181,7 +191,6 @@ class FederatedDataModule(Checked, LightningDataModule):
         ]
         #: training images of each class, without those held out, [N, C]
         self.class_counts = torch.from_numpy(np.stack(counts))
-        self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
         sizes, seconds = self.train_sizes.values(), time.monotonic() - began
         log.info(
             f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "

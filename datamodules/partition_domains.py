@@ -1,11 +1,13 @@
 """Partitions by domain: several domains a client, and a domain that nobody trains on."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import NonNegativeInt, PositiveInt
+from benchmark.ranges import Concentration, NonNegativeInt, PositiveInt
 from datamodules.partition import ClientSplits, Indices, Partition
-from datamodules.partition.members import deal_stratified, members_by_class
+from datamodules.partition.dirichlet_shared import dirichlet_shared
+from datamodules.partition.members import deal_stratified, draw_shots, members_by_class
 from datamodules.source import ImagePool, ImageSource
 
 
@@ -55,6 +57,69 @@ class DomainsPerClient(Partition):
     def _check(self, count: int) -> None:
         if self.domains > count:
             raise ConfigurationError(f"domains={self.domains} is more than the {count} domains of the data set")
+
+
+class SkewedDomains(Partition):
+    """Several clients a domain, each with a share of the domain's classes and, where asked, few images of each.
+
+    Two kinds of heterogeneity at once, in amounts to choose: clients ``G d, ..., G d + G - 1`` hold domain d. Without
+    ``alpha`` they are alike: the domain is dealt out, stratified by class. With it they differ as in
+    ``DirichletShared``: one draw for each class of the domain cuts its training and its test images. No published
+    paper's setting; pFedPG's is the one with one client a domain and neither.
+
+    Args:
+        clients_per_domain: G.
+        alpha: concentration of the classes within a domain; None for clients that are alike.
+        shots: training images of each class that a client keeps, drawn at random; None for all.
+        min_size: training and test images that every client must hold before ``shots``, with ``alpha``.
+        max_retries: draws for each domain before giving up, with ``alpha``.
+    """
+
+    def __init__(
+        self,
+        clients_per_domain: PositiveInt = 1,
+        alpha: Concentration | None = None,
+        shots: PositiveInt | None = None,
+        min_size: PositiveInt = 5,
+        max_retries: PositiveInt = 10_000,
+    ) -> None:
+        self.clients_per_domain = clients_per_domain
+        self.alpha = alpha
+        self.shots = shots
+        self.min_size = min_size
+        self.max_retries = max_retries
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Divide domain after domain, then draw the few training images."""
+        labels, test, domain_of = pool.labels.numpy(), pool.test.numpy(), pool.domains.numpy()
+        train: list[Indices] = []
+        tested: list[Indices] = []
+        for domain in range(int(domain_of.max()) + 1):
+            inside = np.flatnonzero(domain_of == domain)
+            parts = self._divided(labels[inside], test[inside], rng)
+            train += [inside[rows] for rows in parts.train]
+            tested += [inside[rows] for rows in parts.test]
+        if self.shots is not None:
+            few = [draw_shots(members_by_class(labels[rows]), self.shots, rng) for rows in train]
+            train = [rows[np.concatenate(kept)] for rows, kept in zip(train, few, strict=True)]
+        return ClientSplits(train, tested)
+
+    def _divided(self, labels: Indices, test: NDArray[np.bool_], rng: np.random.Generator) -> ClientSplits:
+        """Divide one domain over its clients."""
+        if self.alpha is not None:
+            if set(labels[test]) != set(labels[~test]):
+                raise ConfigurationError("SkewedDomains with alpha needs every class of a domain on both sides of it")
+            count, least = self.clients_per_domain, self.min_size
+            return dirichlet_shared(labels, test, count, self.alpha, least, self.max_retries, rng)
+        trained, tested = (
+            deal_stratified(members_by_class(labels, side), self.clients_per_domain, rng) for side in (~test, test)
+        )
+        return ClientSplits(trained, tested)
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """The domains' names, numbered where a domain has several clients."""
+        each = range(self.clients_per_domain)
+        return [name if len(each) == 1 else f"{name} {place}" for name in source.domain_names for place in each]
 
 
 class LeaveOneDomainOut(Partition):

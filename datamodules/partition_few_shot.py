@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Concentration, NumClients, PositiveInt, Seed
-from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.dirichlet_shared import dirichlet_shared
-from datamodules.partition.members import members_by_class
+from datamodules.partition.members import draw_shots, members_by_class
 from datamodules.source import ImagePool, ImageSource
 
 
@@ -52,11 +52,6 @@ def _enough(classes: int, clients: int) -> bool:
     """Whether every client gets a class, the last one too."""
     size = round(classes / clients)
     return size > 0 and size * (clients - 1) < classes
-
-
-def draw_shots(members: Sequence[Indices], shots: int | None, rng: np.random.Generator) -> list[Indices]:
-    """Draw ``shots`` images of each class without replacement; all of a class that has fewer, all if None."""
-    return [images if shots is None else rng.permutation(images)[:shots] for images in members]
 
 
 def hand_out_classes(

@@ -85,6 +85,8 @@ class Run:
                 if value is not None and key not in ("num_clients", "max_retries")
             )
             words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) + (f" ({given})" if given else "") + f", {clients}"
+        if (orders := self.get("data.label_orders", 1)) > 1:
+            words += f", labels in {orders} orders"
         chosen, share = self.get("data.clients_per_round"), self.get("data.participation", 1.0)
         if chosen is not None and chosen < count:
             return f"{words}, {chosen} a round"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmark.report.html import cell, heading, row, scroll, table
 from benchmark.report.readings import ROUNDS
-from benchmark.tables.blocks import our_block, paired_block, statistics_block
+from benchmark.tables.blocks import our_block, paired_blocks, statistics_block
 from benchmark.tables.frame import read_long_frame
 
 if TYPE_CHECKING:  # slow to import
@@ -31,7 +31,7 @@ def table_page(path: Path) -> tuple[str, str]:
 def _group(name: str, numbers: "pd.DataFrame", note: str) -> str:
     """One data group of a table; what stands beside the paper's numbers says at which size it was run."""
     which = ROUNDS.get(numbers["summary"].iloc[0], "unknown rounds")
-    ours, statistics, paired = our_block(name, numbers), statistics_block(name, numbers), paired_block(name, numbers)
+    ours, statistics = our_block(name, numbers), statistics_block(name, numbers)
     compared = "" if "Source" in ours.frame else " Nothing here can be compared with the paper's numbers."
     parts = [f'<h3>{escape(name)}</h3><p class="note">{escape(note)} Of the {which}.{compared}</p>']
     parts.append(scroll(_beside_the_paper(ours.frame), name))
@@ -39,7 +39,7 @@ def _group(name: str, numbers: "pd.DataFrame", note: str) -> str:
         note = f"Averages over clients; worst client, worst decile and spread are of the {which}."
         parts.append(f'<h4>Rounds, clients and costs</h4><p class="note">{note}</p>')
         parts.append(scroll(_sortable(statistics.frame), statistics.heading))
-    if paired:
+    for paired in paired_blocks(name, numbers):
         note = (
             "Same seed, same client: method minus baseline. A t-interval over clients and, with several seeds, seeds."
         )

@@ -94,29 +94,46 @@ def statistics_block(dataset: str, numbers: "pd.DataFrame") -> Block:
     return Block(f"{dataset}: rounds, clients and costs", pd.DataFrame(rows, columns=header))
 
 
-def paired_block(dataset: str, numbers: "pd.DataFrame") -> Block | None:
-    """Every method minus the baseline, paired by seed and client; None where there is nothing to compare."""
+def paired_blocks(dataset: str, numbers: "pd.DataFrame") -> list[Block]:
+    """Every method minus a baseline, paired by seed and client; a block for each baseline there is."""
     import pandas as pd
 
-    paired = numbers[numbers["kind"] == "paired"]
-    rows = []
-    for each in paired.to_dict("records"):
-        digits = digits_of(each["metric"])
-        low, high = signed(each["low"], digits), signed(each["high"], digits)
-        rows.append(
-            {
-                "Method": each["name"],
-                "Difference": signed(each["ours"], digits),
-                "95 % interval": f"{low} to {high}" if low else "",
-                "Pairs": f"{each['pairs']:.0f}",
-                "Seeds": f"{each['seeds']:.0f}",
-                "Interval over": each["over"],
-            }
-        )
-    if not rows:
-        return None
-    baseline = paired["column"].iloc[0].removeprefix("minus ")
-    return Block(f"{dataset}: against {baseline}, paired", pd.DataFrame(rows))
+    blocks = []
+    for column, paired in numbers[numbers["kind"] == "paired"].groupby("column", sort=False):
+        rows = []
+        for each in paired.to_dict("records"):
+            digits = digits_of(each["metric"])
+            low, high = signed(each["low"], digits), signed(each["high"], digits)
+            rows.append(
+                {
+                    "Method": each["name"],
+                    "Difference": signed(each["ours"], digits),
+                    "95 % interval": f"{low} to {high}" if low else "",
+                    "Pairs": f"{each['pairs']:.0f}",
+                    "Seeds": f"{each['seeds']:.0f}",
+                    "Interval over": each["over"],
+                }
+            )
+        heading = f"{dataset}: against {str(column).removeprefix('minus ')}, paired"
+        blocks.append(Block(heading, pd.DataFrame(rows)))
+    return blocks
+
+
+def gain_blocks(panel: str, numbers: "pd.DataFrame") -> list[Block]:
+    """Every method minus a baseline in each data group of a panel, with its 95 % interval; a matrix a baseline."""
+    numbers = numbers[numbers["kind"] == "paired"]
+    digits = numbers["metric"].map(digits_of)
+    shown = [
+        f"{signed(ours, n)} ({signed(low, n)} to {signed(high, n)})" if low == low else signed(ours, n)
+        for ours, low, high, n in zip(numbers["ours"], numbers["low"], numbers["high"], digits, strict=True)
+    ]
+    blocks = []
+    for column, part in numbers.assign(shown=shown).groupby("column", sort=False):
+        wide = part.pivot(index="name", columns="label", values="shown").fillna("")
+        wide = wide.loc[part["name"].unique(), part["label"].unique()]
+        heading = f"{panel}: gain over {str(column).removeprefix('minus ')}, paired, with its 95 % interval"
+        blocks.append(Block(heading, wide.rename_axis("Method").reset_index()))
+    return blocks
 
 
 def paper_blocks(table: Table, paper: "pd.DataFrame") -> list[Block]:

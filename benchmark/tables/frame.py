@@ -134,23 +134,24 @@ def over_seeds(numbers: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _paired(lines: Sequence[Line], table: Table) -> "pd.DataFrame":
-    """Every line minus the baseline of its data group, over the seeds that both ran on the same partition."""
+    """Every line minus each baseline of its data group, over the seeds that both ran on the same partition."""
     import pandas as pd
 
-    baselines = {line.dataset: line for line in lines if line.method == table.baseline and not line.reading}
     rows = []
-    for line in lines:
-        baseline = baselines.get(line.dataset)
-        if baseline is None or baseline is line:
-            continue
-        partitions = {seed: record.manifest_hash for seed, record in line.records.items()}
-        known = {seed: record.manifest_hash for seed, record in baseline.records.items()}
-        shared = [seed for seed, partition in partitions.items() if known.get(seed) == partition]
-        ours, theirs = ([side.clients[seed] for seed in shared] for side in (line, baseline))
-        try:
-            found = asdict(paired_comparison(ours, theirs, same_clients=len({known[seed] for seed in shared}) == 1))
-        except ValueError:  # no seed, or a seed where no client has a value on both sides
-            continue
-        at = {"line": line.position, "kind": "paired", "summary": table.summary, "column": f"minus {table.baseline}"}
-        rows.append({**at, **found, "ours": found["mean"]})
+    for name in table.baselines:
+        baselines = {line.dataset: line for line in lines if line.method == name and not line.reading}
+        for line in lines:
+            baseline = baselines.get(line.dataset)
+            if baseline is None or baseline is line:
+                continue
+            partitions = {seed: record.manifest_hash for seed, record in line.records.items()}
+            known = {seed: record.manifest_hash for seed, record in baseline.records.items()}
+            shared = [seed for seed, partition in partitions.items() if known.get(seed) == partition]
+            ours, theirs = ([side.clients[seed] for seed in shared] for side in (line, baseline))
+            try:
+                found = asdict(paired_comparison(ours, theirs, same_clients=len({known[seed] for seed in shared}) == 1))
+            except ValueError:  # no seed, or a seed where no client has a value on both sides
+                continue
+            at = {"line": line.position, "kind": "paired", "summary": table.summary, "column": f"minus {name}"}
+            rows.append({**at, **found, "ours": found["mean"]})
     return pd.DataFrame(rows, columns=[*NUMBER, "ours", "low", "high", "pairs", "seeds", "over"])

@@ -8,6 +8,7 @@ Paths in a table are relative to the folder the command is started in, the repos
     split: test                               # default test
     summary: last                             # last | last10 | best_on_test; default last
     baseline: FedAvg                          # optional: a row; the others are compared with it, pair by pair
+    gains: [FedVPT, Local]                    # optional: rows; for each a matrix of the others' gain over it, by group
     presets:
       paper:
         note: One sentence under the title.   # optional
@@ -163,6 +164,12 @@ class Table:
     split: str = "test"
     summary: Summary = "last"
     baseline: str | None = None
+    gains: list[str] = field(default_factory=list)
+
+    @property
+    def baselines(self) -> list[str]:
+        """Labels of the rows that others are compared with, each once."""
+        return list(dict.fromkeys([*([self.baseline] if self.baseline else []), *self.gains]))
 
 
 def load_table(name: str) -> Table:
@@ -265,5 +272,5 @@ def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
 
 def check_baseline(table: Table, path: Path | str) -> None:
     labels = [row.label for row in table.rows]
-    if table.baseline is not None and table.baseline not in labels:
-        raise ConfigurationError(f"{path}: the baseline {table.baseline!r} is no row; rows are {', '.join(labels)}")
+    if unknown := [name for name in table.baselines if name not in labels]:
+        raise ConfigurationError(f"{path}: the baseline {unknown[0]!r} is no row; rows are {', '.join(labels)}")

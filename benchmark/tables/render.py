@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
-from benchmark.tables.blocks import Block, our_block, paired_block, paper_blocks, statistics_block
+from benchmark.tables.blocks import Block, gain_blocks, our_block, paired_blocks, paper_blocks, statistics_block
 from benchmark.tables.frame import LONG_COLUMNS, long_frame
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import Line, read_lines
@@ -54,10 +54,13 @@ def render(
     paper = read_paper(table.paper)
     lines = read_lines(table, preset, cells, outcomes)
     numbers = long_frame(lines, table, paper)
-    groups = list(numbers.groupby("dataset", sort=False))
-    blocks = [our_block(str(panel), part) for panel, part in numbers.groupby("panel", sort=False)]
+    groups, panels = (list(numbers.groupby(key, sort=False)) for key in ("dataset", "panel"))
+    blocks = [our_block(str(panel), part) for panel, part in panels]
     blocks += [statistics_block(str(dataset), part) for dataset, part in groups]
-    paired = [block for dataset, part in groups if (block := paired_block(str(dataset), part)) is not None]
+    if table.gains:
+        paired = [block for panel, part in panels for block in gain_blocks(str(panel), part)]
+    else:
+        paired = [block for dataset, part in groups for block in paired_blocks(str(dataset), part)]
     notes = footnotes(table, preset, lines, bool(paired))
     failed = {cell.name: outcomes[cell.name] for cell in cells.values() if outcomes[cell.name].run_dir is None}
     known = {outcome.error for outcome in failed.values()}

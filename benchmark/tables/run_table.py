@@ -68,11 +68,12 @@ def run_table(
     if chosen.summary is not None:
         table = replace(table, summary=chosen.summary)
     if baseline is not None:
-        table = replace(table, baseline=baseline)
+        table = replace(table, baseline=baseline, gains=[])
         check_baseline(table, name)
-    if table.baseline not in [row.label for row in rows_of(table, chosen)]:
-        if baseline is not None:
-            raise ConfigurationError(f"the preset {preset} of table {name} does not run the baseline {baseline!r}")
+    labels = [row.label for row in rows_of(table, chosen)]
+    if baseline is not None and baseline not in labels:
+        raise ConfigurationError(f"the preset {preset} of table {name} does not run the baseline {baseline!r}")
+    if table.baseline not in labels:
         table = replace(table, baseline=None)
     read_paper(table.paper)
     cells = make_cells(table, preset, chosen)

@@ -35,3 +35,8 @@ def deal_stratified(members: Sequence[Indices], num_clients: int, rng: np.random
     """
     dealt = np.concatenate([rng.permutation(images) for images in members])
     return [dealt[client::num_clients] for client in range(num_clients)]
+
+
+def draw_shots(members: Sequence[Indices], shots: int | None, rng: np.random.Generator) -> list[Indices]:
+    """Draw ``shots`` images of each class without replacement; all of a class that has fewer, all if None."""
+    return [images if shots is None else rng.permutation(images)[:shots] for images in members]

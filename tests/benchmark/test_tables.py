@@ -865,6 +865,21 @@ def test_a_baseline_is_compared_with_pair_by_pair(root: Path) -> None:
         run_table("two", baseline="Gamma", program=PROGRAM)
 
 
+def test_gains_over_several_rows_stand_in_a_matrix_of_data_groups(root: Path) -> None:
+    Path("configs/beta.yaml").write_text("name: other\n")
+    markdown, rows = rendered({**changed(("rows", 1, "point"), "local"), "gains": ["Alpha", "Beta"]})
+    matrix = block(markdown, "Rooms: gain over Beta, paired, with its 95 % interval")
+    assert [line[0] for line in matrix] == ["Method", "Alpha", "Alpha, global"]
+    assert matrix[0][1:] == ["Rooms"]
+    assert matrix[1][1] == "+0.00 (+0.00 to +0.00)"
+    assert matrix[2][1].startswith("-42.50 (")
+    assert [line[0] for line in block(markdown, "Rooms: gain over Alpha, paired, with its 95 % interval")][2] == "Beta"
+    assert {row["column"] for row in rows if row["kind"] == "paired"} == {"minus Alpha", "minus Beta"}
+    assert "Paired: client by client and seed by seed" in markdown
+    with pytest.raises(ConfigurationError, match="baseline 'Gamma' is no row"):
+        rendered({**TABLE, "gains": ["Beta", "Gamma"]})
+
+
 def test_columns_of_other_metrics_and_harmonic_means(root: Path) -> None:
     columns = [
         {"client": "a", "label": "A"},

@@ -9,6 +9,7 @@ from benchmark.engine import loaders
 from benchmark.errors import ConfigurationError
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
+from datamodules.partition_few_shot import BaseToNovel, NonOverlapping
 from datamodules.source import ImagePool
 
 
@@ -150,3 +151,25 @@ def test_the_seed_zero_is_a_seed_and_the_partition_has_its_own() -> None:
     splits = [made(partition=IID(4), seed=s, partition_seed=p).splits.train[0] for s, p in ((0, 0), (1, 0), (1, None))]
     assert np.array_equal(splits[0], splits[1])
     assert not np.array_equal(splits[0], splits[2])
+
+
+def test_conflicting_clients_count_the_classes_in_orders_of_their_own() -> None:
+    plain, data = made(partition=IID(5)), made(partition=IID(5), label_orders=3, val_fraction=0.2, new_clients=0.2)
+    for client in range(5):
+        rows = [plain.splits.train[client], plain.splits.test[client]]
+        # eight classes in three orders: each begins two classes after the one before
+        expected = (plain.pool.labels[np.concatenate(rows)] + client % 3 * 2) % 8
+        assert torch.equal(data.pool.labels[np.concatenate(rows)], expected)
+    assert data.manifest["label_orders"] == 3
+    assert {k: v for k, v in data.manifest.items() if k != "label_orders"} == plain.manifest
+    assert torch.equal(data.class_counts[4], torch.bincount(data.pool.labels[data.train_indices[4]], minlength=8))
+    assert torch.equal(made(partition=IID(5), label_orders=1).pool.labels, plain.pool.labels)
+
+
+def test_conflicts_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="label_orders=9 is more than the 8 classes"):
+        made(label_orders=9)
+    with pytest.raises(ConfigurationError, match="client 0 shares images with clients that count the classes"):
+        made(partition=NonOverlapping(3), label_orders=2)
+    with pytest.raises(ConfigurationError, match="label spaces of their own"):
+        made(partition=BaseToNovel(2), label_orders=2)

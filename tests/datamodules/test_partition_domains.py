@@ -7,7 +7,7 @@ from benchmark.seeds import numpy_generator
 from datamodules.digits import DigitDomains
 from datamodules.manifest import FromManifest, make_manifest, write_manifest
 from datamodules.partition import DomainPerClient
-from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut
+from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, SkewedDomains
 from datamodules.source import ImagePool, ImageSource
 
 CLASSES, DOMAINS, TRAIN, TEST = 3, 4, 26, 9  # images of each class and domain
@@ -148,3 +148,46 @@ def test_what_the_data_do_not_allow():
             LeaveOneDomainOut(0).client_names(FourDomains())
     finally:
         FourDomains.domain_names = names
+
+
+def test_one_client_a_domain_without_skew_is_one_domain_a_client():
+    ours, known = split(SkewedDomains()), split(DomainPerClient())
+    assert all(np.array_equal(a, b) for a, b in zip(ours.train + ours.test, known.train + known.test, strict=True))
+    assert SkewedDomains().client_names(FourDomains()) == ["photo", "sketch", "oil", "toy"]
+    assert SkewedDomains(2).client_names(FourDomains())[:3] == ["photo 0", "photo 1", "sketch 0"]
+
+
+def test_alike_clients_share_a_domain_evenly_and_keep_few_images():
+    labels = POOL.labels.numpy()
+    whole, few = split(SkewedDomains(2)), split(SkewedDomains(2, shots=4))
+    for client in range(2 * DOMAINS):
+        assert set(POOL.domains.numpy()[whole.train[client]]) == {client // 2}
+        assert np.bincount(labels[whole.train[client]]).tolist() == [TRAIN // 2] * CLASSES
+        assert np.bincount(labels[few.train[client]]).tolist() == [4] * CLASSES
+        assert set(few.train[client]) <= set(whole.train[client])
+        assert np.array_equal(few.test[client], whole.test[client])
+    assert sorted(np.concatenate(whole.train)) == np.flatnonzero(~POOL.test.numpy()).tolist()
+    assert sorted(np.concatenate(whole.test)) == np.flatnonzero(POOL.test.numpy()).tolist()
+
+
+def test_skew_inside_a_domain_is_the_same_in_training_and_test():
+    labels = POOL.labels.numpy()
+    splits = split(SkewedDomains(2, alpha=0.5))
+    assert sorted(np.concatenate(splits.train)) == np.flatnonzero(~POOL.test.numpy()).tolist()
+    counts = np.array(
+        [[np.bincount(labels[r], minlength=CLASSES) for r in held] for held in (splits.train, splits.test)]
+    )
+    assert counts.min(axis=(0, 2)).max() < TRAIN // 4, "nobody is skewed"
+    assert (np.abs(counts[0] / TRAIN - counts[1] / TEST) <= 1 / TRAIN + 1 / TEST).all()
+    assert counts.sum(axis=2).min() >= 5
+    few = split(SkewedDomains(2, alpha=0.5, shots=3))
+    expected = np.minimum(counts[0], 3)
+    assert np.array_equal([np.bincount(labels[r], minlength=CLASSES) for r in few.train], expected)
+
+
+def test_skew_needs_every_class_on_both_sides():
+    pool = make_pool()
+    gone = pool.test & (pool.domains == 2) & (pool.labels == 1)
+    changed = ImagePool(pool.images, pool.labels, pool.test & ~gone, pool.domains, pool.group)
+    with pytest.raises(ConfigurationError, match="every class of a domain on both sides"):
+        split(SkewedDomains(2, alpha=0.5), changed)

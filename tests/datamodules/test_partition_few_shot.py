@@ -13,13 +13,13 @@ from benchmark.seeds import numpy_generator
 from datamodules.digits import DigitDomains
 from datamodules.federated import FederatedDataModule
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
+from datamodules.partition.members import draw_shots
 from datamodules.partition_few_shot import (
     BaseToNovel,
     DirichletFewShot,
     NonOverlapping,
     base_and_novel,
     class_groups,
-    draw_shots,
 )
 from datamodules.source import ImagePool, ImageSource
 
