@@ -146,7 +146,7 @@ class Recorder(Callback):
         found: Values = {}
         for (point, split), scores in method.evaluation.scores.items():
             for metric, values in scores.compute().items():
-                values = values.cpu()
+                values = values.cpu().reshape(-1)  # torchmetrics makes a scalar of one client's
                 found[round, point, split, metric] = values
                 averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
                 if metric == "accuracy":

@@ -104,6 +104,15 @@ def test_a_data_configuration_is_taken_as_the_runs_data(tmp_path: Path) -> None:
     assert set(run.metrics["round"]) == {0}
 
 
+def test_one_client_alone_is_a_federation(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(
+        "source: federation.TinyImages\npartition: {class_path: IID, init_args: {num_clients: 1}}\n"
+    )
+    run = fit(CONF / "FedVPT.yaml", tmp_path / "one.yaml", rounds=1, **QUIET)
+    assert set(run.metrics["client"]) == {0}
+    assert run.record.summary["server"]["test"]["accuracy"]["last"]["average"] > 0
+
+
 def refused(*arguments: Any, **named: Any) -> str:
     """The one line of bad input."""
     with pytest.raises(ConfigurationError) as told:
