@@ -196,19 +196,21 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def partition(arguments: argparse.Namespace) -> int:
-    """Draw a partition, classes x clients: of a run's manifest.json or of a configuration in configs/data."""
+    """Draw a partition, classes x clients: of a run's manifest.json, or of a source and a partition of configs."""
     from benchmark.records.record_file import is_finished
     from benchmark.records.stored_run import stored_run
     from benchmark.run.reload import configured_data
     from datamodules.heatmap import manifest_heatmap
     from datamodules.manifest import read_manifest, write_manifest
 
-    if arguments.what.suffix == ".json":
-        if arguments.what.name == "manifest.json" and is_finished(arguments.what.parent):
-            stored_run(arguments.what.parent).content("manifest.json")  # refuses another than the run wrote
-        manifest = read_manifest(arguments.what)
+    first = Path(arguments.what[0])
+    if first.suffix == ".json" and len(arguments.what) == 1:
+        if first.name == "manifest.json" and is_finished(first.parent):
+            stored_run(first.parent).content("manifest.json")  # refuses another than the run wrote
+        manifest = read_manifest(first)
     else:
-        manifest = configured_data(arguments.what, arguments.set).manifest
+        paths = [configuration(name) or Path(name) for name in arguments.what]
+        manifest = configured_data(paths, arguments.set).manifest
         write_manifest(arguments.picture.with_suffix(".json"), manifest)
     manifest_heatmap(manifest, arguments.picture, arguments.split)
     print(f"written: {arguments.picture}")
@@ -272,7 +274,7 @@ def parser() -> argparse.ArgumentParser:
     )
     entry.set_defaults(run=check)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
-    entry.add_argument("what", type=Path, metavar="MANIFEST_OR_CONFIG")
+    entry.add_argument("what", nargs="+", metavar="MANIFEST_OR_CONFIG", help="later configurations win")
     entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")
     entry.add_argument("--split", choices=("train", "test"), default="train")
     entry.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the data: source.root=/data")

@@ -1,8 +1,10 @@
 """Configuration files of a run: method x suite, in either order, and files that stand on others.
 
-Three keys of a file put it together with others; they are no options of a run::
+Three keys of a file put it together with others; they are no options of a run, and ``data`` takes several files::
 
     base: [methods/fedvpt.yaml, suites/digits.yaml]  # files that are read before this one, as seen from it
+
+    data: [sources/cifar10.yaml, partitions/iid.yaml, {batch_size: 16}]  # files and mappings, later ones win
 
     method: fedvpt                # of a method file: the name by which suites know it
     model: methods.FedVPT
@@ -17,6 +19,7 @@ A file that gives settings of a method (``model.init_args``) is read after the o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,8 @@ class Layer:
         at: which of the given files it comes from, by position.
         path: the file.
         given: its content, as it stands there.
-        composed: options and values, where the file has one of :data:`KEYS`; None of a file as lightning-cli reads it.
+        composed: options and values, where the file has one of :data:`KEYS` or a list of data; None of a file as
+            lightning-cli reads it.
     """
 
     at: int
@@ -145,9 +149,9 @@ def _method_first(files: Sequence[Layer]) -> list[Layer]:
 
 def _composed(file: Layer, method: str | None) -> Layer:
     """The file with what it gives a run of the method of this name."""
-    if not KEYS & set(file.given):
+    if not KEYS & set(file.given) and not isinstance(file.given.get("data"), list):
         return file
-    options = inlined({key: value for key, value in file.given.items() if key not in KEYS}, file.path)
+    options = _inlined({key: value for key, value in file.given.items() if key not in KEYS}, file.path)
     entries = file.given.get("per_method", [])
     for number, entry in enumerate(entries if isinstance(entries, list) else [entries]):
         place = f"{file.path}: per_method[{number}]"
@@ -156,10 +160,23 @@ def _composed(file: Layer, method: str | None) -> Layer:
             raise ConfigurationError(
                 f"{place}: expected methods (a list of names) and the options that they have, got {str(entry)[:80]}"
             )
-        for option, value in inlined(entry, file.path).items() if method in names else ():
+        for option, value in _inlined(entry, file.path).items() if method in names else ():
             if option != "methods":
                 _put(options, option, value, place)
     return replace(file, composed=options)
+
+
+def _inlined(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What stands in a file, with the files that it refers to in their places and those of ``data`` put together."""
+    content: dict[str, Any] = inlined(given, path)
+    data = content.get("data")
+    if isinstance(data, list):
+        for entry in data:
+            if not isinstance(entry, dict):
+                said = f"there is no file {entry!r}" if isinstance(entry, str) else f"got {str(entry)[:80]}"
+                raise ConfigurationError(f"{path}: data: expected files, as seen from it, and mappings; {said}")
+        content["data"] = reduce(_merged, data, dict[str, Any]())
+    return content
 
 
 def _put(options: dict[str, Any], option: str, value: Any, place: str) -> None:

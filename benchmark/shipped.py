@@ -14,19 +14,18 @@ def shipped(path: str | Path) -> Path:
     return there if os.path.exists(there) and not os.path.exists(path) else Path(path)  # False of an impossible name
 
 
-def configuration(name: str, folder: str = "configs") -> Path | None:
+def configuration(name: str) -> Path | None:
     """A configuration file by its path or its name.
 
     Args:
-        name: a path, ``configs/suites/digits.yaml``; or what it is called in ``folder``, ``suites/digits``.
-        folder: of the configurations that are meant, as it is called in the repository.
+        name: a path, ``configs/suites/digits.yaml``; or what it is called in ``configs``, ``suites/digits``.
 
     Returns:
         Its path; None where there is none.
     """
     if not name or "\n" in name:
         return None
-    paths = (shipped(entry) for entry in (name, f"{folder}/{name}.yaml"))
+    paths = (shipped(entry) for entry in (name, f"configs/{name}.yaml"))
     return next((path for path in paths if os.path.isfile(path)), None)
 
 

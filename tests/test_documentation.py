@@ -111,7 +111,7 @@ def check(words: list[str]) -> None:
                 assert set(given.names) <= set(make.FIGURES)
                 assert given.preset in read_mapping(make.CONFIG)["presets"]
             elif given.run is commands.partition:
-                assert given.what.is_file()
+                assert all(Path(name).is_file() for name in given.what)
         case "python":
             assert arguments[1] in ("pytest", "benchmark.speed")
             if arguments[1] == "benchmark.speed":
@@ -227,7 +227,7 @@ def test_the_added_data_set_is_read_and_learned() -> None:
 
 @pytest.mark.usefixtures("workplace")
 def test_the_added_partition_deals_all_images_and_is_drawn() -> None:
-    assert commands.main(["partition", "unequal.yaml", "unequal.png"]) == 0
+    assert commands.main(["partition", "sources/digits", "unequal.yaml", "unequal.png"]) == 0
     assert Path("unequal.png").stat().st_size > 0
     clients = json.loads(Path("unequal.json").read_text())["clients"]
     train = [sum(client["train_classes"]) for client in clients]

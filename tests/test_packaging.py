@@ -91,9 +91,9 @@ def test_a_wheel_runs_a_configuration_by_its_name_from_any_folder(site: Path, tm
     (tmp_path / "methods.py").unlink()
     program = (
         "import fedprompt\nfrom benchmark.cells.identity import content_hash\n"
-        "print(content_hash(['configs/fedvpt_digits.yaml'], ['--data=configs/data/digits_dir0.1.yaml']))"
+        "print(content_hash(['configs/fedvpt_digits.yaml'], ['--data=configs/partitions/iid.yaml']))"
     )
-    here = content_hash(["configs/fedvpt_digits.yaml"], ["--data=configs/data/digits_dir0.1.yaml"])
+    here = content_hash(["configs/fedvpt_digits.yaml"], ["--data=configs/partitions/iid.yaml"])
     assert run(site, tmp_path, sys.executable, "-c", program).stdout.strip() == here
 
 

@@ -4,7 +4,7 @@ Files are read as ``lightning-cli`` reads them, later values win, and these ways
 
     --model.training.lr=5e-4   --model.init_args.training={lr: 0.0005}   model: {init_args: {training: {lr: 5e-4}}}
     --data.partition=a.B       --data.partition.class_path=a.B           data: {partition: a.B}
-    --data=configs/data/x.yaml                                           data: {...}, what that file holds
+    --data=configs/sources/x.yaml                                        data: {...}, what that file holds
 
 Nothing is imported and no default is filled in. Where the result of ``lightning-cli`` depends on what stood there
 before, that is kept beside the value as ``(before)``: a class that takes another's place is handed its arguments, as

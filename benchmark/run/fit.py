@@ -178,7 +178,9 @@ def _fit_files(
     files: list[str | Path], seed: int | None, run_dir: str | Path | None, trainer: dict[str, Any]
 ) -> FinishedRun:
     paths = [configuration(str(path)) or Path(path) for path in files]
-    arguments = [f"--{'data' if 'source' in read_mapping(path) else 'config'}={path}" for path in paths]
+    arguments = [
+        f"--{'data' if {'source', 'partition'} & set(read_mapping(path)) else 'config'}={path}" for path in paths
+    ]
     arguments += [] if seed is None else [f"--seed_everything={seed}"]
     for name, value in trainer.items():
         try:

@@ -258,7 +258,7 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
             continue
         value = value if equals else next(given, "")
         group = name.removeprefix("--") if name in ("--data", "--trainer") else ""
-        path = configuration(value, f"configs/{group}" if group else "configs")
+        path = configuration(value)
         if any(sign in value for sign in ("{", "\n", ": ")):  # a text in place of a file
             kept += [argument] if equals else [argument, value]
         elif path is None and not os.path.exists(value) and not value.endswith((".yaml", ".yml")):

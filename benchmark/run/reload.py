@@ -110,23 +110,29 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def configured_data(path: Path, overrides: Sequence[str]) -> "FederatedDataModule":
-    """The data of a configuration such as those in ``configs/data``, set up.
+def configured_data(paths: Sequence[Path], overrides: Sequence[str]) -> "FederatedDataModule":
+    """The data of configurations such as those in ``configs/sources`` and ``configs/partitions``, set up.
 
     Args:
-        path: of the YAML.
+        paths: of the YAML files, later ones win.
         overrides: as on the command line without the leading dashes: ``source.root=/data``.
 
     Raises:
         ConfigurationError: no such file, not a data configuration, or data that are missing.
     """
-    if not path.is_file():
-        raise ConfigurationError(f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML")
+    for path in paths:
+        if not path.is_file():
+            raise ConfigurationError(
+                f"no manifest or data configuration at {path}; give a run's manifest.json or a YAML"
+            )
     parser = _data_parser()
     try:
-        settings = parser.parse_args([f"--config={path}", *(f"--{override}" for override in overrides)])
+        settings = parser.parse_args(
+            [*(f"--config={path}" for path in paths), *(f"--{override}" for override in overrides)]
+        )
     except argparse.ArgumentError as error:
-        raise ConfigurationError(f"{path} is no data configuration: {error}") from error
+        named = " with ".join(map(str, paths))
+        raise ConfigurationError(f"{named} is no data configuration: {error}") from error
     return _set_up(parser, settings)
 
 

@@ -19,7 +19,8 @@ def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed
     named = () if row.method is None else (f"configs/methods/{row.method}.yaml", f"configs/suites/{group.suite}.yaml")
     scale = () if preset.scale is None else (f"configs/scales/{preset.scale}.yaml",)
     configs = (*group.configs, *named, *scale, *row.configs)
-    overrides = (*preset.overrides, *group.overrides, *row.overrides.get(preset_name, ()))
+    data = (f"--data=configs/{name}.yaml" for name in group.data)
+    overrides = (*preset.overrides, *data, *group.overrides, *row.overrides.get(preset_name, ()))
     return Cell(f"{row.prefix}-{group.name}-s{seed}-{content_hash(configs, overrides)}", configs, overrides, seed)
 
 

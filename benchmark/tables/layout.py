@@ -21,6 +21,7 @@ Paths in a table are relative to the folder the command is started in, the repos
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
             suite: office_vit                 # optional; of configs/suites, for the rows that name a method
+            data: [sources/cifar10, partitions/disjoint_classes]  # optional; of configs, in place of the suite's
             panel: Domains                    # optional; groups of one panel stand side by side under this heading
             configs: [configs/base.yaml]      # optional; read before method and suite
             overrides: ["--data.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
@@ -116,6 +117,7 @@ class DataGroup:
     cost: PaperNumber | None = None
     panel: str | None = None
     suite: str | None = None
+    data: list[str] = field(default_factory=list)
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -244,6 +246,11 @@ def _check_table(table: Table, path: Path) -> None:
             raise ConfigurationError(f"{path}: row {row.label} has overrides for {unknown[0]}, which is no preset")
     for group in groups:
         _check_columns(table, group, path)
+        for name in group.data:
+            if not shipped(f"configs/{name}.yaml").is_file():
+                raise ConfigurationError(
+                    f"{path}: the data group {group.name} names {name!r}; there is no configs/{name}.yaml"
+                )
     check_baseline(table, path)
 
 

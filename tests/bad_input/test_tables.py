@@ -49,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (table(preset={"seeds": [-1]}), "different integers from 0 to 4294967295, got [-1]"),
         (table(preset={"seeds": [2**32]}), "different integers from 0 to 4294967295, got [4294967296]"),
         (table(preset={"data": []}), "at least one data group"),
+        (table(group={"data": ["sources/mars"]}), "digits names 'sources/mars'; there is no configs/sources/mars.yaml"),
     ],
 )
 def test_a_table_without_sense_is_refused(folder: Path, content: Any, words: str, capsys: Capsys) -> None:

@@ -163,7 +163,13 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     assert manifest["arguments"]["alpha"] == 0.5
     assert main(["partition", str(picture.with_suffix(".json")), str(tmp_path / "b.png"), "--split", "test"]) == 0
     assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in "ab")
+    named = ["sources/digits", "configs/partitions/dirichlet_shared.yaml"]
+    assert main(["partition", *named, str(picture), "--set", "partition.num_clients=4"]) == 0
+    manifest = json.loads(picture.with_suffix(".json").read_text())
+    assert (manifest["algorithm"], len(manifest["clients"])) == ("DirichletShared", 4)
     capsys.readouterr()
+    assert main(["partition", named[1], str(picture)]) == 2
+    assert "dirichlet_shared.yaml is no data configuration: " in capsys.readouterr().err
     assert main(["partition", str(tmp_path / "gone.yaml"), str(picture)]) == 2
     assert "no manifest or data configuration at" in capsys.readouterr().err
     assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0"]) == 2

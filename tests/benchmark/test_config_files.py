@@ -172,6 +172,12 @@ def test_files_between_keep_their_places(folder: Path) -> None:
         ("per_method: {lr: 1}\n", "bad.yaml: per_method[0]: expected methods (a list of names) and the options"),
         ("per_method: [{methods: fedvpt}]\n", "bad.yaml: per_method[0]: expected methods (a list of names)"),
         ("method: x\nper_method: [{methods: [x], data.size: 1}]\ndata: gone\n", "data is a single value before"),
+        (
+            "data: [gone.yaml]\n",
+            "bad.yaml: data: expected files, as seen from it, and mappings; there is no file 'gone.y",
+        ),
+        ("data: [[1]]\n", "bad.yaml: data: expected files, as seen from it, and mappings; got [1]"),
+        ("data: [list.yaml]\n", "bad.yaml: data: expected files, as seen from it, and mappings; got [1]"),
     ],
 )
 def test_files_that_cannot_be_put_together_are_refused_in_one_line(folder: Path, content: str, words: str) -> None:
@@ -182,6 +188,34 @@ def test_files_that_cannot_be_put_together_are_refused_in_one_line(folder: Path,
         read_layers([Path("bad.yaml")])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# --- data of several files ---
+
+
+def test_data_of_several_files_and_mappings_are_put_together(folder: Path) -> None:
+    Path("source.yaml").write_text("source: {class_path: a.A, init_args: {size: 1, root: x}}\n")
+    Path("plain.yaml").write_text("data: [source.yaml, inner.yaml, {source: {init_args: {size: 2}}, batch_size: 4}]\n")
+    data = {"source": {"class_path": "a.A", "init_args": {"size": 2, "root": "x"}}, "partition": "IID", "batch_size": 4}
+    assert options(Path("plain.yaml")) == {"data": data}
+    Path("mine.yaml").write_text(
+        "method: mine\ndata: inner.yaml\nper_method:\n- {methods: [mine], data: [inner.yaml, source.yaml]}\n"
+    )
+    assert options(Path("mine.yaml"))["data"] == {
+        **data,
+        "batch_size": 8,
+        "source": data["source"] | {"init_args": {"size": 1, "root": "x"}},
+    }
+
+
+def test_a_source_and_a_partition_take_the_place_of_a_suites_in_files_and_as_options(folder: Path) -> None:
+    run, names = CONFIGS / "fedvpt_digits.yaml", ("sources/digits", "partitions/dirichlet_shared")
+    given = resolved(f"--config={run}", *(f"--data={name}" for name in names))
+    assert given["data"]["partition"]["class_path"] == "datamodules.partition.DirichletShared"
+    assert given["data"]["source"]["class_path"] == "datamodules.digits.DigitDomains"
+    Path("plain.yaml").write_text(f"data: [{CONFIGS / names[0]}.yaml, {CONFIGS / names[1]}.yaml]\n")
+    assert resolved(f"--config={run}", "--config=plain.yaml") == given
+    assert resolved("--config=plain.yaml", f"--config={run}")["data"]["partition"] != given["data"]["partition"]
 
 
 # --- a cell of a table ---

@@ -102,6 +102,11 @@ def test_a_data_configuration_is_taken_as_the_runs_data(tmp_path: Path) -> None:
     run = fit(CONF / "FedVPT.yaml", tmp_path / "tiny.yaml", rounds=0, **QUIET)
     assert run.data.batch_size == 4
     assert set(run.metrics["round"]) == {0}
+    (tmp_path / "other.yaml").write_text("partition: datamodules.partition.DomainPerClient\n")
+    (tmp_path / "whole.yaml").write_text(f"base: [{CONF / 'FedVPT.yaml'}]\ndata: [tiny.yaml, {{eval_batch_size: 9}}]\n")
+    run = fit(tmp_path / "whole.yaml", tmp_path / "other.yaml", rounds=0, **QUIET)
+    assert run.data.eval_batch_size == 9
+    assert (run.data.batch_size, type(run.data.partition).__name__) == (4, "DomainPerClient")
 
 
 def test_one_client_alone_is_a_federation(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_run_has_one_name_in_files_in_one_file_and_on_the_command_line(flat: P
     assert content_hash(["configs/fedvpt_digits.yaml"], []) == name
     assert content_hash([str(flat)], []) == name
     assert content_hash([], overrides) == name
-    assert content_hash(parts, ["--data=configs/data/digits_domains.yaml", "--model.training.lr=1e-1"]) == name
+    assert content_hash(parts, ["--data=configs/sources/digits.yaml", "--model.training.lr=1e-1"]) == name
 
 
 def test_an_option_that_moves_from_an_override_into_a_file_changes_no_name(flat: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_method_suite_and_what_a_suite_says_of_a_method_change_the_name(monkeypa
         content_hash([f"configs/methods/{method}.yaml", f"configs/suites/{suite}.yaml"], overrides)
         for method in ("fedvpt", "fedvptdeep", "fedrod", "fedper")
         for suite in ("digits", "office_vit")
-        for overrides in ([], ["--data=configs/data/digits_m.yaml"], ["--data=configs/data/digits_s.yaml"])
+        for overrides in ([], *([f"--data=configs/partitions/{name}.yaml"] for name in ("iid", "at_most_classes")))
     }
     assert len(names) == 4 * 2 * 3
 

@@ -49,8 +49,9 @@ def test_every_file_that_a_table_names_is_there(name: str) -> None:
         for group in preset["data"]:
             files = [f"configs/methods/{row['method']}.yaml" for row in table["rows"]]
             files += [f"configs/suites/{group['suite']}.yaml", *scales(preset)]
-            files += [entry.removeprefix("--data=") for entry in group.get("overrides", []) if "--data=" in entry]
+            files += [f"configs/{entry}.yaml" for entry in group.get("data", [])]
             assert [entry for entry in files if not Path(entry).is_file()] == []
+            assert not [entry for entry in group.get("overrides", []) if entry.startswith("--data=")]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -59,11 +60,9 @@ def test_incomplete_batches_are_dropped_where_the_protocol_says_so(name: str) ->
     dropping = name.startswith(("pfedpt_", "fedpgp_", "atpfl_"))
     for preset in TABLES[name]["presets"].values():
         for group in preset["data"]:
-            given = [entry for entry in group.get("overrides", []) if entry.startswith("--data=")]
-            if given:
-                data = [yaml.safe_load(Path(given[-1].removeprefix("--data=")).read_text())]
-            else:
-                data = [configuration(row, group, preset)["data"] for row in TABLES[name]["rows"]]
+            given = [yaml.safe_load(Path(f"configs/{entry}.yaml").read_text()) for entry in group.get("data", [])]
+            data = [entry for entry in given if "partition" in entry]
+            data = data or [configuration(row, group, preset)["data"] for row in TABLES[name]["rows"]]
             assert data
             assert {entry.get("drop_last", False) for entry in data} == {dropping}
 

@@ -1,4 +1,4 @@
-"""Every file of configs/data names a data set and a partition that fit each other; no image is read."""
+"""Files of configs/sources and configs/partitions that are used together fit each other; no image is read."""
 
 from pathlib import Path
 
@@ -6,16 +6,28 @@ import numpy as np
 import open_clip
 import pytest
 import timm
-import yaml
 from jsonargparse import ArgumentParser
 
 from benchmark.config_files import read_layers
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.round_plan import RoundPlan
+from benchmark.yaml_files import read_mapping
 from datamodules.federated import FederatedDataModule
 from datamodules.transform import STATISTICS
 
-FILES = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+OWN = [("sources/own_folders", "partitions/dirichlet_shared"), ("sources/pacs", "partitions/domain_per_client")]
+
+
+def in_tables() -> set[tuple[str, ...]]:
+    """Sources and partitions that tables and figures name together."""
+    tables = map(read_mapping, [*CONFIGS.glob("tables/*.yaml"), *CONFIGS.glob("figures/*.yaml")])
+    groups = [group for table in tables for preset in table["presets"].values() for group in preset["data"]]
+    return {tuple(group["data"]) for group in groups if "data" in group}
+
+
+SUITES = sorted(CONFIGS.glob("suites/*.yaml"))
+TOGETHER = sorted({*OWN, *in_tables()})
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +52,62 @@ def folders_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_makes_a_datamodule(parser, path):
-    text = path.read_text()
-    assert text.startswith("# ")
-    assert max(map(len, text.splitlines())) <= 120
-    data = parser.instantiate(parser.parse_object({"data": yaml.safe_load(text)})).data
+def made(parser, *names):
+    """The datamodule of a source's file and a partition's, or of a suite's data."""
+    content = {}
+    for name in names:
+        (layer,) = read_layers([CONFIGS / f"{name}.yaml"])
+        content |= layer.options.get("data", layer.options)
+    return parser.instantiate(parser.parse_object({"data": content})).data
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids="-".join)
+def test_makes_a_datamodule(parser, names):
+    few_shot = ["suites/pets_clip_few_shot"] if len(names) == 1 else []
+    data = made(parser, *few_shot, *names)
     assert len(data.client_names) == data.num_clients >= 2
 
 
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_a_suite_makes_a_datamodule(parser, path):
+    data = made(parser, f"suites/{path.stem}")
+    assert len(data.client_names) == data.num_clients >= 2
+
+
+def test_each_file_is_used_and_says_who_or_how():
+    there = {path.relative_to(CONFIGS) for name in ("sources", "partitions") for path in CONFIGS.glob(f"{name}/*.yaml")}
+    named = {f"{name}.yaml" for names in TOGETHER for name in names}
+    named |= {entry.removeprefix("../") for path in SUITES for entry in read_mapping(path)["data"][:2]}
+    assert set(map(Path, named)) == there
+    for path in there:
+        text = (CONFIGS / path).read_text()
+        assert text.startswith("# ")
+        assert max(map(len, text.splitlines())) <= 120
+        keys = set(read_mapping(CONFIGS / path))
+        if path.parent.name == "sources":
+            assert keys == {"source"}
+        else:
+            assert "partition" in keys
+            assert not keys & {"source", "transform"}
+
+
 @pytest.mark.parametrize(
-    ("name", "images", "steps"),
+    ("names", "images", "steps"),
     [
-        ("cifar10_dir0.3_n50", 907, 56),  # PFLlib drops the last batch of 11
-        ("caltech101_base_to_novel", 80, 2),  # 16 shots of 5 classes: Dassl drops the last batch of 16
-        ("digits_base_to_novel", 16, 1),  # nothing else would remain
-        ("office_caltech10", 766, 12),  # pFedPG says nothing, so nothing is dropped
+        (["sources/cifar10", "partitions/dirichlet_merged"], 907, 56),  # PFLlib drops the last batch of 11
+        (["sources/caltech101", "partitions/base_to_novel"], 80, 2),  # 5 classes: Dassl drops the last batch of 16
+        (["suites/digits_clip"], 16, 1),  # nothing else would remain
+        (["sources/office_caltech10", "partitions/domain_per_client"], 766, 12),  # pFedPG says nothing, so none is
     ],
 )
-def test_steps_of_an_epoch_are_the_protocols(parser, name, images, steps):
-    content = yaml.safe_load((FILES[0].parent / f"{name}.yaml").read_text())
-    data = parser.instantiate(parser.parse_object({"data": content})).data
+def test_steps_of_an_epoch_are_the_protocols(parser, names, images, steps):
+    data = made(parser, *names)
     phases = [LocalTraining(lr=0.0, epochs=1).phase()]
     plan = RoundPlan([0], {0: np.arange(images)}, phases, Stage.TRAIN, data.batch_size, data.drop_last, 1, 0, 1)
     assert len(plan.steps) == steps
 
 
-RUNS = [path for name in ("suites", "real") for path in sorted((FILES[0].parents[1] / name).glob("*.yaml"))]
+RUNS = [*SUITES, *sorted(CONFIGS.glob("real/*.yaml"))]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)

@@ -7,6 +7,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
+from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import numpy_generator
@@ -23,7 +24,7 @@ from datamodules.partition_few_shot import (
 )
 from datamodules.source import ImagePool, ImageSource
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Source(ImageSource):
@@ -243,46 +244,41 @@ def test_a_manifest_repeats_the_split(partition, tmp_path):
     assert again.label_spaces == splits.label_spaces
 
 
-def configured(path: Path) -> FederatedDataModule:
-    """The datamodule of a data configuration; nothing is read."""
+def configured(suite: str, *over: str) -> FederatedDataModule:
+    """The datamodule of a suite, with files in place of its own; nothing is read."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data")
-    given = yaml.safe_load(path.read_text())
+    (layer,) = read_layers([CONFIGS / f"suites/{suite}.yaml"])
+    given = layer.options["data"]
+    for name in over:
+        given |= yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     return parser.instantiate_classes(parser.parse_object({"data": given})).data
 
 
-FEW_SHOT = sorted(
-    path
-    for path in CONFIGS.glob("*.yaml")
-    if path.stem.endswith(("_base_to_novel", "_pathological", "_few_shot", "_n100_clip"))
-)
+FEDPGP = ("oxford_pets", "flowers102", "dtd", "caltech101", "food101")
+ATPFL = ("caltech101", "flowers102", "oxford_pets", "dtd", "eurosat", "stanford_cars", "ucf101")
+FEW_SHOT = [
+    *(("pets_clip", name, f"partitions/{dealt}") for name in FEDPGP for dealt in ("base_to_novel", "non_overlapping")),
+    *(("pets_clip_few_shot", name) for name in ATPFL),
+    *(("pets_clip", name, "partitions/dirichlet_n100") for name in ("cifar10", "cifar100")),
+    *((suite, "digits") for suite in ("digits_clip", "digits_clip_few_shot")),
+]
 
 
-@pytest.mark.parametrize("path", FEW_SHOT, ids=lambda path: path.stem)
-def test_configurations_know_their_classes_before_data_are_read(path):
-    data = configured(path)
+@pytest.mark.parametrize("given", FEW_SHOT, ids="-".join)
+def test_configurations_know_their_classes_before_data_are_read(given):
+    suite, source, *partition = given
+    data = configured(suite, f"sources/{source}", *partition)
     assert data.num_classes == len(data.class_names) == len(data.source.class_names)
-    assert (
-        data.num_clients
-        == len(data.client_names)
-        == (5 if "digits" in path.stem else 100 if "n100" in path.stem else 10)
-    )
+    assert data.num_clients == len(data.client_names) == (5 if source == "digits" else 100 if "cifar" in source else 10)
     assert data.batch_size == 32
     assert data.eval_batch_size == 100
-    assert data.transform.normalize == ("half" if "digits" in path.stem else "clip")
-
-
-def test_all_data_sets_of_the_papers_are_configured():
-    stems = {path.stem for path in FEW_SHOT}
-    for name in ("oxford_pets", "flowers102", "dtd", "caltech101", "food101"):
-        assert {f"{name}_base_to_novel", f"{name}_pathological"} <= stems
-    for name in ("caltech101", "flowers102", "oxford_pets", "dtd", "eurosat", "stanford_cars", "ucf101"):
-        assert f"{name}_few_shot" in stems
-    assert len(stems) == 5 + 5 + 7 + 2 + 2
+    assert data.transform.normalize == ("half" if source == "digits" else "clip")
+    assert suite != "pets_clip_few_shot" or data.partition.shots == 4
 
 
 def test_digits_base_to_novel():
-    data = configured(CONFIGS / "digits_base_to_novel.yaml")
+    data = configured("digits_clip")
     data.setup()
     labels = data.pool.labels.numpy()
     assert [len(rows) for rows in data.splits.train] == [16] * 5
