@@ -2,8 +2,11 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from benchmark.records.record import Environment, Git, RunRecord
 
 
 def environment() -> Environment:
-    """Where a run took place: ``git``, ``python``, ``versions``, ``platform`` and ``hardware``.
+    """Where and when a run takes place: ``git``, ``python``, ``versions``, ``platform``, ``hardware``, ``date`` (UTC).
 
     ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
     holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
@@ -29,6 +32,7 @@ def environment() -> Environment:
         "versions": _versions(),
         "platform": platform.platform(),
         "hardware": {"cpu": _cpu_model(), "cores": cores, "gpus": gpus},
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 
@@ -45,6 +49,31 @@ def other_versions(record: RunRecord) -> list[str]:
 
 def _git() -> Git:
     """Revision of the checkout this package runs from; both values None where it is not a checkout."""
+    try:
+        revision = _asked_git("rev-parse", "HEAD")
+        # Records and tables are written while runs go on; they do not make the code another one.
+        dirty = bool(_asked_git("status", "--porcelain", "--", ":(top)", ":(top,exclude)results"))
+    except (OSError, subprocess.SubprocessError):
+        return {"revision": None, "dirty": None}
+    return {"revision": revision, "dirty": dirty}
+
+
+def commit_days(revisions: Iterable[str]) -> dict[str, str]:
+    """The day of each of these commits that the checkout has, as ``2026-11-23``; empty where it is not a checkout."""
+    hashes = sorted({revision for revision in revisions if re.fullmatch(r"[0-9a-f]{40}", revision)})
+    try:
+        said = _asked_git("log", "--no-walk", "--ignore-missing", "--format=%H %cs", *hashes) if hashes else ""
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(line.split(" ", 1) for line in said.splitlines())
+
+
+def _asked_git(*arguments: str) -> str:
+    """What git says of the checkout that this package runs from.
+
+    Raises:
+        OSError, subprocess.SubprocessError: there is none, or no git.
+    """
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
@@ -52,14 +81,8 @@ def _git() -> Git:
             ["git", "-C", str(here.parent), *arguments], capture_output=True, text=True, check=True, timeout=30
         ).stdout.strip()
 
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # an installed copy inside someone else's checkout is not one
-        revision = git("rev-parse", "HEAD")
-        # Records and tables are written while runs go on; they do not make the code another one.
-        dirty = bool(git("status", "--porcelain", "--", ":(top)", ":(top,exclude)results"))
-    except (OSError, subprocess.SubprocessError):
-        return {"revision": None, "dirty": None}
-    return {"revision": revision, "dirty": dirty}
+    git("ls-files", "--error-unmatch", here.name)  # an installed copy inside someone else's checkout is not one
+    return git(*arguments)
 
 
 def _cpu_model() -> str:

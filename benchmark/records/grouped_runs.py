@@ -107,6 +107,14 @@ class Run:
         """Local epochs of a round, where the configuration has them in one place."""
         return self.get("model.init_args.training.epochs") or self.get("model.init_args.training.init_args.epochs")
 
+    @property
+    def local_work(self) -> str:
+        """What a client trains in a round, where the configuration has it in one place; else empty."""
+        steps = self.get("model.init_args.training.steps") or self.get("model.init_args.training.init_args.steps")
+        if steps:
+            return f"{steps} local steps of {self.get('data.batch_size', '?')} images"
+        return f"{self.epochs} local epoch{'s' * (self.epochs != 1)}" if self.epochs else ""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -203,11 +211,23 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
     together = [tuple(sorted(part, key=lambda run: run.record.seed)) for part in alike.values()]
     unnamed = [Experiment(part, part[0].method) for part in together]
     unnamed.sort(key=lambda each: (each.first.demo, *each.place, each.name, str(each.first.folder)))
-    named = []
+    places: dict[tuple[str, ...], list[Experiment]] = {}
     for each in unnamed:
-        rivals = [other for other in unnamed if other.place == each.place and other.name == each.name]
-        named.append(Experiment(each.runs, each.name + _distinction(each, rivals)))
-    return named
+        places.setdefault(each.place, []).append(each)
+    return [named for place in places.values() for named in tell_apart(place)]
+
+
+def tell_apart(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The experiments, named by their methods and, where several are of one method, by what they differ in."""
+    methods: dict[str, list[Experiment]] = {}
+    for each in experiments:
+        methods.setdefault(each.first.method, []).append(each)
+    names = [each.first.method + _distinction(each, methods[each.first.method]) for each in experiments]
+    return [
+        # What a configuration does not show, such as another version of it, is told by the folder.
+        Experiment(each.runs, name if names.count(name) == 1 else f"{name}, {each.first.folder.name}")
+        for each, name in zip(experiments, names, strict=True)
+    ]
 
 
 def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:

@@ -45,13 +45,14 @@ class Hardware(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class Environment(TypedDict, total=False):
-    """Where a run took place."""
+    """Where and when a run took place; the date is missing in records of before."""
 
     git: Git
     python: str
     versions: dict[str, str]
     platform: str
     hardware: Hardware
+    date: str
 
 
 @with_config(ConfigDict(extra="forbid"))

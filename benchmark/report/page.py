@@ -1,24 +1,30 @@
-"""One HTML page of everything recorded: it opens from disk, needs no network, and works without scripts."""
+"""One HTML page of everything recorded: it opens from disk, needs no network, and without scripts lacks its charts."""
 
+import base64
 import contextlib
 import errno
+import functools
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
-from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
-from benchmark.report.html import anchor_of, figure, picture, tag
-from benchmark.report.leaderboard import leaderboard
-from benchmark.report.places import place_page
-from benchmark.report.readings import points_of
-from benchmark.report.table_pages import table_page
+from benchmark.records.grouped_runs import group, read_runs
+from benchmark.report import charts
+from benchmark.report.boards import Board, boards, ranking, runs_of, sources, variants, worst_clients
+from benchmark.report.table_pages import TablePage, table_page
+from benchmark.tables.paper import read_paper
+
+if TYPE_CHECKING:  # an extra
+    from jinja2 import Template
+
+EXTRA = "the report needs Jinja2 and vl-convert-python: pip install 'federated-prompt-benchmark[report]'"
 
 
 @dataclass(frozen=True)
@@ -38,105 +44,119 @@ class Page:
     problems: list[str]
 
 
-@dataclass(frozen=True)
-class _Section:
-    anchor: str
-    heading: str
-    body: str
-    nav: str  # the anchor in the navigation that it belongs to
-
-
 def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path | None = None) -> Page:
-    """Write the page from ``results_dir/runs``, ``tables`` and ``figures``, and a further folder of runs.
+    """Write the page from ``results_dir/runs``, ``tables``, ``paper`` and ``figures``, and a further folder of runs.
 
     The same files give the same page.
 
     Runs and tables that are damaged are left out, listed on the page and in the answer.
 
     Raises:
-        ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder, or the page cannot be written where it should.
+        ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder, the page cannot be written where it should, or
+            what makes it is not installed.
     """
     for folder in (results_dir, *([runs_dir] if runs_dir else [])):
         if not folder.is_dir():
             raise ConfigurationError(f"{folder} is no folder; start the command in the repository's root")
     _check_writable(path)
+    template, scripts = _template()
     runs, problems = read_runs([results_dir / "runs", *([runs_dir] if runs_dir else [])])
-    sections = _sections(results_dir, runs, problems)
-    named = {"leaderboard": "Leaderboard", "data": "Data", "tables": "Tables", "figures": "Figures"}
-    nav = "".join(f'<li><a href="#{anchor}">{label}</a></li>' for anchor, label in named.items())
-    body = "\n".join(
-        f'<section id="{s.anchor}" data-nav="{s.nav}"><h2>{escape(s.heading)}</h2>{s.body}</section>' for s in sections
+    paper = read_paper([str(each) for each in sorted((results_dir / "paper").glob("*.csv"))])
+    tables = _tables(results_dir / "tables", problems)
+    places = [_place(board, paper) for board in boards(group(runs))]
+    content = template.render(
+        runs=runs,
+        methods=len({run.record.method for run in runs}),
+        data_sets=len({run.dataset for run in runs}),
+        demo_runs=sum(run.demo for run in runs),
+        kinds=[
+            ("leaderboard", "Leaderboard", [place for place in places if not place["board"].first.demo]),
+            ("demo", "Demo", [place for place in places if place["board"].first.demo]),
+        ],
+        tables=tables,
+        figures=_figures(results_dir / "figures"),
+        problems=problems,
+        **scripts,
     )
-    template = resources.files("benchmark.report") / "template"
-    page = (template / "page.html").read_text()
-    lead = _lead(runs, sum(s.nav == "tables" for s in sections) - 1) + _left_out(problems)
-    for mark, content in [
-        ("/*STYLE*/", (template / "style.css").read_text()),
-        ("/*SCRIPT*/", (template / "script.js").read_text()),
-        ("<!--LEAD-->", lead),
-        ("<!--NAV-->", nav),
-        ("<!--SECTIONS-->", body),
-    ]:
-        page = page.replace(mark, content, 1)
-    write_text(path, page)
-    return Page(path, len(runs), sum(s.nav == "tables" for s in sections) - 1, problems)
+    write_text(path, content)
+    return Page(path, len(runs), len(tables), problems)
 
 
-def _sections(results: Path, runs: Sequence[Run], problems: list[str]) -> list[_Section]:
-    experiments = group(runs)
-    empty = '<p class="note">There are no finished runs yet.</p>'
-    sections = [
-        _Section("leaderboard", "Leaderboard", leaderboard(experiments) if experiments else empty, "leaderboard")
-    ]
-    places: dict[tuple[str, str, str], list[Experiment]] = {}
-    for each in experiments:
-        if points_of(each):
-            places.setdefault(each.place, []).append(each)
-    links = []
-    for place, part in places.items():
-        anchor, demo = anchor_of("data", *place), part[0].first.demo
-        links.append(f'<li><a href="#{anchor}">{escape(", ".join(place))}</a>{tag(demo)} ({len(part)} methods)</li>')
-    listed = f'<ul class="list">{"".join(links)}</ul>' if links else empty
-    sections.append(_Section("data", "Data and settings", f"<p>One page for each.</p>{listed}", "data"))
-    for place, part in places.items():
-        lead = f"<p>{escape(place[1])}; backbone {escape(place[2])}.{tag(part[0].first.demo)}</p>"
-        sections.append(_Section(anchor_of("data", *place), place[0], lead + place_page(part), "data"))
-    pages = []
-    for path in sorted((results / "tables").glob("*.csv")):
+def _template() -> "tuple[Template, dict[str, str]]":
+    """The page's template, and what is written into it as it is: our style and script and Vega-Lite's.
+
+    Raises:
+        ConfigurationError: the libraries are not installed.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        library = _vega_lite()
+    except ImportError as error:
+        raise ConfigurationError(EXTRA) from error
+    folder = Path(__file__).with_name("template")
+    jinja = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    scripts = {name: (folder / file).read_text() for name, file in (("style", "style.css"), ("script", "script.js"))}
+    return jinja.get_template("page.html"), {**scripts, "library": library}
+
+
+@functools.cache
+def _vega_lite() -> str:
+    """The library that draws the charts, as JavaScript."""
+    from vl_convert import javascript_bundle
+
+    return javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def _place(board: Board, paper: Any) -> dict[str, Any]:
+    """What the template shows of a board."""
+    drawn = {
+        "Learning curves": charts.curves(board),
+        "Clients": charts.clients(board),
+        "Communication": charts.costs(board),
+        "Partition": charts.partition(board),
+    }
+    return {
+        "board": board,
+        "ranking": ranking(board, paper),
+        "sources": sources(board, paper),
+        "variants": variants(board),
+        "runs": runs_of(board),
+        "worst": worst_clients(board),
+        "charts": drawn,
+        "specs": [chart.spec for part in drawn.values() for chart in part],
+    }
+
+
+def _tables(folder: Path, problems: list[str]) -> list[TablePage]:
+    """The tables of a folder; what is none is told in ``problems``."""
+    tables = []
+    for path in sorted(folder.glob("*.csv")):
         try:
-            title, body = table_page(path)
+            tables.append(table_page(path))
         except ConfigurationError as error:
             problems.append(str(error))
-            continue
-        pages.append(_Section(anchor_of("table", path.stem), title, body, "tables"))
-    listed = "".join(f'<li><a href="#{page.anchor}">{escape(page.heading)}</a></li>' for page in pages)
-    listed = f'<ul class="list">{listed}</ul>' if pages else '<p class="note">No table has been made yet.</p>'
-    sections.append(_Section("tables", "Tables", f"<p>After the papers' tables.</p>{listed}", "tables"))
-    sections += pages
-    sections.append(_Section("figures", "Figures", _figures(results / "figures"), "figures"))
-    return sections
+    return tables
 
 
-def _figures(folder: Path) -> str:
-    """The PNGs of a folder; a text file of the same name is the caption."""
-    shown = []
-    for path in sorted(folder.glob("*.png")):
-        words = path.stem.replace("_", " ")
-        text = path.with_suffix(".txt")
+def _figures(folder: Path) -> Sequence[dict[str, str]]:
+    """The PNGs of a folder in the order of their numbers; a text file of the same name is the caption."""
+    found = []
+    for path in sorted(folder.glob("*.png"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]):
+        words, text = path.stem.replace("_", " "), path.with_suffix(".txt")
         caption = text.read_text().strip() if text.is_file() else ""
-        shown.append(figure(words[:1].upper() + words[1:], picture(path, caption or words), caption))
-    return (
-        f'<div class="figures">{"".join(shown)}</div>'
-        if shown
-        else '<p class="note">No figures have been drawn yet.</p>'
-    )
-
-
-def _left_out(problems: Sequence[str]) -> str:
-    if not problems:
-        return ""
-    entries = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
-    return f'<p>Damaged, and left out of this page:</p><ul class="failed">{entries}</ul>'
+        named = re.search(r"Fig\. \d+ of \w+", caption)
+        content = base64.b64encode(path.read_bytes()).decode()
+        heading = f"{named[0]}, {path.stem.rpartition('_')[2]}" if named else words[:1].upper() + words[1:]
+        found.append({"heading": heading, "caption": caption, "says": caption or words, "png": content})
+    return found
 
 
 def _check_writable(path: Path) -> None:
@@ -155,22 +175,3 @@ def _check_writable(path: Path) -> None:
         raise ConfigurationError(
             f"the page cannot be written to {path}: {reason}; give a file in a folder that can be written to"
         ) from error
-
-
-def _lead(runs: Sequence[Run], tables: int) -> str:
-    def count(number: int, one: str, many: str) -> str:
-        return f"{number} {one if number == 1 else many}"
-
-    parts: list[tuple[Callable[[Run], str], str, str]] = [
-        (lambda run: run.record.method, "method", "methods"),
-        (lambda run: run.dataset, "data set", "data sets"),
-    ]
-    said = [count(len({of(run) for run in runs}), one, many) for of, one, many in parts]
-    demo = sum(run.demo for run in runs)
-    embedded = (
-        f" {count(demo, 'run', 'runs')} marked demo used the embedded digits or micro models, "
-        "which stand for no paper's numbers."
-        if demo
-        else ""
-    )
-    return f"<p>{count(len(runs), 'run', 'runs')}, {', '.join(said)}, {count(tables, 'table', 'tables')}.{embedded}</p>"

@@ -7,7 +7,6 @@ import numpy as np
 
 from benchmark.records.grouped_runs import Experiment, Run
 from benchmark.records.summary import average_by_round, client_values
-from benchmark.report.svg import Series
 
 POINTS = {"server": "after aggregation", "local": "after local training"}
 ROUNDS = {"last": "last round", "last10": "last ten rounds", "best_on_test": "best round, chosen on test data"}
@@ -28,16 +27,20 @@ def points_of(experiment: Experiment) -> list[str]:
     return [point for point in POINTS if all(accuracy_of(run, point) for run in experiment.runs)]
 
 
-def learning_curve(experiment: Experiment, style: int, point: str) -> Series:
-    """Average over clients by round, the mean over seeds with a band from the lowest to the highest seed."""
+def learning_curve(experiment: Experiment, point: str) -> list[dict[str, Any]]:
+    """Average over clients by round: the mean over seeds, and the lowest and highest seed where there are several."""
     curves = []
     for run in experiment.runs:
         rounds, statistics = average_by_round(run.metrics, run.record.test_sizes, point, "test", "accuracy")
         curves.append({int(r): 100 * float(v) for r, v in zip(rounds, statistics["average"], strict=True)})
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    values = np.array([[curve[r] for r in shared] for curve in curves])
-    band = (values.min(axis=0), values.max(axis=0)) if len(curves) > 1 else ((), ())
-    return Series(experiment.name, style, shared, list(values.mean(axis=0)), list(band[0]), list(band[1]))
+    rows = []
+    for number in sorted(set.intersection(*(set(curve) for curve in curves))):
+        values = [curve[number] for curve in curves]
+        if all(map(math.isfinite, values)):
+            span = {"low": round(min(values), 3), "high": round(max(values), 3)} if len(values) > 1 else {}
+            mean = round(math.fsum(values) / len(values), 3)
+            rows.append({"method": experiment.name, "round": number, "accuracy": mean, **span})
+    return rows
 
 
 def last_by_client(experiment: Experiment, point: str) -> list[tuple[str, float]]:
@@ -52,3 +55,11 @@ def last_by_client(experiment: Experiment, point: str) -> list[tuple[str, float]
 def traffic_of(experiment: Experiment) -> list[float]:
     """Bytes up and down of a participating client in a round."""
     return [run.record.communication["up_bytes"] + run.record.communication["down_bytes"] for run in experiment.runs]
+
+
+def hardware_of(run: Run) -> str:
+    """The accelerator, or the cores and the CPU."""
+    if run.record.device != "cpu":
+        return run.record.device
+    machine = run.record.environment.get("hardware", {})
+    return f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'an unknown CPU')}"

@@ -8,15 +8,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
-from benchmark.records.classes import own
-from benchmark.records.grouped_runs import Experiment, Run, group, read_runs
-from benchmark.report.readings import POINTS, ROUNDS, statistic_of
+from benchmark.records.grouped_runs import Experiment, group, read_runs
+from benchmark.report.published import beside
+from benchmark.report.readings import POINTS, ROUNDS, hardware_of, statistic_of
 from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
 from benchmark.tables.paper import read_paper
@@ -40,10 +39,6 @@ class _Published:
     def title(self) -> str:
         first = self.numbers.iloc[0]
         return f"{first['paper']} Table {first['table']}"
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def _read_published(results: Path, tables_dir: Path) -> list[_Published]:
@@ -100,40 +95,6 @@ def _table_lines(results: Path, published: _Published) -> list[str]:
     return lines
 
 
-def _setting_fits(run: Run, setting: str) -> bool:
-    pattern = own(run.get("data.partition"), "paper_setting")
-    if pattern is None:
-        return False
-    try:
-        expected = pattern.format(**run.partition[1])
-    except KeyError:
-        return False
-    return fnmatchcase(setting.partition(";")[0].strip(), expected)
-
-
-def _names(run: Run) -> list[str]:
-    return [_plain(name) for name in own(run.get("model"), "paper_names") or [run.record.method]]
-
-
-def _backbone_fits(run: Run, backbone: str) -> bool:
-    return ("cnn" in run.backbone.lower()) == (backbone == "CNN")
-
-
-def _beside(run: Run, published: _Published) -> "pd.DataFrame":
-    """The published averages with the run's data set, setting and method; the backbones may differ in size."""
-    rows = published.numbers
-    rows = rows[rows["metric"].isin(["accuracy", "best accuracy", "Average"])]
-    own = [_plain(run.dataset), _plain(run.record.dataset), _plain(run.dataset).removesuffix("10")]
-    fits = [
-        _plain(str(row.dataset)) in own
-        and _plain(str(row.method)) in _names(run)
-        and _setting_fits(run, str(row.setting))
-        and _backbone_fits(run, str(row.backbone))
-        for row in rows.itertuples()
-    ]
-    return rows[fits]
-
-
 def _reported(published: _Published) -> tuple[str, str]:
     """Over what and when the paper takes its accuracy, as our first table after it says; by default in the last round,
     averaged over clients.
@@ -166,24 +127,12 @@ def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:
     return "; ".join(said) or "not evaluated on test data"
 
 
-def _hardware(runs: Sequence[Run]) -> str:
-    return "; ".join(
-        dict.fromkeys(
-            f"{run.record.environment.get('hardware', {}).get('cores', '?')} cores of "
-            f"{run.record.environment.get('hardware', {}).get('cpu', 'an unknown CPU')}"
-            if run.record.device == "cpu"
-            else run.record.device
-            for run in runs
-        )
-    )
-
-
 def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list[str]:
     """Runs with a published number's data set, setting and method, at whatever scale they were."""
     lines = []
     for experiment in experiments:
         run = experiment.first
-        rows = _beside(run, published)
+        rows = beside(run, published.numbers)
         if not len(rows) or run.demo:
             continue
         theirs = ", ".join(
@@ -199,7 +148,7 @@ def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list
             f"{run.backbone}, {run.record.rounds_trained} rounds{epochs}, {seeds}",
             _readings(experiment, _reported(published)),
             theirs,
-            f"{_hardware(experiment.runs)}, {minutes:.0f} min",
+            f"{'; '.join(dict.fromkeys(map(hardware_of, experiment.runs)))}, {minutes:.0f} min",
             f"`{run.folder.name}`",
         ]
         lines.append(f"| {' | '.join(columns)} |")

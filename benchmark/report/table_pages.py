@@ -1,10 +1,11 @@
 """Tables on the page, from their CSVs."""
 
-from html import escape
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmark.report.html import cell, heading, row, scroll, table
+from benchmark.report.grid import Grid, anchor_of, grid
 from benchmark.report.readings import ROUNDS
 from benchmark.tables.blocks import our_block, paired_blocks, statistics_block
 from benchmark.tables.frame import read_long_frame
@@ -12,54 +13,85 @@ from benchmark.tables.frame import read_long_frame
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
+PAIRED = "Same seed, same client: method minus baseline. A t-interval over clients and, with several seeds, seeds."
 
-def table_page(path: Path) -> tuple[str, str]:
-    """Title and content of a table's CSV, as :mod:`benchmark.tables.frame` makes it.
+
+@dataclass(frozen=True)
+class Part:
+    """A heading, a note and the numbers below it."""
+
+    heading: str
+    note: str
+    numbers: Grid
+    deeper: bool = False
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """A table of the repository.
+
+    Attributes:
+        anchor: of its section.
+        title: with the preset.
+        preset: its name.
+        note: how the preset differs from the paper's setting; empty where it says nothing.
+        parts: its data groups.
+        errors: what failed in it.
+        files: names of its forms in ``results/tables``.
+    """
+
+    anchor: str
+    title: str
+    preset: str
+    note: str
+    parts: Sequence[Part]
+    errors: Sequence[str]
+    files: Sequence[str]
+
+    @property
+    def demo(self) -> bool:
+        return self.preset == "demo"
+
+
+def table_page(path: Path) -> TablePage:
+    """A table's CSV, as :mod:`benchmark.tables.frame` makes it.
 
     Raises:
         ConfigurationError: it is no such CSV.
     """
     numbers = read_long_frame(path)
-    notes = [f"Preset {numbers['preset'].iloc[0]}.", *numbers.loc[numbers["kind"] == "note", "column"]]
-    parts = [_group(str(name), part, " ".join(notes)) for name, part in numbers.groupby("dataset", sort=False)]
-    errors = [f"<li>{escape(text)}</li>" for text in numbers["error"].unique() if text]
-    failed = f'<h3>Failed</h3><ul class="failed">{"".join(errors)}</ul>' if errors else ""
-    files = ", ".join(f"<code>{escape(path.with_suffix(suffix).name)}</code>" for suffix in (".md", ".csv", ".tex"))
-    return str(numbers["title"].iloc[0]), "".join(parts) + failed + f'<p class="note">In results/tables: {files}.</p>'
+    preset = str(numbers["preset"].iloc[0])
+    note = " ".join(map(str, numbers.loc[numbers["kind"] == "note", "column"]))
+    said = f"Preset {preset}. {note}".strip()
+    parts = [part for name, group in numbers.groupby("dataset", sort=False) for part in _parts(str(name), group, said)]
+    title = str(numbers["title"].iloc[0])
+    files = [path.with_suffix(suffix).name for suffix in (".md", ".csv", ".tex")]
+    errors = [text for text in numbers["error"].unique() if text]
+    return TablePage(anchor_of("table", path.stem), title, preset, note, parts, errors, files)
 
 
-def _group(name: str, numbers: "pd.DataFrame", note: str) -> str:
+def _parts(name: str, numbers: "pd.DataFrame", note: str) -> Iterator[Part]:
     """One data group of a table; what stands beside the paper's numbers says at which size it was run."""
     which = ROUNDS.get(numbers["summary"].iloc[0], "unknown rounds")
     ours, statistics = our_block(name, numbers), statistics_block(name, numbers)
     compared = "" if "Source" in ours.frame else " Nothing here can be compared with the paper's numbers."
-    parts = [f'<h3>{escape(name)}</h3><p class="note">{escape(note)} Of the {which}.{compared}</p>']
-    parts.append(scroll(_beside_the_paper(ours.frame), name))
+    yield Part(name, f"{note} Of the {which}.{compared}", _beside_the_paper(name, ours.frame))
     if len(statistics.frame):
         note = f"Averages over clients; worst client, worst decile and spread are of the {which}."
-        parts.append(f'<h4>Rounds, clients and costs</h4><p class="note">{note}</p>')
-        parts.append(scroll(_sortable(statistics.frame), statistics.heading))
+        yield Part("Rounds, clients and costs", note, _sortable(statistics.heading, statistics.frame), deeper=True)
     for paired in paired_blocks(name, numbers):
-        note = (
-            "Same seed, same client: method minus baseline. A t-interval over clients and, with several seeds, seeds."
-        )
-        parts.append(f'<h4>{escape(paired.heading)}</h4><p class="note">{note}</p>')
-        parts.append(scroll(_sortable(paired.frame.drop(columns="Interval over")), paired.heading))
-    return "".join(parts)
+        frame = paired.frame.drop(columns="Interval over")
+        yield Part(paired.heading, PAIRED, _sortable(paired.heading, frame), deeper=True)
 
 
-def _sortable(texts: "pd.DataFrame") -> str:
-    heads = [heading(label, label not in ("Method", "95 % interval")) for label in texts.columns.astype("str")]
-    return table(heads, [row(escape(name), map(cell, others)) for name, *others in texts.to_numpy()])
+def _sortable(label: str, texts: "pd.DataFrame") -> Grid:
+    return grid(label, texts.columns, texts.to_numpy())
 
 
-def _beside_the_paper(texts: "pd.DataFrame") -> str:
+def _beside_the_paper(label: str, texts: "pd.DataFrame") -> Grid:
     """Ours, and below a method's line those of the paper and of the difference."""
     sources = texts.pop("Source") if "Source" in texts else texts["Method"].mask(texts["Method"] != "", "ours")
     followed = sources.shift(-1) == "paper"
-    rows = [
-        row(escape(name or source), map(cell, others), f' class="{"with-paper" if paper else f"of-{source}"}"')
-        for (name, *others), source, paper in zip(texts.to_numpy(), sources, followed, strict=True)
-    ]
-    heads = [f'<th scope="col">{escape(label)}</th>' for label in texts.columns.astype("str")]
-    return table(heads, rows, "")
+    kinds = ["with-paper" if paper else f"of-{source}" for source, paper in zip(sources, followed, strict=True)]
+    texts["Method"] = texts["Method"].where(texts["Method"] != "", sources)
+    return replace(_sortable(label, texts), kinds=kinds, sorts=False)

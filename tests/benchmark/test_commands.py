@@ -196,7 +196,7 @@ def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.C
     assert main(["verify"]) == 0  # what is kept
     assert f"results/runs/{run_dir.name}: ok" in capsys.readouterr().out
     assert main(["report"]) == 0
-    assert "written: results/report.html (0.0 MB, 1 runs, 0 tables)" in capsys.readouterr().out
+    assert "written: results/report.html (0.9 MB, 1 runs, 0 tables)" in capsys.readouterr().out
     (tmp_path / "results" / "runs" / run_dir.name / "record.json").write_text("{}")
     assert main(["report", "page.html"]) == 1
     assert "left out: " in capsys.readouterr().err

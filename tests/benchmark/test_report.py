@@ -3,109 +3,31 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-from PIL import Image
+import vl_convert
+from recorded_results import HOSTILE, write_results, write_run
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_json
 from benchmark.records.classes import own
+from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import Run, group, read_runs
-from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
-from benchmark.records.record_file import write_record
-from benchmark.report import svg
+from benchmark.report.boards import boards
+from benchmark.report.grid import Cell
 from benchmark.report.page import write_report
-from benchmark.tables.frame import LONG_COLUMNS
 
-HOSTILE = '</script><img src=x onerror="document.title=1">'
-
-
-def write_run(
-    folder: Path,
-    method: str,
-    seed: int,
-    accuracies: list[float],
-    lr: float = 0.1,
-    up: float = 4000.0,
-    local: list[float] | None = None,
-    root: str = "data",
-    split: str = "abc",
-    **fields: Any,
-) -> None:
-    """A run of three clients; the last one's name is hostile."""
-    folder.mkdir(parents=True)
-    config = {
-        "seed_everything": seed,
-        "model": {"class_path": f"methods.{method}", "init_args": {"backbone": "PaperCNN", "lr": lr}},
-        "data": {
-            "source": {"class_path": "datamodules.CIFAR10", "init_args": {"root": root}},
-            "partition": {"class_path": "datamodules.DirichletShared", "init_args": {"alpha": 0.1}},
-            "clients_per_round": 2,
-        },
-    }
-    write_json(folder / "config.yaml", config)  # JSON is YAML
-    names = ("amazon", "dslr", HOSTILE)
-    counts = [[5, 0], [1, 1], [0, 7]]
-    clients = [{"name": n, "train_classes": c, "test_classes": c} for n, c in zip(names, counts, strict=True)]
-    write_json(folder / "manifest.json", {"class_names": ["bike", "mug"], "clients": clients})
-    points = {"server": accuracies} | ({"local": local} if local else {})
-    rows = [
-        (number, client, point, "test", "accuracy", value * number / 2)
-        for number in (0, 1, 2)
-        for point, values in points.items()
-        for client, value in enumerate(values)
-    ]
-    record = RunRecord(
-        method=method,
-        dataset="CIFAR10",
-        setting="Dirichlet",
-        seed=seed,
-        client_names=names,
-        test_sizes=(10, 20, 30),
-        manifest_hash=split,
-        device="cpu",
-        environment={},
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": up, "down_bytes": up, "up_floats": up / 4, "down_floats": up / 4},
-        seconds={"total": 30.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=123_000_000,
-        **fields,
-    )
-    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+#: Names and addresses within the library, which is written into the page, are its own.
+LIBRARY = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("results")
-    write_run(folder / "runs" / "a0", "FedAvg", 0, [0.5, 0.7, 0.9], local=[0.6, 0.7, 0.8])
-    write_run(folder / "runs" / "a1", "FedAvg", 1, [0.6, 0.8, 1.0], local=[0.6, 0.7, 0.8])
-    write_run(folder / "runs" / "b0", "FedVPT", 0, [0.2, 0.4, 0.3], up=0.0)
-    write_run(folder / "runs" / "b1", "FedVPT", 0, [0.1, 0.4, 0.4], lr=0.5)
-    (folder / "tables").mkdir()
-    shared = {"table": "t", "preset": "paper", "title": "A <table>", "dataset": "Rooms", "method": "Alpha", "seeds": 2}
-    shared |= {"split": "test", "metric": "accuracy", "summary": "last", "bytes_up": 1000.0, "seconds": 3.0}
-    lines: list[dict[str, Any]] = [
-        {"kind": "column", "column": "Avg", "ours": 60.0, "std": 1.5, "paper": 62.0, "difference": -2.0},
-        {"kind": "statistic", "column": "average", "ours": 60.0},
-        {"kind": "paired", "column": "minus Beta", "ours": 2.5, "low": 1.0, "high": 4.0, "pairs": 6},
-        {"kind": "note", "column": "Eight of <100> rounds.", "dataset": None},
-    ]
-    frame = pd.DataFrame([shared | line for line in lines]).reindex(columns=list(LONG_COLUMNS))
-    frame.to_csv(folder / "tables" / "t_paper.csv", index=False)
-    (folder / "tables" / "old_demo.csv").write_text("table,preset\nx,y\n")
-    (folder / "figures").mkdir()
-    Image.new("RGB", (40, 30), "red").save(folder / "figures" / "prompt_sizes.png")
-    (folder / "figures" / "prompt_sizes.txt").write_text("Accuracy against the prompt's size & shape.")
-    return folder
+    return write_results(tmp_path_factory.mktemp("results"))
 
 
 class _Collector(HTMLParser):
@@ -209,6 +131,25 @@ def test_experiments_are_told_apart_by_as_many_settings_as_it_takes(results: Pat
     assert names == ["FedVPT (a 1, b 1, c 1)", "FedVPT (a 2, b 2, c 2, d 1)", "FedVPT (a 2, b 2, c 2, d 2)"]
 
 
+def section(page: str, anchor: str) -> str:
+    return page.split(f'<section id="{anchor}"')[1].split("</section>")[0]
+
+
+def rows(html: str) -> list[list[str]]:
+    """Texts of the cells of the first table."""
+    table = html.split("<table")[1].split("</table>")[0]
+    cells = [re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table.split("<tr")[1:]]
+    return [[" ".join(unescape(re.sub(r"<[^>]*>", " ", cell)).split()) for cell in row] for row in cells]
+
+
+def charts(html: str) -> list[dict[str, Any]]:
+    """The specifications of a section's charts."""
+    return list(json.loads(html.split('<script type="application/json">')[1].split("</script>")[0]))
+
+
+BOARD = "data-cifar-10-dirichlet-0-1-3-clients-2-a-round-papercnn-2-rounds"
+
+
 def test_the_page_is_self_contained_and_every_link_leads_somewhere(page: str) -> None:
     tags = _Collector(page).tags
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
@@ -221,42 +162,132 @@ def test_the_page_is_self_contained_and_every_link_leads_somewhere(page: str) ->
             assert address is None or address.startswith(("#", "data:")), address
             if address and address.startswith("#"):
                 assert address[1:] in ids, address
-        if tag in ("img", "svg") and attributes.get("aria-hidden") != "true":
+        if (tag in ("img", "svg") or attributes.get("role") == "img") and attributes.get("aria-hidden") != "true":
             assert attributes.get("alt") or attributes.get("aria-label")
         if tag in ("input", "select"):
             assert attributes.get("name")
-    assert not re.search(r"https?://|url\(|@import", page)
+    assert not re.search(r"https?://|url\(|@import", LIBRARY.sub("", page, count=1))
+    policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
 
 
 def test_hostile_names_stay_text(page: str) -> None:
     assert HOSTILE not in page
     assert "&lt;/script&gt;&lt;img src=x" in page
     assert "<h2>A &lt;table&gt;</h2>" in page
-    assert [tag for tag, _ in _Collector(page).tags].count("script") == 1
+    scripts = [attributes.get("type") for tag, attributes in _Collector(page).tags if tag == "script"]
+    assert sorted(filter(None, scripts)) == ["application/json", "module", "module"]
+
+
+def test_a_strangers_record_is_text_wherever_it_is_shown(tmp_path: Path) -> None:
+    words = "<script>alert(1)</script>"
+    machine = {"git": {"revision": words, "dirty": True}, "date": words, "hardware": {"cpu": words}}
+    fields = {"environment": machine, "server": f"x.{words}"}
+    write_run(tmp_path / "runs" / "a", words, 0, [0.5, 0.7, 0.9], **fields)
+    write_run(tmp_path / "runs" / "b", words, 0, [0.5, 0.7, 0.9], lr=words, **fields)  # type: ignore[arg-type]
+    page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    assert words not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
+    scripts = [attributes.get("type") for tag, attributes in _Collector(page).tags if tag == "script"]
+    assert sorted(filter(None, scripts)) == ["application/json", "module", "module"]
+    assert charts(section(page, BOARD))[0]["data"]["values"][0]["method"].startswith(words)
 
 
 def test_the_numbers_are_those_of_the_records(page: str) -> None:
-    board = page.split('id="board"')[1].split("</table>")[0]
-    row = re.search(r"<tr data-method=\"FedAvg\"[^>]*data-reading=\"after aggregation\">(.*?)</tr>", board, re.DOTALL)
-    assert row
+    board = section(page, "leaderboard")
+    heads, *ranked = rows(board)
+    assert [row[:2] for row in ranked] == [["1", "FedAvg"], ["2", "FedVPT"]]
+    found = dict(zip(heads, ranked[0], strict=True))
     # Averages over clients 70 and 80; worst clients 50 and 60.
-    values = [float(v) for v in re.findall(r'data-value="([^"]*)"', row[1])]
-    assert values[0] == pytest.approx(75.0)
-    assert '75.00 <span class="spread">± 7.07</span>' in row[1]
-    assert values[2] == pytest.approx(75.0)  # best
-    assert values[3] == pytest.approx(55.0)  # worst
-    assert values[-5:] == [2.0, 2.0, 8.0, 30.0, 123.0]  # rounds, seeds, kB, seconds, MB
-    assert board.count("<tr data-method") == 4  # FedAvg also after local training
-    assert "Best round, chosen on test data" in board
-    table = page.split('id="table-t-paper"')[1].split("</section>")[0]
+    assert found["After aggregation"] == "75.00 ± 7.07"
+    assert found["After local training"] == "70.00 ± 0.00"
+    assert found["Best round, on test data"] == "75.00 ± 7.07"
+    assert found["Worst client"] == "55.00 ± 7.07"
+    assert [found[name] for name in ("Seeds", "kB a round", "Seconds", "Paper")] == ["2", "8.0", "30", "61.92"]
+    assert dict(zip(heads, ranked[1], strict=True))["After local training"] == "\N{EN DASH}"
+    assert "Paper: pFedPT Table 1, CNN, best round." in board
+    assert "The best round is chosen on test data" in board
+    runs = rows(section(page, BOARD).split("<h3>Runs</h3>")[1])
+    assert [row[:3] for row in runs[1:]] == [
+        *(["FedAvg", "0", "2"], ["FedAvg", "1", "2"]),
+        *(["FedVPT", "0", "2"], ["FedVPT (lr 0.5)", "0", "2"]),
+    ]
+    assert runs[1][runs[0].index("Command")].endswith("/runs/a0/config.yaml --run_dir again")
+    table = section(page, "table-t-paper")
     assert '60.00 <span class="spread">± 1.50</span>' in table
     assert "62.00" in table
     assert "\N{MINUS SIGN}2.00" in table
     assert "+1.00 to +4.00" in table
     # What stands beside the paper's numbers says at which size it was run.
     assert "Preset paper. Eight of &lt;100&gt; rounds. Of the last round." in table.split("<table>")[0]
-    worst = page.split("Worst clients</h3>")[1].split("</table>")[0]
-    assert "amazon 55.00" in worst
+    assert "Eight of &lt;100&gt; rounds." in section(page, "tables")
+    worst = rows(section(page, BOARD).split("Worst clients</h4>")[1])
+    assert worst[1][:2] == ["FedAvg", "55.00 amazon"]
+
+
+def test_ranks_are_given_within_one_identical_setting_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.6, 0.7, 0.9], split="other")  # other images at a client
+    write_run(tmp_path / "runs" / "c", "FedPer", 0, [0.7, 0.7, 0.9], images_sha256="a" * 64)
+    alike = boards(group(read_runs([tmp_path / "runs"])[0]))
+    assert sorted(each.name for board in alike for each in board.ranked) == ["FedAvg", "FedPer", "FedVPT"]
+    assert len({board.anchor for board in alike}) == 3
+    write_run(tmp_path / "runs" / "d", "FedPer", 0, [0.9, 0.9, 0.9])
+    runs = read_runs([tmp_path / "runs"])[0]
+    ranked = [[each.name for each in board.ranked] for board in boards(group(runs))]
+    assert ["FedPer", "FedAvg"] in ranked
+    longer = [run if run.folder.name != "d" else replace(run, record=replace(run.record, rounds=3)) for run in runs]
+    assert ["FedPer", "FedAvg"] not in [[each.name for each in board.ranked] for board in boards(group(longer))]
+
+
+def test_which_experiment_of_a_method_is_ranked_is_no_matter_of_its_score(results: Path, tmp_path: Path) -> None:
+    (board,) = boards(group(read_runs([results / "runs"])[0]))
+    assert [each.first.folder.name for each in board.ranked] == ["a0", "b0"]
+    assert [(each.name, each.first.folder.name) for each in board.variants] == [("FedVPT (lr 0.5)", "b1")]
+    shutil.copytree(results / "runs", tmp_path / "runs")
+    write_run(tmp_path / "runs" / "b2", "FedVPT", 1, [0.0, 0.0, 0.0], lr=0.5)  # worse, but with two seeds
+    (board,) = boards(group(read_runs([tmp_path / "runs"])[0]))
+    assert [each.first.folder.name for each in board.variants] == ["b0"]
+    assert [each.name for each in board.alike] == ["FedVPT (lr 0.5)"]
+
+
+def test_demo_runs_have_a_page_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.5, 0.7, 0.9], source="DigitDomains")
+    page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    assert [row[1] for row in rows(section(page, "leaderboard"))[1:]] == ["FedAvg"]
+    heads, *shown = rows(section(page, "demo"))
+    assert [row[1] for row in shown] == ["FedVPT"]
+    assert "Paper" not in heads
+    assert "1 run marked demo" in page
+
+
+def test_a_date_is_the_runs_own_or_its_commits(tmp_path: Path) -> None:
+    environment = {"git": {"revision": "f" * 40, "dirty": False}, "date": "2026-11-23"}
+    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9], environment=environment)
+    (tmp_path / "runs" / "b").parent.mkdir(exist_ok=True)
+    write_run(tmp_path / "runs" / "b", "FedPer", 0, [0.5, 0.6, 0.9])
+    text = section(write_report(tmp_path / "page.html", tmp_path).path.read_text(), BOARD)
+    heads, *runs = rows(text.split("<h3>Runs</h3>")[1])
+    place = heads.index("Date")
+    assert [row[place : place + 2] for row in runs] == [["2026-11-23", "fffffff"], ["\N{EN DASH}", "\N{EN DASH}"]]
+    assert commit_days(["--all", "f" * 40, "x; ls"]).keys() <= set(commit_days(["f" * 40]))
+
+
+def test_numbers_are_written_as_read() -> None:
+    assert (Cell("75.00 ± 7.07").value, Cell("75.00 ± 7.07").spread) == ("75.00", "7.07")
+    assert Cell("43969.5").shown == "43,969.5"
+    assert Cell("-2.00").shown == "\N{MINUS SIGN}2.00"
+    assert Cell("FedVPT-2").shown == "FedVPT-2"
+    assert (Cell("4865227", code=True).value, Cell("4865227", code=True).shown) == ("", "4865227")
+
+
+def test_what_the_report_needs_is_said(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'federated-prompt-benchmark\[report\]'"):
+        write_report(tmp_path / "page.html", results)
 
 
 def test_the_same_files_give_the_same_page(page: str, results: Path, tmp_path: Path) -> None:
@@ -282,7 +313,9 @@ def test_a_run_that_kept_only_class_counts_shows_its_partition(results: Path, tm
     manifest.unlink()
     text = write_report(tmp_path / "page.html", tmp_path).path.read_text()
     assert "Training images of 100 classes at 40 clients: 0 to 600 images and 0 to 100 classes a client" in text
-    assert text.count("data:image/png;base64,") == 1  # too many cells for a drawing
+    cells = charts(section(text, BOARD))[-1]["data"]["values"]
+    assert len(cells) == 34 * 100  # what is not held is left out
+    assert cells[0] == {"client": "client 1", "class": "class 0", "images": 1}
     (manifest.parent / "partition.json").write_text('{"clients": 3}')
     assert "kept no partition" in write_report(tmp_path / "page.html", tmp_path).path.read_text()
 
@@ -290,98 +323,35 @@ def test_a_run_that_kept_only_class_counts_shows_its_partition(results: Path, tm
 # --- charts ---
 
 
-def test_positions_of_a_line_chart() -> None:
-    drawing = svg.line_chart([svg.Series("<m>", 0, [0, 10], [0.0, 100.0])], "round", "%", "what & why")
-    start, end = re.search(r'class="line c0" d="M([\d.]+ [\d.]+)L([\d.]+ [\d.]+)"', drawing).groups()  # type: ignore[union-attr]
-    assert start == "40.0 244.0"
-    assert end == f"{svg.WIDTH - 12:.1f} 26.0"
-    assert 'aria-label="what &amp; why"' in drawing
-    assert "&lt;m&gt;, round 0: 0.00" in drawing
-    broken = svg.line_chart([svg.Series("m", 0, [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0])], "r", "%", "l")
-    assert re.search(r'class="line c0" d="M[\d. ]+M[\d. ]+L[\d. ]+"', broken)
+def test_every_chart_is_one_that_vega_lite_draws(page: str) -> None:
+    specs = charts(section(page, BOARD))
+    assert len(specs) == 7
+    for spec in specs:
+        drawn = vl_convert.vegalite_to_svg({**spec, "width": 400, "autosize": "pad"})
+        assert "<path" in drawn or "<rect" in drawn
+    # What is hidden at first are the variants, and they are drawn when nothing is.
+    hidden = [spec["params"][0] for spec in specs if "params" in spec]
+    assert hidden == [{"name": "hidden", "value": ["FedVPT (lr 0.5)"]}] * 6
+    every = {**specs[2], "params": [{"name": "hidden", "value": []}], "width": 400}
+    assert "FedVPT (lr 0.5)" not in vl_convert.vegalite_to_svg({**specs[2], "width": 400})
+    assert "FedVPT (lr 0.5)" in vl_convert.vegalite_to_svg(every)
 
 
-def test_zero_bytes_have_their_own_place() -> None:
-    drawing = svg.scatter_chart([("Local", 0, 0.0, 80.0), ("Sent", 1, 1000.0, 90.0)], "kB", "%", "l")
-    places = [float(x) for x in re.findall(r'class="mark c\d" transform="translate\(([\d.]+)', drawing)]
-    assert places[0] > places[1]  # the best is drawn first
-    assert ">0</text>" in drawing
-    assert "Local: 0 kB, 80.00" in drawing
-
-
-def test_a_heat_map_leaves_out_what_is_not_held() -> None:
-    drawing = svg.heat_map(np.array([[4, 0], [1, 16]]), ["bike", "mug"], ["a", "b"], "l")
-    assert drawing.count("<rect") == 3
-    assert 'fill-opacity="1.000"><title>b, mug: 16' in drawing
-    assert 'fill-opacity="0.540"><title>a, bike: 4' in drawing  # the square root: half way up
-
-
-# --- in a browser ---
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless Chromium at 390 and 1400 px, both as the tests set it; no network needed."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    chromedriver = shutil.which("chromedriver")
-    if not binary or not chromedriver:
-        pytest.skip("no Chromium with chromedriver is installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
-    yield driver
-    driver.quit()
-
-
-def shown_names(browser: Any) -> list[str]:
-    script = (
-        "return [...document.querySelectorAll('#board tbody tr')].filter(r => !r.hidden).map(r => r.cells[0].innerText)"
-    )
-    return list(browser.execute_script(script))
-
-
-def test_in_a_browser(page: str, results: Path, browser: Any) -> None:
-    by_css = "css selector"
-    address = (results / "report.html").as_uri()
-    for width in (1400, 390):
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        browser.get("about:blank")
-        browser.get(address)
-        for section in browser.find_elements(by_css, "main > section"):
-            browser.get(f"{address}#{section.get_attribute('id')}")
-            assert section.is_displayed()
-            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        open_now = "return document.querySelectorAll('main > section.open').length"
-        assert browser.execute_script(open_now) == 1
-        browser.get(f"{address}#figures")
-        loaded = "return [...document.images].map(i => i.complete && i.naturalWidth > 0)"
-        assert browser.execute_script(loaded) == [True]
-        # Sorting: the last round's average downwards, then upwards.
-        browser.get(f"{address}#leaderboard")
-        head = browser.find_elements(by_css, "#board th")[1]
-        button = head.find_element(by_css, "button")
-        button.click()
-        assert head.get_attribute("aria-sort") == "descending"
-        assert shown_names(browser) == ["FedAvg", "FedAvg", "FedVPT (lr 0.1)", "FedVPT (lr 0.5)"]
-        button.send_keys("\ue007")  # the Enter key
-        assert head.get_attribute("aria-sort") == "ascending"
-        assert shown_names(browser)[-1] == "FedAvg"
-        # Filters.
-        browser.find_element(by_css, "select[name=method] option:last-child").click()
-        assert sorted(shown_names(browser)) == ["FedVPT (lr 0.1)", "FedVPT (lr 0.5)"]
-        assert browser.find_element(by_css, "#shown").text == "2 of 4 rows"
-        browser.find_element(by_css, "input[name=words]").send_keys("LR 0.5")
-        assert shown_names(browser) == ["FedVPT (lr 0.5)"]
-        browser.find_element(by_css, "form button").click()
-        browser.execute_async_script("setTimeout(arguments[0])")
-        assert len(shown_names(browser)) == 4
-    assert browser.title.startswith("Leaderboard")
-    assert browser.get_log("browser") == []
+def test_charts_have_the_numbers_of_the_records(page: str) -> None:
+    curves, _, clients, _, costs, _, partition = (spec["data"]["values"] for spec in charts(section(page, BOARD)))
+    last = {row["method"]: row for row in curves if row["round"] == 2}
+    assert last["FedAvg"] == {"method": "FedAvg", "round": 2, "accuracy": 75.0, "low": 70.0, "high": 80.0}
+    assert last["FedVPT"] == {"method": "FedVPT", "round": 2, "accuracy": 30.0}
+    assert {(row["client"], row["accuracy"]) for row in clients if row["method"] == "FedAvg"} == {
+        ("amazon", 55.0),
+        ("dslr", 75.0),
+        (HOSTILE, 95.0),
+    }
+    assert {"method": "FedVPT", "kB": 0.0, "accuracy": 30.0} in costs  # nothing sent has a place too
+    assert [(row["client"], row["class"], row["images"]) for row in partition] == [
+        *(("amazon", "bike", 5), ("dslr", "bike", 1), ("dslr", "mug", 1)),
+        (HOSTILE, "mug", 7),
+    ]
 
 
 def test_a_record_names_no_module_that_is_imported_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

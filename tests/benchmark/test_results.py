@@ -1,6 +1,7 @@
 import hashlib
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -350,6 +351,7 @@ def test_environment_names_versions_and_hardware() -> None:
     assert found["hardware"]["cores"] >= 1
     assert found["hardware"]["cpu"]
     assert set(found["git"]) == {"revision", "dirty"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
     json.dumps(found, allow_nan=False)
 
 

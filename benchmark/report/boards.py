@@ -1,0 +1,213 @@
+"""Leaderboards: methods are ranked within one identical setting, and never across settings."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from benchmark.records.classes import class_of
+from benchmark.records.environment import commit_days
+from benchmark.records.grouped_runs import Experiment, Run, tell_apart
+from benchmark.records.hashes import canonical
+from benchmark.report.grid import Cell, Grid, anchor_of, grid, mean_std
+from benchmark.report.published import beside
+from benchmark.report.readings import POINTS, hardware_of, last_by_client, points_of, statistic_of, traffic_of
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
+
+WORST = ("Worst", "Second", "Third", "Fourth", "Fifth")
+
+
+@dataclass(frozen=True)
+class Board:
+    """Everything in one setting: data, their partition, backbone, local work and rounds.
+
+    Attributes:
+        anchor: of its section.
+        ranked: one experiment a method, named by it, the best first.
+        variants: the methods' further experiments, such as ablations, named by what they differ in.
+        alike: the ranked experiments of methods that have variants, named as those.
+    """
+
+    anchor: str
+    ranked: tuple[Experiment, ...]
+    variants: tuple[Experiment, ...]
+    alike: tuple[Experiment, ...]
+
+    @property
+    def experiments(self) -> tuple[Experiment, ...]:
+        return self.ranked + self.variants
+
+    @property
+    def first(self) -> Run:
+        """One of the runs, for what all share."""
+        return self.ranked[0].first
+
+    @property
+    def points(self) -> list[str]:
+        """Where in a round something of it was evaluated."""
+        return [point for point in POINTS if any(point in points_of(each) for each in self.experiments)]
+
+    @property
+    def facts(self) -> str:
+        """What all rows share, in a reader's words."""
+        rounds = self.first.record.rounds
+        work = f" of {self.first.local_work}" if self.first.local_work else ""
+        return f"{self.first.setting}; {self.first.backbone}; {rounds} round{'s' * (rounds != 1)}{work}"
+
+
+def boards(experiments: Sequence[Experiment]) -> list[Board]:
+    """The boards in the order of the experiments; what has no test accuracy is on none."""
+    settings: dict[tuple[object, ...], list[Experiment]] = {}
+    for each in experiments:
+        if points_of(each):
+            settings.setdefault(_setting(each.first), []).append(each)
+    found: dict[str, Board] = {}
+    for part in settings.values():
+        methods: dict[str, list[Experiment]] = {}
+        for each in tell_apart(part):
+            methods.setdefault(each.first.method, []).append(each)
+        several = [sorted(own, key=_precedence) for own in methods.values() if len(own) > 1]
+        alike = [own[0] for own in several]
+        ranked = alike + [own[0] for own in methods.values() if len(own) == 1]
+        plain = [Experiment(each.runs, each.first.method) for each in sorted(ranked, key=_score, reverse=True)]
+        run = part[0].first
+        anchor = anchor_of("data", *part[0].place, str(run.record.rounds), "rounds", run.local_work)
+        while anchor in found:  # the same words, of another partition or other weights
+            anchor += "-other"
+        found[anchor] = Board(anchor, tuple(plain), tuple(each for own in several for each in own[1:]), tuple(alike))
+    return list(found.values())
+
+
+def _setting(run: Run) -> tuple[object, ...]:
+    """What is equal on one board: images and their partition, backbone, local work, clients a round, and rounds.
+
+    Of experiments over several seeds, the lowest seed's partition stands for all.
+    """
+    weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
+    of_record = run.record.manifest_hash, run.record.images_sha256, run.record.rounds
+    return run.dataset, run.setting, run.backbone, canonical(weights), run.local_work, *of_record
+
+
+def _precedence(experiment: Experiment) -> tuple[int, int, str]:
+    """Which of a method's experiments is ranked, whatever it scores: most seeds, then nearest to the defaults."""
+    run = experiment.first
+    kind, given = class_of(run.get("model")), run.get("model.init_args", {})
+    try:
+        defaults = inspect.signature(kind).parameters if kind else {}
+    except ValueError:  # a class that is not written in Python
+        defaults = {}
+    changed = [name for name, each in defaults.items() if isinstance(given, dict) and given.get(name) != each.default]
+    return -len(experiment.runs), len(changed), experiment.name
+
+
+def _score(experiment: Experiment) -> float:
+    """Average over clients in the last round after aggregation; what was not evaluated there comes last."""
+    scores = statistic_of(experiment, "server", "last", "average")
+    known = [value for value in scores if value is not None and math.isfinite(value)]
+    return fmean(known) if known else -math.inf
+
+
+def _averages(experiment: Experiment, which: str, statistic: str = "average") -> list[float | None]:
+    return statistic_of(experiment, points_of(experiment)[0], which, statistic)
+
+
+def ranking(board: Board, paper: "pd.DataFrame") -> Grid:
+    """The board's ranked methods, each beside its published number if there is one."""
+    rows = [[Cell(str(rank)), *_row(each, board)] for rank, each in enumerate(board.ranked, 1)]
+    if not board.first.demo:
+        published = [_published(each.first, paper) for each in board.ranked]
+        alike = len({cell.note for cell in published if cell.text}) == 1  # then it is said once, below
+        rows = [[*row, cell._replace(note="") if alike else cell] for row, cell in zip(rows, published, strict=True)]
+    return grid(f"Ranking, {board.first.dataset}, {board.facts}", _heads(board), rows)
+
+
+def sources(board: Board, paper: "pd.DataFrame") -> str:
+    """Where the published numbers beside the board's methods stand; empty where there is none."""
+    known = () if board.first.demo else (_published(each.first, paper).note for each in board.ranked)
+    return "; ".join(dict.fromkeys(filter(None, known)))
+
+
+def variants(board: Board) -> Grid:
+    """Further experiments of the ranked methods, each method's ranked one before them."""
+    heads = [head for head in _heads(board) if head not in ("#", "Paper")]
+    shown = sorted(board.alike + board.variants, key=lambda each: (each.first.method, each not in board.alike))
+    return grid(f"Variants, {board.first.dataset}, {board.facts}", heads, [_row(each, board) for each in shown])
+
+
+def _heads(board: Board) -> list[str]:
+    heads = ["#", "Method", *(words.capitalize() for point, words in POINTS.items() if point in board.points)]
+    heads += ["Last ten rounds", "Best round, on test data", "Worst client", "Worst decile", "Spread over clients"]
+    return [*heads, "Seeds", "kB a round", "Seconds", *([] if board.first.demo else ["Paper"])]
+
+
+def _row(experiment: Experiment, board: Board) -> list[Cell]:
+    method = experiment.first.method
+    own = points_of(experiment)
+    numbers = [
+        *(
+            mean_std(statistic_of(experiment, point, "last", "average")) if point in own else ""
+            for point in board.points
+        ),
+        mean_std(_averages(experiment, "last10")),
+        mean_std(_averages(experiment, "best_on_test")),
+        *(mean_std(_averages(experiment, "last", name)) for name in ("worst", "worst_decile", "std")),
+        str(len(experiment.runs)),
+        mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0],
+        mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0],
+    ]
+    above = "ranked above: " if experiment in board.alike else ""
+    return [Cell(method, above + experiment.name.removeprefix(method).strip(" ()"), board.anchor), *map(Cell, numbers)]
+
+
+def _published(run: Run, paper: "pd.DataFrame") -> Cell:
+    """The paper's number, in its own scale, and where it stands."""
+    rows = beside(run, paper)
+    rows = rows[~rows["setting"].astype("str").str.contains(";")]  # what stands behind it is a variant's
+    for row in rows.itertuples():
+        best = ", best round" if "best" in str(row.metric) else ""
+        return Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}{best}")
+    return Cell("")
+
+
+def runs_of(board: Board) -> Grid:
+    """Every run of a board: on what, when, by which code, and the command that makes it again."""
+    runs = [(each, run) for each in board.experiments for run in each.runs]
+    days = commit_days(_revision(run) for _, run in runs)
+    heads = ["Method", "Seed", "Rounds done", "Batch", "Hardware", "Peak MB", "Date", "Commit", "Command"]
+    rows = [[Cell(each.name), *_circumstances(run, days)] for each, run in runs]
+    return grid(f"Runs, {board.first.dataset}, {board.facts}", heads, rows)
+
+
+def _circumstances(run: Run, days: Mapping[str, str]) -> list[Cell]:
+    revision, peak = _revision(run), run.record.peak_memory_bytes
+    day = str(run.record.environment.get("date") or "")
+    committed = days.get(revision, "")
+    return [
+        Cell(str(run.record.seed)),
+        Cell(str(run.record.rounds_trained)),
+        Cell(str(run.get("data.batch_size", ""))),
+        Cell(hardware_of(run)),
+        Cell("" if peak is None else f"{peak / 1e6:.0f}"),
+        Cell(day or committed, "" if day or not committed else "of the commit"),
+        Cell(revision[:7], "with changes" if run.record.environment.get("git", {}).get("dirty") else "", code=True),
+        Cell(f"lightning-cli fit --config {run.folder.as_posix()}/config.yaml --run_dir again", code=True),
+    ]
+
+
+def _revision(run: Run) -> str:
+    return run.record.environment.get("git", {}).get("revision") or ""
+
+
+def worst_clients(board: Board) -> Grid:
+    """The clients that fare worst under each ranked method, at the first point where it is evaluated."""
+    heads = ["Method", *WORST[: len(board.first.record.client_names)]]
+    rows = []
+    for each in board.ranked:
+        worst = sorted(last_by_client(each, points_of(each)[0]), key=lambda entry: entry[1])[: len(WORST)]
+        cells = [Cell(f"{value:.2f}", client) for client, value in worst]
+        rows.append([Cell(each.name), *cells, *[Cell("")] * (len(heads) - 1 - len(worst))])
+    return grid(f"Worst clients, {board.first.dataset}, {board.facts}", heads, rows)

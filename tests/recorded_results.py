@@ -1,0 +1,97 @@
+"""A folder of results as ``benchmark report`` reads it, with hostile names in it."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from PIL import Image
+
+from benchmark.files import write_json
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import write_record
+from benchmark.tables.frame import LONG_COLUMNS
+
+HOSTILE = '</script><img src=x onerror="document.title=1">'
+
+
+def write_run(
+    folder: Path,
+    method: str,
+    seed: int,
+    accuracies: list[float],
+    lr: float = 0.1,
+    up: float = 4000.0,
+    local: list[float] | None = None,
+    root: str = "data",
+    split: str = "abc",
+    source: str = "CIFAR10",
+    **fields: Any,
+) -> None:
+    """A run of three clients; the last one's name is hostile."""
+    folder.mkdir(parents=True)
+    config = {
+        "seed_everything": seed,
+        "model": {"class_path": f"methods.{method}", "init_args": {"backbone": "PaperCNN", "lr": lr}},
+        "data": {
+            "source": {"class_path": f"datamodules.{source}", "init_args": {"root": root}},
+            "partition": {"class_path": "datamodules.DirichletShared", "init_args": {"alpha": 0.1}},
+            "clients_per_round": 2,
+        },
+    }
+    write_json(folder / "config.yaml", config)  # JSON is YAML
+    names = ("amazon", "dslr", HOSTILE)
+    counts = [[5, 0], [1, 1], [0, 7]]
+    clients = [{"name": n, "train_classes": c, "test_classes": c} for n, c in zip(names, counts, strict=True)]
+    write_json(folder / "manifest.json", {"class_names": ["bike", "mug"], "clients": clients})
+    points = {"server": accuracies} | ({"local": local} if local else {})
+    rows = [
+        (number, client, point, "test", "accuracy", value * number / 2)
+        for number in (0, 1, 2)
+        for point, values in points.items()
+        for client, value in enumerate(values)
+    ]
+    record = RunRecord(
+        method=method,
+        dataset=source,
+        setting="Dirichlet",
+        seed=seed,
+        client_names=names,
+        test_sizes=(10, 20, 30),
+        manifest_hash=split,
+        device="cpu",
+        rounds=2,
+        rounds_trained=2,
+        communication={"up_bytes": up, "down_bytes": up, "up_floats": up / 4, "down_floats": up / 4},
+        seconds={"total": 30.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=123_000_000,
+        **{"environment": {}} | fields,
+    )
+    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def write_results(folder: Path) -> Path:
+    """Four runs of two methods, a table, one of an older form, and a figure."""
+    write_run(folder / "runs" / "a0", "FedAvg", 0, [0.5, 0.7, 0.9], local=[0.6, 0.7, 0.8])
+    write_run(folder / "runs" / "a1", "FedAvg", 1, [0.6, 0.8, 1.0], local=[0.6, 0.7, 0.8])
+    write_run(folder / "runs" / "b0", "FedVPT", 0, [0.2, 0.4, 0.3], up=0.0)
+    write_run(folder / "runs" / "b1", "FedVPT", 0, [0.1, 0.4, 0.4], lr=0.5)
+    (folder / "paper").mkdir()
+    heads = "paper,table,dataset,setting,backbone,method,metric,value,std"
+    (folder / "paper" / "one.csv").write_text(f"{heads}\npFedPT,1,CIFAR-10,dir0.1,CNN,FedAvg,best accuracy,61.92,\n")
+    (folder / "tables").mkdir()
+    shared = {"table": "t", "preset": "paper", "title": "A <table>", "dataset": "Rooms", "method": "Alpha", "seeds": 2}
+    shared |= {"split": "test", "metric": "accuracy", "summary": "last", "bytes_up": 1000.0, "seconds": 3.0}
+    lines: list[dict[str, Any]] = [
+        {"kind": "column", "column": "Avg", "ours": 60.0, "std": 1.5, "paper": 62.0, "difference": -2.0},
+        {"kind": "statistic", "column": "average", "ours": 60.0},
+        {"kind": "paired", "column": "minus Beta", "ours": 2.5, "low": 1.0, "high": 4.0, "pairs": 6},
+        {"kind": "note", "column": "Eight of <100> rounds.", "dataset": None},
+    ]
+    frame = pd.DataFrame([shared | line for line in lines]).reindex(columns=list(LONG_COLUMNS))
+    frame.to_csv(folder / "tables" / "t_paper.csv", index=False)
+    (folder / "tables" / "old_demo.csv").write_text("table,preset\nx,y\n")
+    (folder / "figures").mkdir()
+    Image.new("RGB", (40, 30), "red").save(folder / "figures" / "prompt_sizes.png")
+    (folder / "figures" / "prompt_sizes.txt").write_text("Accuracy against the prompt's size & shape.")
+    return folder
