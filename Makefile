@@ -19,7 +19,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,wandb,tensorboard,figures,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,wandb,tensorboard,figures,huggingface,report]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything in it

@@ -13,6 +13,7 @@ from datamodules.dtd import DTD
 from datamodules.eurosat import EuroSAT
 from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
+from datamodules.hugging_face import HuggingFaceImages
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.office_caltech import OfficeCaltech10
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
@@ -63,6 +64,7 @@ __all__ = [
     "Flowers102",
     "Food101",
     "FromManifest",
+    "HuggingFaceImages",
     "IIDPFLlib",
     "ImageFolders",
     "ImageIndex",

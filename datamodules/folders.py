@@ -8,7 +8,7 @@ import stat
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ DIGEST_BYTES = 16
 CACHE_FORMAT = 2  # raise it when the same files would decode to other values
 
 Fit = Literal["squash", "crop"]
+#: gives the file of an image by its place, or the image's name and content
+Read = Callable[[int], Path | tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> Decode
         digests = np.empty((len(files), DIGEST_BYTES), dtype=np.uint8)
         try:
             with _replacing(images_at, shape) as target:
-                _decode_all(root, files, size, fit, target, digests)
+                _decode_all(lambda row: root / files[row], size, fit, target, digests)
                 sums = _sums(target, digests)
             with _replacing(digests_at, (len(files) + 1, DIGEST_BYTES)) as target:
                 target[:-1], target[-1] = digests, sums
@@ -176,17 +178,37 @@ def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> Decode
                 f"cannot cache decoded images in {root / '.cache'} ({error.strerror}): kept in memory", stacklevel=2
             )
     if cached is None:
-        try:
-            images = np.empty(shape, dtype=np.uint8)
-        except MemoryError as error:
-            raise ConfigurationError(
-                f"{len(files)} images of {root} with {size} pixels a side take {3 * size * size * len(files)} bytes, "
-                "more memory than is free; take a smaller data.source.init_args.size, or make room on the disk of "
-                f"{root / '.cache'}, from where they can be mapped"
-            ) from error
-        _decode_all(root, files, size, fit, images, digests)
-    else:
-        images, digests = cached
+        return decode_images(lambda row: root / files[row], len(files), size, fit, root)
+    return _in_groups(*cached)
+
+
+def decode_images(read: Read, n: int, size: int, fit: Fit, at: Path | str) -> DecodedImages:
+    """Decode images into memory.
+
+    Args:
+        read: gives the file of an image by its place, or the image's name and content; called by several threads.
+        n: how many there are.
+        size: S, height and width of the result in pixels.
+        fit: as in :func:`read_images`.
+        at: what they are images of, for messages.
+
+    Raises:
+        ConfigurationError: one cannot be decoded, or they do not fit into memory.
+    """
+    try:
+        images, digests = np.empty((n, 3, size, size), np.uint8), np.empty((n, DIGEST_BYTES), np.uint8)
+    except MemoryError as error:
+        raise ConfigurationError(
+            f"{n} images of {at} with {size} pixels a side take {3 * size * size * n} bytes, more memory than is free; "
+            f"take a smaller data.source.init_args.size, or make room on the disk of {at}, from where images in files "
+            "are mapped"
+        ) from error
+    _decode_all(read, size, fit, images, digests)
+    return _in_groups(images, digests)
+
+
+def _in_groups(images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> DecodedImages:
+    """The images, and which of them are of byte-identical files."""
     _, first, inverse = np.unique(digests, axis=0, return_index=True, return_inverse=True)
     return DecodedImages(images, first[inverse.reshape(-1)].astype(np.int64))
 
@@ -274,20 +296,18 @@ def _replacing(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]
         os.close(handle)
 
 
-def _decode_all(
-    root: Path, files: Sequence[str], size: int, fit: Fit, images: NDArray[np.uint8], digests: NDArray[np.uint8]
-) -> None:
-    """Fill ``images`` and ``digests`` from the files, with threads: decoding lets go of the interpreter lock."""
+def _decode_all(read: Read, size: int, fit: Fit, images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> None:
+    """Fill ``images`` and ``digests`` from what is read, with threads: decoding lets go of the interpreter lock."""
 
     def chunk(start: int) -> None:
-        for row in range(start, min(start + 256, len(files))):
-            content, images[row] = decode(root / files[row], size, fit)
+        for row in range(start, min(start + 256, len(images))):
+            content, images[row] = decode(read(row), size, fit)
             digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
             digests[row] = np.frombuffer(digest, dtype=np.uint8)
 
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        futures = [threads.submit(chunk, start) for start in range(0, len(files), 256)]
+        futures = [threads.submit(chunk, start) for start in range(0, len(images), 256)]
         try:
             for future in futures:
                 future.result()
@@ -296,14 +316,20 @@ def _decode_all(
             raise
 
 
-def decode(path: Path, size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
-    """A file's content and its image, [3, size, size].
+def decode(given: Path | tuple[str, bytes], size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
+    """An image's content and its pixels, [3, size, size].
+
+    Args:
+        given: the file, or the image's name and content.
+        size: S, height and width of the result in pixels.
+        fit: as in :func:`read_images`.
 
     Raises:
         ConfigurationError: the file cannot be read, is no image, or one too large or with values of no known range.
     """
+    path = given if isinstance(given, Path) else given[0]
     try:
-        content = path.read_bytes()
+        content = given.read_bytes() if isinstance(given, Path) else given[1]
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             image = _rgb(opened)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import derived_seed, numpy_generator
-from datamodules.folders import Fit, list_class_folders, read_images, without_copies
+from datamodules.folders import DecodedImages, Fit, list_class_folders, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_test, united
 from datamodules.tables import read_table
@@ -77,6 +77,10 @@ class OwnImages(ImageSource):
         """List the images."""
         raise NotImplementedError
 
+    def _decoded(self, listed: Listed) -> DecodedImages:
+        """Read them."""
+        return read_images(self.at, listed.files, self.size, self.fit)
+
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them.
 
@@ -84,7 +88,7 @@ class OwnImages(ImageSource):
             ConfigurationError: a folder or a file is not as it must be, or a class or side is left without images.
         """
         listed = self._listed()
-        decoded = read_images(self.at, listed.files, self.size, self.fit)
+        decoded = self._decoded(listed)
         if listed.units is None:
             test = listed.test | self._drawn(listed, decoded.group)
         else:

@@ -131,6 +131,7 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
     "DomainFolders": own_folders(("ink", "oil"), ("cat", "dog")),
     "DomainNet10": domains("domainnet"),
+    "HuggingFaceImages": own_folders(("train", "test"), ("cat", "dog")),
     "ImageFolders": own_folders(("train", "test"), ("cat", "dog")),
     "ImageIndex": own_index,
     "OfficeCaltech10": domains("office_caltech10"),

@@ -1,0 +1,128 @@
+"""Data sets of Hugging Face's library, made here and saved: nothing is downloaded."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from benchmark.errors import ConfigurationError
+from datamodules.hugging_face import HuggingFaceImages
+
+datasets = pytest.importorskip("datasets")
+LABELS = datasets.ClassLabel(names=["dog", "cat"])
+
+
+def made(start: int, images: int = 10, labels: Any = LABELS, **others: Any) -> Any:
+    """Images of which each has its number as its red, cats and dogs in turn."""
+    named = labels is LABELS
+    columns = {
+        "image": [Image.new("RGB", (4, 4), (start + number, 0, 0)) for number in range(images)],
+        "label": [number % 2 if named else ("dog", "cat")[number % 2] for number in range(images)],
+        "domain": [("ink", "oil")[number // 2 % 2] for number in range(images)],
+    }
+    kinds = {"image": datasets.Image(), "label": labels, "domain": datasets.Value("string")}
+    return datasets.Dataset.from_dict(columns | others, features=datasets.Features(kinds))
+
+
+def saved(root: Path, **splits: Any) -> str:
+    datasets.DatasetDict(splits).save_to_disk(str(root))
+    return str(root)
+
+
+def test_saved_splits_are_kept_and_classes_come_in_the_order_of_the_label(tmp_path: Path) -> None:
+    root = saved(tmp_path / "pets", train=made(0), validation=made(50), test=made(100, 4))
+    source = HuggingFaceImages("Pets", root, domain="domain", size=4)
+    pool = source.load()
+    assert (source.class_names, source.domain_names) == (("dog", "cat"), ("ink", "oil"))
+    assert pool.images[:, 0, 0, 0].tolist() == [*range(10), *range(100, 104)]
+    assert pool.test.tolist() == [False] * 10 + [True] * 4
+    assert pool.labels.tolist() == [0, 1] * 7
+    assert pool.domains.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("form", ["dict", "one", "parquet"])
+def test_a_single_split_is_drawn(tmp_path: Path, form: str) -> None:
+    root, data = tmp_path / "pets", made(0, 20, datasets.Value("string"))
+    if form == "dict":
+        saved(root, train=data)
+    elif form == "one":
+        data.save_to_disk(str(root))
+    else:
+        root.mkdir()
+        data.to_parquet(root / "train.parquet")
+    pools = [HuggingFaceImages("Pets", str(root), size=4, split_seed=seed).load() for seed in (0, 0, 1)]
+    assert HuggingFaceImages("Pets", str(root)).class_names == ("cat", "dog")
+    assert pools[0].labels.tolist() == [1, 0] * 10
+    assert pools[0].labels[pools[0].test].bincount().tolist() == [2, 2]
+    assert torch.equal(pools[0].test, pools[1].test)
+    assert not torch.equal(pools[0].test, pools[2].test)
+
+
+def test_a_test_split_may_be_left_out(tmp_path: Path) -> None:
+    root = saved(tmp_path / "pets", train=made(0), test=made(100))
+    pool = HuggingFaceImages("Pets", root, test=None, size=4).load()
+    assert (len(pool.labels), int(pool.test.sum())) == (10, 2)
+
+
+def test_copies_of_test_images_do_not_train(tmp_path: Path) -> None:
+    root = saved(tmp_path / "pets", train=made(0), test=made(8, 4))
+    with pytest.warns(UserWarning, match="2 training images are copies of test images"):
+        pool = HuggingFaceImages("Pets", root, size=4).load()
+    assert pool.images[~pool.test][:, 0, 0, 0].tolist() == list(range(8))
+
+
+def test_a_damaged_image_is_named_by_its_row(tmp_path: Path) -> None:
+    whole, stream = made(0, 4), io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, format="PNG")
+    broken = [{"bytes": stream.getvalue()[: 20 + 60 * (number != 2)], "path": None} for number in range(4)]
+    root = saved(tmp_path / "pets", train=made(0, 4, image=broken), test=whole)
+    with pytest.raises(ConfigurationError, match=r"cannot decode the image of row 2 of .*pets") as refused:
+        HuggingFaceImages("Pets", root, size=4).load()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"image": "img"}, r"has no column img, it has image, label, domain; name them as"),
+        ({"image": "label"}, r"the column label holds ClassLabel.*, no images"),
+        ({"test": "validation"}, r"has no split validation, it has train, test; name the splits"),
+        ({"train": "all"}, r"has no split all, it has train, test"),
+        ({"name": "CIFAR-10"}, r"data\.source\.init_args\.name: "),
+        ({"root": "nowhere"}, r"Pets is not in nowhere: there is no such folder"),
+    ],
+)
+def test_what_is_not_there_is_one_line(tmp_path: Path, arguments: dict[str, str], said: str) -> None:
+    given = {"name": "Pets", "root": saved(tmp_path / "pets", train=made(0), test=made(100))}
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        HuggingFaceImages(**(given | arguments))
+    assert "\n" not in str(refused.value)
+
+
+def test_rows_without_a_label_and_unlike_splits_are_refused(tmp_path: Path) -> None:
+    unlabelled = saved(tmp_path / "one", train=made(0), test=made(100, 2, label=[0, -1]))
+    with pytest.raises(ConfigurationError, match=r"row 11 has -1 as its label; leave out rows without one"):
+        HuggingFaceImages("Pets", unlabelled)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match=r"empty is no data set of Hugging Face"):
+        HuggingFaceImages("Pets", str(tmp_path / "empty"))
+
+
+def test_no_network_and_no_library_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*given: Any, **kept: Any) -> None:
+        raise ConnectionError("Couldn't reach 'who/pets' on the Hub\n(offline)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(datasets, "load_dataset", offline)
+        with pytest.raises(
+            ConfigurationError, match=r"cannot have who/pets from the Hugging Face Hub \(.*\); put"
+        ) as said:
+            HuggingFaceImages("Pets", str(tmp_path / "data"), hub="who/pets")
+    assert "\n" not in str(said.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'federated-prompt-benchmark\[hugg"):
+        HuggingFaceImages("Pets", str(tmp_path / "data"), hub="who/pets")
