@@ -6,17 +6,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.shipped import configuration, configurations
+
+if TYPE_CHECKING:  # slow to import
+    from benchmark.cells.cluster import Cluster
+    from benchmark.tables.run_table import TableResult
 
 KEPT_RUNS = Path("results/runs")
 
 
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
-    from benchmark.cells.cluster import Cluster
     from benchmark.tables.print_cell import cell_configuration
     from benchmark.tables.run_table import run_table
 
@@ -32,11 +35,21 @@ def table(arguments: argparse.Namespace) -> int:
         seeds=arguments.seeds,
         kept=arguments.kept,
         baseline=arguments.baseline,
-        cluster=Cluster(arguments.partition, arguments.time, arguments.gpus, arguments.cpus)
-        if arguments.slurm
-        else None,
+        cluster=_cluster(arguments),
         rerun_changed=arguments.rerun_changed,
     )
+    return _print_table(result)
+
+
+def _cluster(arguments: argparse.Namespace) -> "Cluster | None":
+    from benchmark.cells.cluster import Cluster
+
+    asked = (arguments.partition, arguments.time, arguments.gpus, arguments.cpus)
+    return Cluster(*asked) if arguments.slurm else None
+
+
+def _print_table(result: "TableResult") -> int:
+    """Print a table and what failed; the exit status."""
     print(result.markdown.read_text(encoding="utf-8"))
     print(f"written: {result.markdown}, {result.csv}, {result.latex}")
     for name, outcome in result.failed.items():
@@ -45,6 +58,27 @@ def table(arguments: argparse.Namespace) -> int:
     for problem in result.problems:
         print(f"failed: {problem}", file=sys.stderr)
     return 1 if result.failed or result.problems else 0
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Tune every row of a table with the same number of trials on held-out training images, and test it tuned."""
+    from benchmark.tuning.tune import tune_table
+
+    result = tune_table(
+        arguments.name,
+        arguments.preset,
+        arguments.trials,
+        arguments.rounds,
+        arguments.val_fraction,
+        _data_dir(arguments),
+        arguments.jobs,
+        seeds=arguments.seeds,
+        kept=arguments.kept,
+        cluster=_cluster(arguments),
+    )
+    status = _print_table(result.table)
+    print(f"all trials: {result.trials}")
+    return status
 
 
 def figure(arguments: argparse.Namespace) -> int:
@@ -71,6 +105,7 @@ def show(arguments: argparse.Namespace) -> int:
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
+    tuned = record.tuning and f"values chosen among {record.tuning['trials']} trials on {record.tuning['chosen_on']}"
     server = f" with {record.other_server}" if record.other_server else ""
     clients = f"{len(record.client_names)} clients"
     console.print(f"{record.method}{server} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}")
@@ -79,6 +114,8 @@ def show(arguments: argparse.Namespace) -> int:
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
         "per participating client and round"
     )
+    if tuned:
+        console.print(tuned)
     statistics = ("average", "worst", "worst_decile", "std", "pooled")
     shown = Table("", *(name.replace("_", " ") for name in statistics))
     for point, split, metric, entry in _entries(record.summary):
@@ -217,11 +254,8 @@ def partition(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = argparse.ArgumentParser(prog="benchmark", description=__doc__)
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
-    entry = commands.add_parser("table", help=table.__doc__, description=table.__doc__)
+def _add_table(entry: argparse.ArgumentParser) -> None:
+    """Add which table is run, and where."""
     entry.add_argument("name", help="a table of configs/tables, or a YAML file")
     entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
@@ -232,6 +266,19 @@ def parser() -> argparse.ArgumentParser:
         "--slurm all",
     )
     entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
+    entry.add_argument("--slurm", action="store_true", help="run as jobs of a Slurm cluster (needs submitit)")
+    entry.add_argument("--partition", help="of Slurm; default the cluster's")
+    entry.add_argument("--time", type=int, default=24 * 60, help="minutes of a job; default %(default)s")
+    entry.add_argument("--gpus", type=int, default=1, help="of a job; default %(default)s")
+    entry.add_argument("--cpus", type=int, default=8, help="of a job; default %(default)s")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="benchmark", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    entry = commands.add_parser("table", help=table.__doc__, description=table.__doc__)
+    _add_table(entry)
     entry.add_argument(
         "--rerun-changed", action="store_true", help="do finished runs again that other code made than the present one"
     )
@@ -240,12 +287,18 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument(
         "--print_config", nargs=2, metavar=("ROW", "DATA"), help="print one run's configuration and run nothing"
     )
-    entry.add_argument("--slurm", action="store_true", help="run as jobs of a Slurm cluster (needs submitit)")
-    entry.add_argument("--partition", help="of Slurm; default the cluster's")
-    entry.add_argument("--time", type=int, default=24 * 60, help="minutes of a job; default %(default)s")
-    entry.add_argument("--gpus", type=int, default=1, help="of a job; default %(default)s")
-    entry.add_argument("--cpus", type=int, default=8, help="of a job; default %(default)s")
     entry.set_defaults(run=table)
+    entry = commands.add_parser("tune", help=tune.__doc__, description=tune.__doc__)
+    _add_table(entry)
+    entry.add_argument("--trials", type=int, default=16, help="of each row; default %(default)s")
+    entry.add_argument("--rounds", type=int, help="of a trial; default the table's own")
+    entry.add_argument(
+        "--val_fraction", type=float, default=0.2, help="part of the training images held out; default %(default)s"
+    )
+    entry.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the runs on the test images; default 0 1 2"
+    )
+    entry.set_defaults(run=tune)
     entry = commands.add_parser("figure", help=figure.__doc__, description=figure.__doc__)
     entry.add_argument("names", nargs="+", metavar="NAME", help="pfedpt_fig4, 5, 6, 8, 9, 10 or 11")
     entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")

@@ -53,6 +53,7 @@ class FederatedDataModule(Checked, LightningDataModule):
             classes allow it.
         label_orders: G; above 1 the clients conflict: client k counts the classes in order k mod G (see
             :func:`datamodules.label_orders.reordered`).
+        val_only: score split ``val`` and no other: no test image is evaluated, as where a tuning chooses.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -88,6 +89,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         eval_batch_size: PositiveInt = 256,
         val_fraction: BelowOne = 0.0,
         label_orders: PositiveInt = 1,
+        val_only: bool = False,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -107,6 +109,12 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.label_orders = label_orders
+        self.val_only = val_only
+        if val_only and not val_fraction:
+            raise ConfigurationError(
+                "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "
+                "give for example data.val_fraction=0.1"
+            )
         self.num_workers = num_workers
         self.seed = seed
         self.partition_seed = seed if partition_seed is None else partition_seed
@@ -201,13 +209,14 @@ class FederatedDataModule(Checked, LightningDataModule):
         """Training rows, and the rows to evaluate on by split."""
         train = dict(enumerate(splits.train))
         held_out: dict[str, dict[int, np.ndarray]] = {}
-        for name, lists in {"test": splits.test, **splits.others}.items():
-            held_out[name] = {client: lists[client] for client in self.training_clients}
+        if not self.val_only:
+            for name, lists in {"test": splits.test, **splits.others}.items():
+                held_out[name] = {client: lists[client] for client in self.training_clients}
         if self.val_fraction:
             held_out["val"] = {}
             for client in self.training_clients:
                 train[client], held_out["val"][client] = self._cut_validation(client, train[client])
-        if self.new_clients:
+        if self.new_clients and not self.val_only:
             held_out["new"] = {client: splits.test[client] for client in self.new_clients}
         if "train" in self.label_spaces:
             self.label_spaces |= {n: self.label_spaces["train"] for n in ("val", "new") if n in held_out}
@@ -236,6 +245,12 @@ class FederatedDataModule(Checked, LightningDataModule):
             random_state=derived_seed(self.partition_seed, "val", client) % 2**32,
         )
         return rows[np.isin(which, keep)], rows[np.isin(which, cut)]
+
+    @property
+    def test_sizes(self) -> tuple[int, ...]:
+        """Test images of each client that trains, 0 of the others, whether or not they are scored."""
+        trained = set(self.training_clients)
+        return tuple(len(rows) if client in trained else 0 for client, rows in enumerate(self.splits.test))
 
     @property
     def federation(self) -> Federation:
@@ -268,7 +283,13 @@ class FederatedDataModule(Checked, LightningDataModule):
         return self._joined.evaluation(list(self.held_out))
 
     def test_dataloader(self) -> DataLoader[Block]:
-        """Return every client on its test images."""
+        """Return every client on its test images.
+
+        Raises:
+            ConfigurationError: only split ``val`` is scored.
+        """
+        if self.val_only:
+            raise ConfigurationError("data.val_only scores no test image; take `lightning-cli validate`")
         return self._joined.evaluation([name for name in self.held_out if name != "val"])
 
     @property

@@ -103,10 +103,11 @@ def check(words: list[str]) -> None:
                 main([*arguments, "--print_config"])
         case "benchmark":
             given = commands.parser().parse_args(arguments)
-            if given.run is commands.table:
+            if given.run in (commands.table, commands.tune):
                 table = read_mapping(f"configs/tables/{given.name}.yaml")
                 assert given.preset in table["presets"]
-                assert given.baseline is None or given.baseline in [row["label"] for row in table["rows"]]
+                baseline = getattr(given, "baseline", None)  # of `benchmark table` alone
+                assert baseline is None or baseline in [row["label"] for row in table["rows"]]
             elif given.run is commands.figure:
                 assert set(given.names) <= set(make.FIGURES)
                 assert given.preset in read_mapping(make.CONFIG)["presets"]

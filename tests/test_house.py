@@ -30,6 +30,7 @@ FLOORS = (
     ("benchmark.checks",),
     ("benchmark.cells",),
     ("benchmark.tables",),
+    ("benchmark.tuning",),
     ("benchmark.figures",),
     ("benchmark.report",),
     ("benchmark.speed",),

@@ -14,11 +14,19 @@ from benchmark.records.stored_run import stored_run
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: the directory of its record, or else its error in one line and its log."""
+    """What became of a cell: the directory of its record, or else its error in one line and its log.
+
+    Attributes:
+        run_dir: with the record.
+        error: where there is none, why.
+        log: of the last attempt.
+        ended_early: as the runner was told, and ``error`` says why.
+    """
 
     run_dir: Path | None
     error: str = ""
     log: Path | None = None
+    ended_early: bool = False
 
 
 def finished_outcome(cell: Cell, folders: Sequence[Path], current: bool = False) -> Outcome | None:

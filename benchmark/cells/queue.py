@@ -7,7 +7,7 @@ every cell once, also when any of them is killed at any moment.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmark.cells.cluster import Cluster, Jobs
 from benchmark.cells.display import Display
@@ -15,7 +15,7 @@ from benchmark.cells.identity import Cell, content_hash
 from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome, finished_outcome, said_of_code
 from benchmark.cells.this_machine import ThisMachine, default_jobs
-from benchmark.cells.work import Attempt, Work
+from benchmark.cells.work import Attempt, Course, Work
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
 from benchmark.run.run_directory import last_checkpoint
@@ -23,7 +23,11 @@ from benchmark.run.signals import termination_as_interrupt
 
 
 def run_cells(
-    cells: Sequence[Cell], work: Work, jobs: int | None = None, cluster: Cluster | None = None
+    cells: Sequence[Cell],
+    work: Work,
+    jobs: int | None = None,
+    cluster: Cluster | None = None,
+    course: Course | None = None,
 ) -> dict[str, Outcome]:
     """Do every cell that has no record yet; outcomes by the cell's name.
 
@@ -36,6 +40,7 @@ def run_cells(
         jobs: cells at a time; by default one for each GPU, without GPUs one for each core but at most ``CPU_JOBS``, and
             on a cluster all.
         cluster: run as its jobs; by default on this machine.
+        course: says which cells there are after these, and which end early; by default none.
 
     Raises:
         ConfigurationError: a cluster was asked for and submitit or Slurm is missing.
@@ -46,17 +51,29 @@ def run_cells(
     running: list[Attempt] = []
     unique = {cell.name: cell for cell in cells}
     at_a_time = jobs or (default_jobs() if cluster is None else len(unique))
+    total = len(unique) if course is None else course.total
     place: ThisMachine | Jobs = ThisMachine(work, at_a_time) if cluster is None else Jobs(work, cluster)
     pending: deque[Cell] = deque()
-    for cell in unique.values():
-        outcome = finished_outcome(cell, work.folders, work.rerun_changed)
-        if outcome is None:
-            pending.append(cell)
-        else:
-            outcomes[cell.name] = outcome
-    with Display(len(unique)) as display, termination_as_interrupt():
+
+    def take(cells: Iterable[Cell]) -> None:
+        """Queue what has no record, and what comes after that which has one."""
+        new = deque(cells)
+        while new:
+            cell = new.popleft()
+            if cell.name in {entry.name for entry in pending} | {entry.cell.name for entry in running}:
+                continue
+            outcome = finished_outcome(cell, work.folders, work.rerun_changed)
+            if outcome is None:
+                outcomes.pop(cell.name, None)  # one that failed or ended early is tried again
+                pending.append(cell)
+            else:
+                outcomes[cell.name] = outcome
+                new.extend(course.after(cell, outcome, 0.0) if course else ())
+
+    take(unique.values())
+    with Display(total) as display, termination_as_interrupt():
         if outcomes:
-            display.line(f"{len(outcomes)} of {len(unique)} runs are there already")
+            display.line(f"{len(outcomes)} of {total} runs are there already")
         kept = [stored_run(outcome.run_dir).record for outcome in outcomes.values() if outcome.run_dir is not None]
         for line in said_of_code(kept):
             display.line(line)
@@ -64,7 +81,9 @@ def run_cells(
         def settle(cell: Cell, outcome: Outcome, seconds: float) -> None:
             outcomes[cell.name] = outcome
             said = "finished" if outcome.run_dir else f"FAILED: {outcome.error}"
-            display.line(f"[{len(outcomes)}/{len(unique)}] {cell.name} {said} ({seconds:.0f} s)")
+            said = f"ended early: {outcome.error}" if outcome.ended_early else said
+            display.line(f"[{len(outcomes)}/{total}] {cell.name} {said} ({seconds:.0f} s)")
+            take(course.after(cell, outcome, seconds) if course else ())
 
         def wait_for(cell: Cell) -> None:
             if cell.name not in waited:
@@ -74,6 +93,12 @@ def run_cells(
 
         try:
             while pending or running:
+                for entry in [entry for entry in running if course and not entry.done()]:
+                    if course and (reason := course.reason_to_end(entry.cell)):
+                        place.end([entry])
+                        running.remove(entry)
+                        ended = finished_outcome(entry.cell, work.folders) or Outcome(None, reason, entry.log, True)
+                        settle(entry.cell, ended, time.monotonic() - entry.started)
                 for entry in [entry for entry in running if entry.done()]:
                     running.remove(entry)
                     if entry.busy():
@@ -111,7 +136,7 @@ def run_cells(
                         said += f"; failed the last time: {failed_before}"
                     display.line(said)
                     running.append(place.start(cell, lock))
-                failed = sum(outcome.run_dir is None for outcome in outcomes.values())
+                failed = sum(outcome.run_dir is None and not outcome.ended_early for outcome in outcomes.values())
                 display.update(len(outcomes), failed, {entry.cell.name: entry.log for entry in running})
                 if pending or running:
                     time.sleep(0.1)

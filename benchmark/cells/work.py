@@ -1,10 +1,12 @@
 """What the cells of a call share, and what it is to do one of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from benchmark.cells.identity import Cell
+from benchmark.cells.outcome import Outcome
 from benchmark.run.command import PROGRAM
 
 
@@ -48,3 +50,17 @@ class Attempt(Protocol):
 
     def close(self, error: str) -> None:
         """Note how it ended and let go of the cell."""
+
+
+class Course(Protocol):
+    """What follows from how cells turn out."""
+
+    @property
+    def total(self) -> int:
+        """How many cells there will be."""
+
+    def reason_to_end(self, cell: Cell) -> str:
+        """Why a running cell is to end now; empty while it is to go on."""
+
+    def after(self, cell: Cell, outcome: Outcome, seconds: float) -> Sequence[Cell]:
+        """The cells that come next, now that this one has ended after so many seconds."""

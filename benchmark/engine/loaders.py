@@ -83,7 +83,7 @@ class Loaders:
             (federation.training_clients, Stage.FINETUNE, [name for name in splits if name != "new"]),
             (federation.new_clients, Stage.ADAPT, [name for name in splits if name == "new"]),
         ):
-            if clients:
+            if clients and tested:
                 fitting = self._plan(clients, stage, 0) if simulation.phases[stage] else None
                 points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
                 rows = {name: federation.held_out[name] for name in tested}

@@ -18,6 +18,7 @@ RESULT_FREE_KEYS = frozenset(
         "num_workers",
         "cohort_width",
         "one_by_one",
+        "val_only",  # which scores a run has, none of their values
         "data_dir",
         "root",
     }

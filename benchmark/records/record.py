@@ -91,6 +91,21 @@ class _Seconds(TypedDict):
     evaluation: Amount
 
 
+@with_config(ConfigDict(extra="forbid"))
+class Tuning(TypedDict):
+    """How the values of a run were chosen, by `benchmark tune` for example.
+
+    Attributes:
+        trials: runs among which they were chosen.
+        chosen_on: the split whose scores chose.
+        study: hash of what was tuned and of its search space.
+    """
+
+    trials: Annotated[int, Field(ge=1)]
+    chosen_on: Name
+    study: Name
+
+
 class _File(TypedDict):
     sha256: str
     bytes: Count
@@ -130,6 +145,7 @@ class RunRecord:
         default_server: dotted path of the server that the method brings itself.
         code: from :func:`benchmark.records.source_code.code_of`: the source of what the configuration names.
         images_sha256: hash of the images, as the partition's manifest has it.
+        tuning: a :class:`Tuning`; None where no search chose the run's values.
     """
 
     method: Name
@@ -153,6 +169,7 @@ class RunRecord:
     default_server: str | None = None
     code: dict[str, str] | None = None
     images_sha256: str | None = None
+    tuning: Annotated[dict[str, Any] | None, _Form(Tuning | None)] = None
 
     @property
     def other_server(self) -> str | None:

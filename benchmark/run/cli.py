@@ -27,6 +27,7 @@ from benchmark.errors import ConfigurationError, causes
 from benchmark.files import write_text
 from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
+from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, what_is_kept
@@ -125,6 +126,12 @@ class FederatedCLI(LightningCLI):
             default=None,
             help="directory of this run; by default a new one under runs/, named after method, data and time",
         )
+        parser.add_argument(
+            "--tuning",
+            type=Tuning | None,
+            default=argparse.SUPPRESS,
+            help="how the run's values were chosen, for its record; `benchmark tune` gives it",
+        )
         for name in RETIRED:
             parser.add_argument(f"--{name}", type=Literal[None], default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         parser.link_arguments("seed_everything", "data.seed")
@@ -141,8 +148,9 @@ class FederatedCLI(LightningCLI):
             ConfigurationError: settings that no run can have, or the directory can't be had (see :func:`claimed`).
         """
         config = self.config.get(str(self.subcommand), self.config)
-        if config.get("server") is None:
-            config.pop("server", None)
+        for name in ("server", "tuning"):
+            if config.get(name) is None:
+                config.pop(name, None)
         check_classes(config)
         check_settings(config.trainer, fitting=self.subcommand in ("fit", None))
         if self.subcommand is not None:
@@ -164,7 +172,9 @@ class FederatedCLI(LightningCLI):
         # How a checkpoint is evaluated is not how it was trained: the Trainer's settings may differ then.
         parts += ["trainer"] if self.subcommand in ("fit", None) else []
         plain = config.clone().as_dict()
-        self.plain_config = {name: plain[name] for name in parts} | {"server": plain.get("server")}
+        self.plain_config = {name: plain[name] for name in parts} | {
+            name: plain.get(name) for name in ("server", "tuning")
+        }
         if self.subcommand == "fit":
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
             print(f"run directory: {self.run_dir}", flush=True)

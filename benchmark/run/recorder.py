@@ -227,7 +227,7 @@ class Recorder(Callback):
             setting=data.partition.description,
             seed=data.seed,
             client_names=tuple(data.client_names),
-            test_sizes=tuple(len(data.held_out["test"].get(k, ())) for k in range(data.num_clients)),
+            test_sizes=data.test_sizes,
             manifest_hash=manifest_hash(data.manifest),
             device=device,
             environment=environment(),
@@ -240,6 +240,7 @@ class Recorder(Callback):
             default_server=_path(method.make_server()),
             code=dict(self.code),
             images_sha256=data.manifest["images_sha256"],
+            tuning=(self.config or {}).get("tuning"),
         )
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

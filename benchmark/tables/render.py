@@ -1,6 +1,7 @@
 """A table as Markdown, CSV and LaTeX, from its cells and their outcomes."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmark.cells.identity import Cell
@@ -35,6 +36,7 @@ def render(
     preset: Preset,
     cells: dict[tuple[str, str, int], Cell],
     outcomes: dict[str, Outcome],
+    further: Callable[[Sequence[Line]], list[Block]] = lambda lines: [],
 ) -> Rendered:
     """The table from its cells and their outcomes.
 
@@ -45,6 +47,7 @@ def render(
         preset: the same.
         cells: from :func:`benchmark.tables.cells.make_cells`.
         outcomes: from :func:`benchmark.cells.queue.run_cells`.
+        further: makes blocks of the lines that stand after the table itself.
 
     Raises:
         ConfigurationError: the paper's CSV cannot be read, or a column names a number that is not unique.
@@ -56,6 +59,7 @@ def render(
     numbers = long_frame(lines, table, paper)
     groups, panels = (list(numbers.groupby(key, sort=False)) for key in ("dataset", "panel"))
     blocks = [our_block(str(panel), part) for panel, part in panels]
+    blocks += further(lines)
     blocks += [statistics_block(str(dataset), part) for dataset, part in groups]
     if table.gains:
         paired = [block for panel, part in panels for block in gain_blocks(str(panel), part)]

@@ -1,10 +1,11 @@
 """Runs a table's missing cells and writes it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmark.cells.cluster import Cluster
+from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.cells.queue import run_cells
 from benchmark.cells.work import Work
@@ -13,9 +14,9 @@ from benchmark.files import write_text
 from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
-from benchmark.tables.layout import check_baseline, check_seeds, load_table, preset_of, rows_of
+from benchmark.tables.layout import Preset, Table, check_baseline, check_seeds, load_table, preset_of, rows_of
 from benchmark.tables.paper import read_paper
-from benchmark.tables.render import render
+from benchmark.tables.render import Rendered, render
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,24 @@ def run_table(
             All before anything runs.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
     """
+    table, chosen = chosen_table(name, preset, jobs, seeds, baseline)
+    cells = make_cells(table, preset, chosen)
+    results, folder = Path(results_dir), data_folder(data_dir, cells.values(), f"the preset {preset} of table {name}")
+    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program), rerun_changed)
+    check_readings(table, chosen, cells, work)
+    outcomes = run_cells(list(cells.values()), work, jobs, cluster)
+    rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
+    return write_table(f"{Path(name).stem}_{preset}", results, table, rendered, outcomes)
+
+
+def chosen_table(
+    name: str, preset: str, jobs: int | None, seeds: Sequence[int] | None, baseline: str | None
+) -> tuple[Table, Preset]:
+    """A table and its preset, with what a command says otherwise.
+
+    Raises:
+        ConfigurationError: as :func:`run_table`, of what stands in the table and its papers' CSVs.
+    """
     table = load_table(name)
     chosen = preset_of(table, name, preset)
     if jobs is not None and jobs < 1:
@@ -76,20 +95,27 @@ def run_table(
     if table.baseline not in labels:
         table = replace(table, baseline=None)
     read_paper(table.paper)
-    cells = make_cells(table, preset, chosen)
+    return table, chosen
+
+
+def data_folder(data_dir: str | Path | None, cells: Iterable[Cell], where: str) -> Path | None:
+    """The folder of the data sets.
+
+    Raises:
+        ConfigurationError: it is no folder, or none is given and a cell needs one.
+    """
     folder = None if data_dir is None else Path(data_dir).expanduser()
-    if folder is None and any("{data_dir}" in entry for cell in cells.values() for entry in cell.overrides):
-        raise ConfigurationError(
-            f"the preset {preset} of table {name} reads data sets: give their folder with --data_dir or DATA_DIR"
-        )
+    if folder is None and any("{data_dir}" in entry for cell in cells for entry in cell.overrides):
+        raise ConfigurationError(f"{where} reads data sets: give their folder with --data_dir or DATA_DIR")
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"data_dir {folder} is not a folder")
-    results = Path(results_dir)
-    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program), rerun_changed)
-    check_readings(table, chosen, cells, work)
-    outcomes = run_cells(list(cells.values()), work, jobs, cluster)
-    rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
-    stem = f"{Path(name).stem}_{preset}"
+    return folder
+
+
+def write_table(
+    stem: str, results: Path, table: Table, rendered: Rendered, outcomes: Mapping[str, Outcome]
+) -> TableResult:
+    """Write a rendered table and its curves to ``results/tables/<stem>``."""
     target = results / "tables"
     target.mkdir(parents=True, exist_ok=True)
     paths = {suffix: target / f"{stem}.{suffix}" for suffix in ("md", "csv", "tex")}

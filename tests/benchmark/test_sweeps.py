@@ -80,6 +80,20 @@ def test_lightning_cli_takes_the_first_and_the_last_command(path: Path, monkeypa
             assert str(found) == value or float(found) == float(value)
 
 
+#: What a sweep varies that is not tuned: a figure's ablation of shapes, shots, and draws at test time alone.
+ABLATIONS = {
+    *("model.init_args.visual_prompt", "data.partition.init_args.shots", "model.init_args.test_draws"),
+}
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_sweep_tries_the_values_of_the_methods_search_space(path: Path) -> None:
+    sweep = yaml.safe_load(path.read_text())
+    space = yaml.safe_load((ROOT / "configs" / "spaces" / f"{path.stem.partition('_')[0]}.yaml").read_text())
+    tuned = {name: values for name, values in sweep["parameters"].items() if name not in ABLATIONS}
+    assert tuned == {name: space[name] for name in tuned}
+
+
 @pytest.mark.slow
 def test_a_command_of_the_demo_sweep_runs_offline(tmp_path: Path) -> None:
     sweep = yaml.safe_load((ROOT / "configs" / "sweeps" / "pfedpg_digits.yaml").read_text())

@@ -1,0 +1,369 @@
+"""One row's tuning: an Optuna study whose trials are ordinary runs, one after the other, scored on ``val`` alone.
+
+A trial's values follow from the study's seed, the trial's number, and how the trials before it turned out; so they are
+the same however many studies go on at once, and after a kill at any moment. The study is a SQLite file; it holds which
+values were tried and what they came to, the runs hold everything else.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark.cells.given_options import given_options
+from benchmark.cells.identity import Cell, content_hash
+from benchmark.cells.outcome import Outcome
+from benchmark.errors import ConfigurationError
+from benchmark.locks import FileLock
+from benchmark.records.evaluations import read_evaluations
+from benchmark.records.hashes import canonical
+from benchmark.records.metrics_table import PARTS
+from benchmark.records.record_file import read_record
+from benchmark.records.summary import LOWER_IS_BETTER, average_by_round
+from benchmark.seeds import derived_seed
+from benchmark.tuning.space import Choice
+
+#: Trials drawn at random, the row's own values among them, before earlier ones guide what is drawn.
+RANDOM_TRIALS = 5
+#: Trials that have come to their end before any is ended early.
+COMPLETE_TRIALS = 4
+#: What the engine says of a run whose values are no numbers any more.
+DIVERGED = "not finite"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a study tunes.
+
+    Attributes:
+        row: label of the table's row.
+        group: label of the data group.
+        name: of the study.
+        cell: a trial without its values.
+        choices: what is tried.
+        point: at which the row is read.
+        metric: of split ``val``, averaged over clients, in the last round.
+        rounds: of a trial.
+        trials: how many.
+    """
+
+    row: str
+    group: str
+    name: str
+    cell: Cell
+    choices: tuple[Choice, ...]
+    point: str
+    metric: str
+    rounds: int
+    trials: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must not change while the study goes on; the number of trials may."""
+        return {
+            "options": given_options(self.cell.configs, self.cell.overrides),
+            "seed": self.cell.seed,
+            "space": {choice.option: list(choice.values) for choice in self.choices},
+            "point": self.point,
+            "metric": self.metric,
+        }
+
+    @property
+    def hash(self) -> str:
+        """Stands for :attr:`facts`; hexadecimal."""
+        return hashlib.sha256(canonical(json.loads(json.dumps(self.facts, default=str)))).hexdigest()[:16]
+
+    def trial(self, positions: dict[str, int]) -> Cell:
+        """The run with the values at these positions."""
+        overrides = (*self.cell.overrides, *self.arguments(positions))
+        prefix = self.cell.name.rpartition("-")[0]
+        return replace(self.cell, name=f"{prefix}-{content_hash(self.cell.configs, overrides)}", overrides=overrides)
+
+    def arguments(self, positions: dict[str, int]) -> tuple[str, ...]:
+        """What gives a run the values at these positions."""
+        return tuple(choice.argument(positions[choice.option]) for choice in self.choices)
+
+    def values(self, positions: dict[str, int]) -> dict[str, Any]:
+        """The values at these positions, by option."""
+        return {choice.option: choice.values[positions[choice.option]] for choice in self.choices}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that has ended.
+
+    Attributes:
+        number: from 0 on; 0 has the row's own values.
+        state: ``complete``; ``pruned``, as it was worse than half of those before it in the same round; or
+            ``diverged``, as its numbers were no numbers any more.
+        values: by option.
+        rounds: of which the study knows a score.
+        seconds: that it took.
+        score: in the last of these rounds; None where there is none.
+        run: name of its directory.
+    """
+
+    number: int
+    state: str
+    values: dict[str, Any]
+    rounds: int
+    seconds: float
+    score: float | None
+    run: str
+
+
+class Study:
+    """The trials of a task, in its file and in the folder of runs.
+
+    Args:
+        task: what is tuned.
+        folder: of the studies' files.
+        runs_dir: of the runs.
+
+    Raises:
+        ConfigurationError: Optuna is missing, another process has the study, or it is one of another search space.
+    """
+
+    def __init__(self, task: Task, folder: Path, runs_dir: Path) -> None:
+        optuna = _optuna()
+        self.task = task
+        self.runs_dir = runs_dir
+        self.error = ""
+        self.file = folder / f"{task.name}.db"
+        self.lock = FileLock(folder / f"{task.name}.lock")
+        holder = self.lock.read().partition(":")[2].strip()
+        if not self.lock.acquire():
+            raise ConfigurationError(f"the study {task.name} is being tuned by {holder}; wait for it to end")
+        self.lock.write("held")
+        self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
+        rounds = max(1, task.rounds // 3)
+        self.optuna = optuna.create_study(
+            storage=self.storage,
+            study_name=task.name,
+            direction="minimize" if task.metric in LOWER_IS_BETTER else "maximize",
+            pruner=optuna.pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=rounds),
+            load_if_exists=True,
+        )
+        self._check_facts()
+        if not self.optuna.trials:
+            self.optuna.enqueue_trial({choice.option: choice.own for choice in task.choices})
+        self.trial: Any = None  # of Optuna
+        self.cell: Cell | None = None
+        self.pruned = 0
+        self.seen = 0  # evaluations of the present trial that were looked at
+
+    def _check_facts(self) -> None:
+        facts = json.loads(json.dumps(self.task.facts, default=str))
+        before = self.optuna.user_attrs.get("tuned", facts)
+        if before != facts:
+            changed = [name for name in facts if before.get(name) != facts[name]]
+            self.close()
+            raise ConfigurationError(
+                f"the study {self.file} has another {' and '.join(changed)}: "
+                f"{str({name: before.get(name) for name in changed})[:200]} there, "
+                f"{str({name: facts[name] for name in changed})[:200]} here; remove the file to tune anew (runs that "
+                "are there are not run again)"
+            )
+        self.optuna.set_user_attr("tuned", facts)
+
+    def close(self) -> None:
+        """Let go of the study."""
+        self.storage.engine.dispose()
+        self.lock.release()
+
+    @property
+    def done(self) -> bool:
+        """Whether all trials have ended."""
+        return sum(trial.state.is_finished() for trial in self.optuna.trials) >= self.task.trials
+
+    def next(self) -> Cell | None:
+        """The run of the trial that comes now, one that was begun first; None where all have ended.
+
+        Each value is drawn with a sampler of its own, so that a trial can be begun, killed and begun again.
+        """
+        optuna = _optuna()
+        if self.done:
+            self.trial = self.cell = None
+            return None
+        begun = [trial for trial in self.optuna.trials if trial.state == optuna.trial.TrialState.RUNNING]
+        number = begun[0].number if begun else sum(trial.state.is_finished() for trial in self.optuna.trials)
+        self._seed(number, "all options")
+        # Optuna has no public way to go on with a trial that a killed process began.
+        self.trial = optuna.trial.Trial(self.optuna, begun[0]._trial_id) if begun else self.optuna.ask()
+        positions = {}
+        for choice in self.task.choices:
+            self._seed(number, choice.option)
+            last = len(choice.values) - 1
+            if choice.ordered:
+                positions[choice.option] = self.trial.suggest_int(choice.option, 0, last)
+            else:
+                positions[choice.option] = self.trial.suggest_categorical(choice.option, list(range(last + 1)))
+        self.pruned = self.seen = 0
+        self.cell = self.task.trial(positions)
+        return self.cell
+
+    def _seed(self, trial: int, drawn: str) -> None:
+        seed = derived_seed(self.task.cell.seed, "tuning", trial, drawn) % 2**32
+        self.optuna.sampler = _optuna().samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=seed)
+
+    def watch(self) -> int:
+        """:meth:`pruned_after`, of a run that goes on: cheap as long as it has evaluated nothing new."""
+        assert self.cell is not None
+        there = len(list((self.runs_dir / self.cell.name / PARTS).glob("*")))
+        if self.pruned or there == self.seen:
+            return self.pruned
+        self.seen = there
+        return self.pruned_after()
+
+    def pruned_after(self) -> int:
+        """The round after which the present trial is given up; 0 while it is to go on.
+
+        Rounds count in their order, whenever they are looked at: a quick run comes to the same end as a slow one.
+        """
+        assert self.cell is not None
+        if self.pruned:
+            return self.pruned
+        known = self.optuna.trials[self.trial.number].intermediate_values
+        for number, score in self._scores().items():
+            if 0 < number < self.task.rounds and number not in known:
+                self.trial.report(score, number)
+                if self.trial.should_prune():
+                    self.pruned = number
+                    return number
+        return 0
+
+    def _scores(self) -> dict[int, float]:
+        """Of each evaluated round of the present run the average over clients."""
+        import pandas as pd
+
+        assert self.cell is not None
+        try:
+            tables = [table for _, table in read_evaluations(self.runs_dir / self.cell.name)]
+        except ConfigurationError:  # it ends this very moment, and merges them
+            return {}
+        if not tables:
+            return {}
+        table = pd.concat(tables, ignore_index=True)
+        sizes = [0] * (int(table["client"].max()) + 1)
+        rounds, found = average_by_round(table, sizes, self.task.point, "val", self.task.metric)
+        return dict(zip(map(int, rounds), map(float, found.get("average", ())), strict=True))
+
+    def settle(self, outcome: Outcome, seconds: float) -> None:
+        """Note how the present trial's run has ended; :attr:`error` says where no trial can be made of it."""
+        states = _optuna().trial.TrialState
+        assert self.cell is not None
+        diverged = outcome.run_dir is None and DIVERGED in outcome.error
+        if outcome.run_dir is None and not outcome.ended_early and not diverged:
+            log = f" (log: {outcome.log})" if outcome.log else ""
+            self.error = f"{self.cell.name}: {outcome.error}{log}"
+            return
+        pruned = self.pruned_after()
+        score = None
+        if outcome.run_dir is not None:
+            record = read_record(outcome.run_dir)
+            seconds = record.seconds["total"]
+            score = record.summary[self.task.point]["val"][self.task.metric]["last"]["average"]
+        self.trial.set_user_attr("run", self.cell.name)
+        self.trial.set_user_attr("seconds", seconds)
+        if pruned:
+            self.optuna.tell(self.trial, state=states.PRUNED)
+        elif diverged or score is None:
+            self.optuna.tell(self.trial, state=states.FAIL)
+        else:
+            self.optuna.tell(self.trial, score)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Those that have ended, of the first as many as are asked for."""
+        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}
+        ended = [trial for trial in self.optuna.trials if trial.state.is_finished()]
+        return [
+            Trial(
+                trial.number,
+                names[trial.state.name],
+                self.task.values(trial.params),
+                self.task.rounds if trial.state.name == "COMPLETE" else max(trial.intermediate_values, default=0),
+                trial.user_attrs["seconds"],
+                trial.value if trial.value is not None else _last(trial.intermediate_values),
+                trial.user_attrs["run"],
+            )
+            for trial in ended[: self.task.trials]
+        ]
+
+    @property
+    def best(self) -> Trial | None:
+        """The complete trial with the best score, the first of equals; None where there is none."""
+        complete = [trial for trial in self.trials if trial.state == "complete"]
+        sign = -1 if self.task.metric in LOWER_IS_BETTER else 1
+        return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
+
+    def chosen(self) -> tuple[str, ...]:
+        """What gives a run the values of the best trial, and its record where they are from.
+
+        Raises:
+            ConfigurationError: no trial came to its end.
+        """
+        if self.best is None:
+            raise ConfigurationError(
+                f"none of the {len(self.trials)} trials of {self.task.row} came to its end: their values were not "
+                "finite; lower the rates of its search space"
+            )
+        positions = {c.option: c.values.index(self.best.values[c.option]) for c in self.task.choices}
+        facts = json.dumps({"trials": len(self.trials), "chosen_on": "val", "study": self.task.hash})
+        return (*self.task.arguments(positions), f"--tuning={facts}")
+
+
+class Studies:
+    """All studies of a table as the course of its cells: each has one trial at a time, and several go on at once.
+
+    Two studies may have a trial in common; it is run once.
+    """
+
+    def __init__(self, studies: Sequence[Study]) -> None:
+        self.studies = studies
+
+    @property
+    def total(self) -> int:
+        """Trials of all studies."""
+        return sum(study.task.trials for study in self.studies)
+
+    def first(self) -> list[Cell]:
+        """The cells to begin with."""
+        return [cell for study in self.studies if (cell := study.next()) is not None]
+
+    def reason_to_end(self, cell: Cell) -> str:
+        """Say that all studies that have it give it up."""
+        rounds = [study.watch() for study in self._at(cell)]
+        return f"pruned after round {max(rounds)}" if rounds and all(rounds) else ""
+
+    def after(self, cell: Cell, outcome: Outcome, seconds: float) -> list[Cell]:
+        """Tell the studies, and give their next trials."""
+        found = self._at(cell)
+        for study in found:
+            study.settle(outcome, seconds)
+        following = [study.next() for study in found if not study.error]
+        return [cell for cell in following if cell is not None]
+
+    def _at(self, cell: Cell) -> list[Study]:
+        return [s for s in self.studies if s.cell is not None and s.cell.name == cell.name and not s.error]
+
+
+def _last(values: dict[int, float]) -> float | None:
+    return values[max(values)] if values else None
+
+
+def _optuna() -> Any:
+    """Optuna, without its remarks.
+
+    Raises:
+        ConfigurationError: it is missing.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigurationError("tuning needs Optuna: pip install 'federated-prompt-benchmark[tune]'") from error
+    optuna.logging.set_verbosity(logging.ERROR)
+    return optuna

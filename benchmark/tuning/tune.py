@@ -1,0 +1,222 @@
+"""Tunes every row of a table with the same number of trials, and sets the tuned rows beside the untuned ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmark.cells.cluster import Cluster
+from benchmark.cells.identity import Cell, cell_command, content_hash
+from benchmark.cells.outcome import Outcome
+from benchmark.cells.queue import run_cells
+from benchmark.cells.work import Work
+from benchmark.errors import ConfigurationError
+from benchmark.files import write_text
+from benchmark.run.command import PROGRAM, resolved
+from benchmark.tables.cells import check_readings, make_cell, make_cells
+from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
+from benchmark.tables.render import render
+from benchmark.tables.run_table import TableResult, chosen_table, data_folder, write_table
+from benchmark.tuning.blocks import Tuned, trials_csv, tuning_block
+from benchmark.tuning.space import read_space, with_own_values
+from benchmark.tuning.study import Studies, Study, Task
+
+SEEDS = (0, 1, 2)
+TUNED = ", tuned"
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The table's files, the file of all trials, and the studies that came to no end, by name, with the reason."""
+
+    table: TableResult
+    trials: Path
+    stopped: dict[str, str]
+
+
+def tune_table(
+    name: str,
+    preset: str = "demo",
+    trials: int = 16,
+    rounds: int | None = None,
+    val_fraction: float = 0.2,
+    data_dir: str | Path | None = None,
+    jobs: int | None = None,
+    results_dir: str | Path = "results",
+    runs_dir: str | Path = "runs",
+    seeds: Sequence[int] = SEEDS,
+    kept: bool = False,
+    cluster: Cluster | None = None,
+    program: Sequence[str] = PROGRAM,
+) -> TuningResult:
+    """Tune each row of a table on each of its data groups, then run it with the values that were chosen, and untuned.
+
+    A trial is a run with the first seed that scores held-out training images and no others. The first one has the row's
+    own values. Only when all studies are done are the test images looked at, by runs that train on everything. Written
+    are ``results_dir/tables/<name>_<preset>_tuned.{md,csv,tex,png}`` and every trial as
+    ``results_dir/tuning/<name>_<preset>.csv``. What was begun is continued, and more ``trials`` go on with those that
+    there are.
+
+    Args:
+        name: of the table.
+        preset: of the table.
+        trials: of each row.
+        rounds: of a trial; None takes the table's own.
+        val_fraction: part of each client's training images that trials hold out.
+        data_dir: folder of the data sets.
+        jobs: runs at a time, no two of them of one study.
+        results_dir: of the tables.
+        runs_dir: of the runs; the studies lie in ``.studies`` there.
+        seeds: of the runs on the test images.
+        kept: whether records in ``results_dir/runs`` count as finished runs too.
+        cluster: run as its jobs.
+        program: command in front of ``fit``.
+
+    Raises:
+        ConfigurationError: as :func:`benchmark.tables.run_table.run_table`; a number out of range, a row without search
+            space or with an option that it does not have, rows of different rounds, no Optuna, or a study that
+            another process has or that is of another search space. All before anything runs.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
+    """
+    if trials < 1 or (rounds is not None and rounds < 1):
+        raise ConfigurationError(f"trials and rounds are at least 1, got {trials if trials < 1 else rounds}")
+    if not 0 < val_fraction < 1:
+        raise ConfigurationError(f"val_fraction is {val_fraction}, expected a number above 0 and below 1")
+    table, chosen = chosen_table(name, preset, jobs, seeds, None)
+    untuned = make_cells(table, preset, chosen)
+    where = f"the preset {preset} of table {name}"
+    folder = data_folder(data_dir, untuned.values(), where)
+    results = Path(results_dir)
+    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program))
+    check_readings(table, chosen, untuned, work)
+    held_out = (f"--data.val_fraction={val_fraction}", "--data.val_only=true")
+    tasks = {
+        (group.name, row.label): _task(row, preset, chosen, group, table.metric, trials, rounds, held_out, folder)
+        for group in chosen.data
+        for row in rows_of(table, chosen)
+    }
+    asked = sorted({task.rounds for task in tasks.values() if task.choices})
+    if len(asked) > 1:
+        raise ConfigurationError(
+            f"rows of {where} train for {' and '.join(map(str, asked))} rounds; give --rounds, so that trials of all "
+            "rows have the same number"
+        )
+    studies = _open({task.name: task for task in tasks.values() if task.choices}, work.runs_dir)
+    try:
+        course = Studies(list(studies.values()))
+        run_cells(course.first(), work, jobs, cluster, course)
+        tuned = {key: _tuned(task, studies.get(task.name)) for key, task in tasks.items()}
+    finally:
+        for study in studies.values():
+            study.close()
+    both, preset_of_both = _side_by_side(table, chosen, tuned, trials, val_fraction)
+    cells, outcomes = dict(untuned), {}
+    for (group_name, label, seed), cell in untuned.items():
+        entry = tuned[group_name, label]
+        if entry.task.choices:
+            cells[group_name, label + TUNED, seed] = again = _with(cell, entry.arguments)
+            if entry.error:
+                outcomes[again.name] = Outcome(None, entry.error)
+    outcomes |= run_cells([cell for cell in cells.values() if cell.name not in outcomes], work, jobs, cluster)
+    stem = f"{Path(name).stem}_{preset}"
+    rendered = render(
+        Path(name).stem, both, preset, preset_of_both, cells, outcomes,
+        lambda lines: [tuning_block(tuned, lines, both, TUNED)],
+    )  # fmt: skip
+    every_trial = results / "tuning" / f"{stem}.csv"
+    every_trial.parent.mkdir(parents=True, exist_ok=True)
+    write_text(every_trial, trials_csv(tuned))
+    stopped = {entry.task.name: entry.error for entry in tuned.values() if entry.error}
+    return TuningResult(write_table(f"{stem}_tuned", results, both, rendered, outcomes), every_trial, stopped)
+
+
+def _task(
+    row: Row,
+    preset_name: str,
+    preset: Preset,
+    group: DataGroup,
+    metric: str,
+    trials: int,
+    rounds: int | None,
+    held_out: Sequence[str],
+    data_dir: Path | None,
+) -> Task:
+    cell = make_cell(row, preset_name, preset, group, preset.seeds[0])
+    cell = _with(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
+    space = read_space(cell.configs, row.label)
+    config = resolved(cell_command(cell, Path(), data_dir, ())[1:])
+    prefix, _, digest = cell.name.rpartition("-")
+    return Task(
+        row.label,
+        group.label,
+        f"{prefix}-{row.point}-{digest}",
+        cell,
+        with_own_values(space, config, row.label),
+        row.point,
+        metric,
+        config["trainer"]["max_epochs"],
+        trials,
+    )
+
+
+def _with(cell: Cell, arguments: Sequence[str]) -> Cell:
+    """The cell with further arguments, and the name that it has with them."""
+    overrides = (*cell.overrides, *arguments)
+    digest = content_hash(cell.configs, overrides)
+    return replace(cell, name=f"{cell.name.rpartition('-')[0]}-{digest}", overrides=overrides)
+
+
+def _open(tasks: dict[str, Task], runs_dir: Path) -> dict[str, Study]:
+    """The studies of these tasks; none stays open where one cannot be had."""
+    studies: dict[str, Study] = {}
+    try:
+        for name, task in tasks.items():
+            studies[name] = Study(task, runs_dir / ".studies", runs_dir)
+    except BaseException:
+        for study in studies.values():
+            study.close()
+        raise
+    return studies
+
+
+def _tuned(task: Task, study: Study | None) -> Tuned:
+    """What became of a task, where there was something to tune."""
+    if study is None:
+        return Tuned(task)
+    try:
+        arguments = () if study.error else study.chosen()
+    except ConfigurationError as error:
+        return Tuned(task, study.trials, None, (), str(error))
+    return Tuned(task, study.trials, study.best, arguments, study.error)
+
+
+def _side_by_side(
+    table: Table, preset: Preset, tuned: dict[tuple[str, str], Tuned], trials: int, val_fraction: float
+) -> tuple[Table, Preset]:
+    """The table with a tuned row below each row that there was something to tune of."""
+    rows = []
+    for row in rows_of(table, preset):
+        rows.append(row)
+        if any(entry.task.choices for (_, label), entry in tuned.items() if label == row.label):
+            rows.append(replace(row, label=row.label + TUNED))
+    labels = [row.label for row in rows]
+
+    def tuned_if_any(label: str) -> str:
+        return label + TUNED if label + TUNED in labels else label
+
+    rounds = sorted({entry.task.rounds for entry in tuned.values() if entry.task.choices})
+    note = (
+        f"Tuned rows: the best of {trials} trials of {' or '.join(map(str, rounds))} rounds with seed "
+        f"{preset.seeds[0]}, the first of which has the row's own values, by the {table.metric} on the "
+        f"{val_fraction:.0%} of each client's training images that trials hold out; then, with all training images, "
+        "the runs of this table."
+    )
+    return (
+        replace(
+            table,
+            title=f"{table.title}; tuned and untuned",
+            rows=rows,
+            baseline=None if table.baseline is None else tuned_if_any(table.baseline),
+            gains=[tuned_if_any(label) for label in table.gains],
+        ),
+        replace(preset, rows=[], note=" ".join(filter(None, [preset.note, note]))),
+    )

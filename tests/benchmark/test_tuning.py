@@ -1,0 +1,493 @@
+"""Tuning: the spaces of all methods, studies against a rule written out, kills, and that no test image is looked at."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc import locate
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from federation import Ragged, TinyImages, build, fit
+from finished_run import write_finished_run
+from refusal import refused
+
+from benchmark.cells.identity import Cell, content_hash
+from benchmark.cells.outcome import Outcome
+from benchmark.cells.queue import run_cells
+from benchmark.cells.work import Work
+from benchmark.commands import main
+from benchmark.errors import ConfigurationError
+from benchmark.records.evaluations import write_evaluation
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import read_record
+from benchmark.run.command import resolved
+from benchmark.tuning.space import Choice, read_space, with_own_values
+from benchmark.tuning.study import COMPLETE_TRIALS, Studies, Study, Task
+from benchmark.tuning.tune import tune_table
+from datamodules.federated import FederatedDataModule
+from datamodules.source import ImagePool
+from methods.text_prompt import TextPromptMethod
+
+pytest.importorskip("optuna")
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
+ROUNDS = 4
+
+
+# --- search spaces ---
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_space_of_options_that_it_takes(method: str) -> None:
+    path = f"configs/methods/{method}.yaml"
+    model = yaml.safe_load((ROOT / path).read_text())["model"]
+    kind = locate(model if isinstance(model, str) else model["class_path"])
+    configs = [path, f"configs/suites/{'digits_clip' if issubclass(kind, TextPromptMethod) else 'digits'}.yaml"]
+    space = read_space(configs, method)
+    assert bool(space) == (method != "zeroshotclip")
+    given = [part for name in configs for part in ("--config", name)]
+    choices = with_own_values(space, resolved(given), method)
+    assert all(len(choice.values) > 1 for choice in choices)
+    last = [choice.argument(len(choice.values) - 1) for choice in choices]
+    taken = with_own_values(space, resolved([*given, *last]), method)
+    assert [choice.values[choice.own] for choice in taken] == [choice.values[-1] for choice in choices]
+
+
+def test_the_rows_own_values_join_its_space() -> None:
+    config = {"model": {"lr": 0.02, "name": None, "size": 4}}
+    choices = with_own_values({"model.lr": [0.1, 0.01], "model.name": [1, 2], "model.size": [4, 8]}, config, "A")
+    assert [choice.values for choice in choices] == [(0.01, 0.02, 0.1), (None, 1, 2), (4, 8)]
+    assert [choice.own for choice in choices] == [1, 0, 0]
+    assert [choice.ordered for choice in choices] == [True, False, True]
+    assert choices[1].argument(0) == "--model.name=null"
+    with pytest.raises(ConfigurationError, match=r"row A: its search space has the option model.rate"):
+        with_own_values({"model.rate": [1]}, config, "A")
+
+
+@pytest.mark.parametrize(
+    ("method", "space", "said"),
+    [
+        ("", None, "row A has no search space: no file gives its name as method; write"),
+        ("mine", None, "row A has no search space: there is no configs/spaces/mine.yaml; write"),
+        ("mine", "[1]", "mine.yaml: expected options and their values, got [1]"),
+        ("mine", "", "mine.yaml: expected options and their values, got None"),
+        ("mine", "lr: [0.1]", "mine.yaml: lr: expected {values: [...]} with different values, got [0.1]"),
+        ("mine", "lr: {values: []}", "lr: expected {values: [...]} with different values"),
+        ("mine", "lr: {values: [0.1, 0.1]}", "lr: expected {values: [...]} with different values"),
+        ("mine", "lr: {min: 0.1, max: 1}", "lr: expected {values: [...]} with different values"),
+    ],
+)
+def test_a_space_of_another_form_is_refused(
+    method: str, space: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("method.yaml").write_text(f"model: methods.FedAvg\n{f'method: {method}' if method else ''}\n")
+    Path("configs/spaces").mkdir(parents=True)
+    if space is not None:
+        Path("configs/spaces/mine.yaml").write_text(space)
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        read_space(["method.yaml"], "A")
+
+
+# --- studies, with runs that are written by hand ---
+
+CHOICES = (
+    Choice("model.lr", (0.01, 0.03, 0.1, 0.3, 1.0), 1),
+    Choice("model.momentum", (0.0, 0.5, 0.9), 0),
+    Choice("model.kind", ("a", None, "c"), 2),
+)
+
+
+def task(name: str = "alpha-digits-s0", trials: int = 10, choices: Sequence[Choice] = CHOICES) -> Task:
+    return Task(
+        "Alpha",
+        "Digits",
+        name,
+        Cell(f"{name}-00000000", (), (), 0),
+        tuple(choices),
+        "server",
+        "accuracy",
+        ROUNDS,
+        trials,
+    )
+
+
+def curve(cell: Cell) -> list[float]:
+    """Score after each round, from 0 on: the best rate is 0.3, and momentum helps."""
+    given = dict(entry.removeprefix("--").split("=", 1) for entry in cell.overrides)
+    lr, momentum = float(given["model.lr"]), float(given["model.momentum"])
+    top = 0.9 - 0.15 * abs(math.log10(lr / 0.3)) + 0.05 * momentum - 0.02 * (given["model.kind"] == "null")
+    return [0.1 + (top - 0.1) * n / ROUNDS for n in range(ROUNDS + 1)]
+
+
+def rows(number: int, score: float) -> pd.DataFrame:
+    found = [(number, client, "server", "val", "accuracy", score + 0.01 * client - 0.005) for client in (0, 1)]
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def write_round(folder: Path, scores: Sequence[float], number: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_evaluation(folder, number, rows(number, scores[number]))
+
+
+def finish(folder: Path, scores: Sequence[float], seed: int = 0) -> Outcome:
+    record = RunRecord(
+        method="Alpha",
+        dataset="Rooms",
+        setting="one domain per client",
+        seed=seed,
+        client_names=("a", "b"),
+        test_sizes=(10, 10),
+        manifest_hash="abc",
+        device="cpu",
+        environment={},
+        rounds=ROUNDS,
+        rounds_trained=ROUNDS,
+        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
+        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=1,
+    )
+    write_finished_run(folder, record, pd.concat([rows(n, score) for n, score in enumerate(scores)]))
+    return Outcome(folder)
+
+
+def run(study: Study) -> None:
+    """Do all of a study's trials, a slow one that is pruned and quick ones that end before anybody looks."""
+    cell = study.cell or study.next()
+    while cell is not None:
+        cell = after(study, cell)
+
+
+def after(study: Study, cell: Cell) -> Cell | None:
+    """Do one trial; the next one."""
+    folder, scores = study.runs_dir / cell.name, curve(cell)
+    course = Studies([study])
+    if study.trial.number % 2:
+        for number in range(1, ROUNDS + 1):
+            write_round(folder, scores, number)
+            if reason := course.reason_to_end(cell):
+                assert reason == f"pruned after round {number}"
+                return next(iter(course.after(cell, Outcome(None, reason, ended_early=True), 1.0)), None)
+    return next(iter(course.after(cell, finish(folder, scores), 1.0)), None)
+
+
+def states(study: Study) -> list[tuple[int, str, dict[str, Any], int, float | None]]:
+    return [(t.number, t.state, t.values, t.rounds, t.score) for t in study.trials]
+
+
+def opened(folder: Path, *arguments: Any, **given: Any) -> Study:
+    return Study(task(*arguments, **given), folder / "studies", folder / "runs")
+
+
+def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    run(study)
+    assert study.trials[0].values == {"model.lr": 0.03, "model.momentum": 0.0, "model.kind": "c"}
+    complete: list[list[float]] = []
+    for trial in study.trials:
+        cell = study.task.trial({c.option: c.values.index(trial.values[c.option]) for c in CHOICES})
+        assert (trial.run, trial.seconds) == (cell.name, 1.0 if trial.state == "pruned" and trial.number % 2 else 3.0)
+        scores, pruned = curve(cell), 0
+        for number in range(ROUNDS // 3, ROUNDS):  # the first third is for everybody
+            enough = len(complete) >= COMPLETE_TRIALS
+            if enough and max(scores[1 : number + 1]) < median(each[number] for each in complete) - 1e-12:
+                pruned = number
+                break
+        assert (trial.state, trial.rounds) == (("pruned", pruned) if pruned else ("complete", ROUNDS))
+        if not pruned:
+            complete.append(scores)
+            assert trial.score == pytest.approx(scores[-1])
+    assert {trial.state for trial in study.trials} == {"complete", "pruned"}
+    best = max(complete, key=lambda scores: scores[-1])
+    assert study.best is not None
+    assert study.best.score == pytest.approx(best[-1])
+    *values, facts = study.chosen()
+    assert values == [f"--{option}={json.dumps(value)}" for option, value in study.best.values.items()]
+    assert json.loads(facts.removeprefix("--tuning=")) == {
+        "trials": 10,
+        "chosen_on": "val",
+        "study": study.task.hash,
+    }
+    study.close()
+
+
+def test_a_killed_study_goes_on_to_the_same_trials_and_more_of_them_continue_it(tmp_path: Path) -> None:
+    whole = opened(tmp_path / "whole")
+    run(whole)
+    first = opened(tmp_path / "killed")
+    cell = first.next()
+    for _ in range(5):
+        assert cell is not None
+        cell = after(first, cell)
+    assert cell is not None
+    write_round(first.runs_dir / cell.name, curve(cell), 1)
+    assert first.watch() == 0
+    first.close()  # killed here: the sixth trial has begun and has ended its first round
+    again = opened(tmp_path / "killed", trials=7)
+    assert again.next() == cell
+    run(again)
+    again.close()
+    more = opened(tmp_path / "killed")
+    assert (len(more.trials), more.done) == (7, False)
+    run(more)
+    assert states(more) == states(whole)
+    assert states(opened(tmp_path / "other", "beta-digits-s0")) == []
+    more.close()
+    whole.close()
+
+
+def test_what_a_study_is_of_must_not_change(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"alpha-digits-s0 is being tuned by process \d+ on .*; wait"):
+        opened(tmp_path)
+    study.close()
+    with pytest.raises(ConfigurationError, match=r"alpha-digits-s0\.db has another space: .* remove the file to tune"):
+        opened(tmp_path, choices=CHOICES[:2])
+    opened(tmp_path, trials=20).close()
+
+
+def test_a_run_that_diverged_is_a_trial_and_one_that_failed_is_done_again(tmp_path: Path) -> None:
+    study = opened(tmp_path, trials=2)
+    course = Studies([study])
+    cell = study.next()
+    assert cell is not None
+    assert course.after(cell, Outcome(None, "no space left on device", Path("log.txt")), 1.0) == []
+    assert study.error == f"{cell.name}: no space left on device (log: log.txt)"
+    study.close()
+    study = opened(tmp_path, trials=2)
+    course = Studies([study])
+    assert course.first() == [cell]
+    following = course.after(cell, Outcome(None, "error: training diverged: losses were not finite"), 2.0)
+    assert [trial.state for trial in study.trials] == ["diverged"]
+    assert course.after(following[0], Outcome(None, "values that were not finite"), 2.0) == []
+    assert (course.total, study.done, study.best) == (2, True, None)
+    with pytest.raises(ConfigurationError, match="none of the 2 trials of Alpha came to its end"):
+        study.chosen()
+    study.close()
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'federated-prompt-benchmark\[tune\]'"):
+        opened(tmp_path)
+
+
+# --- the course of cells ---
+
+
+def test_cells_follow_each_other_and_one_that_is_given_up_is_ended(tmp_path: Path, capsys: Any) -> None:
+    program = tmp_path / "run.py"
+    program.write_text("import time; print('at work', flush=True); time.sleep(60)")
+    name = f"-{content_hash((), ())}"
+    ended: list[tuple[str, str, bool]] = []
+
+    class Chain:
+        total = 3
+
+        def reason_to_end(self, cell: Cell) -> str:
+            begun = (tmp_path / "runs" / cell.name / "log.txt").read_text().endswith("at work\n")
+            return "given up" if begun else ""
+
+        def after(self, cell: Cell, outcome: Outcome, seconds: float) -> list[Cell]:
+            ended.append((cell.name, outcome.error, outcome.ended_early))
+            return [Cell(f"{len(ended)}{name}", (), (), 0)] if len(ended) < 3 else []
+
+    work = Work(tmp_path / "runs", program=(sys.executable, str(program)))
+    outcomes = run_cells([Cell(f"0{name}", (), (), 0)], work, 2, course=Chain())
+    assert ended == [(f"{n}{name}", "given up", True) for n in range(3)]
+    assert all(outcome.ended_early for outcome in outcomes.values())
+    assert f"[3/3] 2{name} ended early: given up" in capsys.readouterr().out
+
+
+# --- a table ---
+
+#: Writes a run that was prepared: a trial by its rate, else by seed.
+FAKE_RUN = """
+import pathlib, shutil, sys
+given = dict(entry.removeprefix("--").split("=", 1) for entry in sys.argv if "=" in entry)
+run_dir = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
+seed = sys.argv[sys.argv.index("--seed_everything") + 1]
+trial = given.get("data.val_only") == "true"
+name = given["model.init_args.training.lr"] if trial else seed
+with open("calls.txt", "a") as stream:
+    stream.write(f"{'trial' if trial else 'test'} {name} {given.get('tuning', '')}\\n")
+for path in (pathlib.Path("finished") / name).iterdir():
+    shutil.copy(path, run_dir / path.name)
+"""
+TABLE = {
+    "title": "Two methods",
+    "baseline": "FedVPT",
+    "presets": {"demo": {"seeds": [3], "data": [{"name": "digits", "label": "Digits", "suite": "digits"}]}},
+    "rows": [
+        {"label": "FedVPT", "method": "fedvpt", "point": "server"},
+        {"label": "FedAvg", "method": "fedavg", "point": "server"},
+    ],
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text(yaml.safe_dump(TABLE))
+    Path("fake_run.py").write_text(FAKE_RUN)
+    Path("calls.txt").touch()
+    for seed in (0, 1):
+        finish(Path("finished") / str(seed), [0.5 + 0.1 * seed] * (ROUNDS + 1), seed)
+        path = Path("finished") / str(seed)
+        found = pd.concat([rows(n, 0.5 + 0.1 * seed) for n in range(ROUNDS + 1)]).assign(split="test")
+        write_finished_run(path, read_record(path), found)
+    for lr in (0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.25):
+        finish(Path("finished") / json.dumps(lr), [lr] * (ROUNDS + 1))
+    return tmp_path
+
+
+def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path) -> None:
+    result = tune_table(
+        "two.yaml", trials=4, rounds=ROUNDS, seeds=[0, 1], jobs=2, program=(sys.executable, "fake_run.py")
+    )
+    assert (result.table.failed, result.table.problems, result.stopped) == ({}, [], {})
+    calls = [line.split(" ", 2) for line in Path("calls.txt").read_text().splitlines()]
+    kinds = [call[0] for call in calls]
+    assert kinds == sorted(kinds, reverse=True)  # no test image before the last trial has ended
+    assert kinds.count("test") == 2 * 2 * 2
+    trials = pd.read_csv(result.trials)
+    assert trials.groupby("method").size().to_dict() == {"FedAvg": 4, "FedVPT": 4}
+    chosen = trials[trials["chosen"]].set_index("method")
+    for method, part in trials.groupby("method"):
+        rates = [json.loads(values)["model.init_args.training.lr"] for values in part["values"]]
+        assert json.loads(chosen.loc[method, "values"])["model.init_args.training.lr"] == max(rates)
+    assert sorted(json.loads(call[2])["study"] for call in calls if call[0] == "test" and call[2]) == sorted(
+        list(chosen["study"]) * 2
+    )
+    text = result.table.markdown.read_text()
+    assert "the best of 4 trials of 4 rounds with seed 0" in text
+    assert "against FedVPT, tuned, paired" in text
+    line = next(line for line in text.split("## Tuning")[1].splitlines() if line.startswith("| FedVPT"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert (cells[1], cells[5:]) == ("4", ["55.00 ± 7.07", "55.00 ± 7.07", "+0.00"])
+    before = Path("calls.txt").read_text()
+    again = tune_table("two.yaml", trials=4, rounds=ROUNDS, seeds=[0, 1], program=(sys.executable, "fake_run.py"))
+    assert again.table.markdown.read_text() == text
+    assert Path("calls.txt").read_text() == before
+
+
+def test_trials_do_not_depend_on_how_many_go_on_at_once(root: Path) -> None:
+    found = []
+    for jobs in (1, 4):
+        given = {"trials": 3, "rounds": ROUNDS, "seeds": [0], "jobs": jobs, "runs_dir": f"runs{jobs}"}
+        result = tune_table("two.yaml", program=(sys.executable, "fake_run.py"), **given)
+        found.append(pd.read_csv(result.trials).drop(columns="seconds"))
+    pd.testing.assert_frame_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["two.yaml", "--trials", "0"], "trials and rounds are at least 1, got 0"),
+        (["two.yaml", "--rounds", "0"], "trials and rounds are at least 1, got 0"),
+        (["two.yaml", "--val_fraction", "1"], "val_fraction is 1.0, expected a number above 0 and below 1"),
+        (["two.yaml", "--jobs", "0"], "jobs is 0, expected at least 1"),
+        (["three"], "there is no table configs/tables/three.yaml; tables here: "),
+        (["two.yaml", "--preset", "paper"], "table two.yaml has no preset 'paper'"),
+        (["bare.yaml"], "row Own has no search space: no file gives its name as method"),
+        (["unlike.yaml"], "train for 10 and 20 rounds; give --rounds"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    root: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("own.yaml").write_text("model: methods.FedAvg\n")
+    own = TABLE | {"rows": [{"label": "Own", "name": "own", "configs": ["own.yaml"], "point": "server"}]}
+    Path("bare.yaml").write_text(yaml.safe_dump(own | {"baseline": None}))
+    longer = {"demo": ["--trainer.max_epochs=20"]}
+    unlike = [TABLE["rows"][0], TABLE["rows"][1] | {"overrides": longer}]
+    Path("unlike.yaml").write_text(yaml.safe_dump(TABLE | {"rows": unlike}))
+    assert said in refused(capsys, main, ["tune", *arguments])
+    assert Path("calls.txt").read_text() == ""
+
+
+# --- no test image ---
+
+TUNING = ("--data.val_fraction=0.25", "--data.val_only=true", "--data.partition=IID", "--data.partition.num_clients=3")
+
+
+def test_only_held_out_training_images_are_known_to_the_engine() -> None:
+    method, data = build("FedVPT", *TUNING, "--data.clients_per_round=3")
+    fit(method, data, 1)
+    assert set(data.federation.held_out) == {"val"}
+    assert set(method.evaluation.scores) == {("server", "val"), ("local", "val")}
+    held = np.concatenate([*data.held_out["val"].values(), *data.train_indices.values()])
+    assert not set(held) & set(np.concatenate(data.splits.test))
+    assert data.test_sizes == tuple(map(len, data.splits.test))
+    with pytest.raises(ConfigurationError, match=r"data.val_only scores no test image"):
+        data.test_dataloader()
+    with pytest.raises(ConfigurationError, match=r"data.val_fraction=0 holds none out; give for example"):
+        FederatedDataModule(TinyImages(), Ragged(), val_only=True)
+
+
+@pytest.mark.parametrize("conf", ["FedAvgFT", "PFedPG"])
+def test_other_test_images_change_nothing(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OtherTest(TinyImages):
+        def load(self) -> ImagePool:
+            pool = super().load()
+            images, labels = pool.images.clone(), pool.labels.clone()
+            images[pool.test] = 255 - images[pool.test]
+            labels[pool.test] = 7 - labels[pool.test]
+            return ImagePool(images, labels, pool.test, pool.domains, pool.group)
+
+    def scores(kind: type[TinyImages], *more: str) -> dict[str, torch.Tensor]:
+        method, data = build(conf, "--data.val_fraction=0.25", "--data.clients_per_round=3", *more)
+        data.source = kind()
+        fit(method, data, 1)
+        found = {key: value.compute() for key, value in method.evaluation.scores.items()}
+        return {f"{key} {metric}": values for key, each in found.items() for metric, values in each.items()}
+
+    held = scores(TinyImages, *TUNING[1:])
+    other = scores(OtherTest, *TUNING[1:])
+    assert held.keys() == other.keys()
+    for key, values in held.items():
+        torch.testing.assert_close(values, other[key], rtol=0, atol=0, equal_nan=True)
+    both = scores(TinyImages, *TUNING[2:])
+    assert set(held) < set(both)
+    for key, values in held.items():
+        torch.testing.assert_close(values, both[key], rtol=0, atol=0, equal_nan=True)
+
+
+# --- as its users run it ---
+
+
+@pytest.mark.slow
+def test_a_tuning_that_is_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    Path(tmp_path / "two.yaml").write_text(yaml.safe_dump(TABLE))
+    command = [sys.executable, "-m", "benchmark.commands", "tune", "two.yaml", "--trials=2", "--rounds=1", "--seeds=0"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    tables = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "two.yaml").write_text(yaml.safe_dump(TABLE))
+        if name == "killed":
+            process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            assert any("finished" in line for line in process.stdout)
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        tables.append(pd.read_csv(folder / "results" / "tuning" / "two_demo.csv").drop(columns="seconds"))
+        tuned = [path.parent for path in folder.glob("runs/*/record.json") if read_record(path.parent).tuning]
+        assert len(tuned) == 2
+        assert all("val" not in read_record(run).summary["server"] for run in tuned)
+    pd.testing.assert_frame_equal(*tables)
