@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -186,6 +187,7 @@ def _circumstances(run: Run, days: Mapping[str, str]) -> list[Cell]:
     revision, peak = _revision(run), run.record.peak_memory_bytes
     day = str(run.record.environment.get("date") or "")
     committed = days.get(revision, "")
+    config = shlex.quote(f"{run.folder.as_posix()}/config.yaml")  # a stranger's folder may be called anything
     return [
         Cell(str(run.record.seed)),
         Cell(str(run.record.rounds_trained)),
@@ -194,7 +196,7 @@ def _circumstances(run: Run, days: Mapping[str, str]) -> list[Cell]:
         Cell("" if peak is None else f"{peak / 1e6:.0f}"),
         Cell(day or committed, "" if day or not committed else "of the commit"),
         Cell(revision[:7], "with changes" if run.record.environment.get("git", {}).get("dirty") else "", code=True),
-        Cell(f"lightning-cli fit --config {run.folder.as_posix()}/config.yaml --run_dir again", code=True),
+        Cell(f"lightning-cli fit --config {config} --run_dir again", code=True),
     ]
 
 

@@ -19,6 +19,7 @@ from benchmark.records.grouped_runs import group, read_runs
 from benchmark.report import charts
 from benchmark.report.boards import Board, boards, ranking, runs_of, sources, variants, worst_clients
 from benchmark.report.table_pages import TablePage, table_page
+from benchmark.shipped import SHIPPED
 from benchmark.tables.paper import read_paper
 
 if TYPE_CHECKING:  # an extra
@@ -47,7 +48,7 @@ class Page:
 def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path | None = None) -> Page:
     """Write the page from ``results_dir/runs``, ``tables``, ``paper`` and ``figures``, and a further folder of runs.
 
-    The same files give the same page.
+    The same files give the same page. Without a ``paper``, the published numbers are those that came with the code.
 
     Runs and tables that are damaged are left out, listed on the page and in the answer.
 
@@ -57,11 +58,15 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
     """
     for folder in (results_dir, *([runs_dir] if runs_dir else [])):
         if not folder.is_dir():
-            raise ConfigurationError(f"{folder} is no folder; start the command in the repository's root")
+            raise ConfigurationError(
+                f"{folder} is no folder; start the command in the repository's root, or name with --results_dir the "
+                "folder that has `runs` in it"
+            )
     _check_writable(path)
     template, scripts = _template()
     runs, problems = read_runs([results_dir / "runs", *([runs_dir] if runs_dir else [])])
-    paper = read_paper([str(each) for each in sorted((results_dir / "paper").glob("*.csv"))])
+    published = results_dir / "paper" if (results_dir / "paper").is_dir() else SHIPPED / "results" / "paper"
+    paper = read_paper([str(each) for each in sorted(published.glob("*.csv"))])
     tables = _tables(results_dir / "tables", problems)
     places = [_place(board, paper) for board in boards(group(runs))]
     content = template.render(

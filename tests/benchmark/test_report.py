@@ -185,10 +185,11 @@ def test_a_strangers_record_is_text_wherever_it_is_shown(tmp_path: Path) -> None
     words = "<script>alert(1)</script>"
     machine = {"git": {"revision": words, "dirty": True}, "date": words, "hardware": {"cpu": words}}
     fields = {"environment": machine, "server": f"x.{words}"}
-    write_run(tmp_path / "runs" / "a", words, 0, [0.5, 0.7, 0.9], **fields)
+    write_run(tmp_path / "runs" / "a; echo $(b)", words, 0, [0.5, 0.7, 0.9], **fields)
     write_run(tmp_path / "runs" / "b", words, 0, [0.5, 0.7, 0.9], lr=words, **fields)  # type: ignore[arg-type]
     page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
     assert words not in page
+    assert f"--config &#39;{tmp_path}/runs/a; echo $(b)/config.yaml&#39; --run_dir" in page  # nothing that a shell runs
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 10
     scripts = [attributes.get("type") for tag, attributes in _Collector(page).tags if tag == "script"]
     assert sorted(filter(None, scripts)) == ["application/json", "module", "module"]
