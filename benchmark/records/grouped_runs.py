@@ -207,7 +207,8 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
         # With a partition seed of null every seed has a partition of its own; else one that differs is other data.
         drawn_anew = run.partition[0] != "FromManifest" and run.config.get("data", {}).get("partition_seed", 0) is None
         split = None if drawn_anew else run.record.manifest_hash
-        alike.setdefault((config_hash(config), run.record.images_sha256, split), []).append(run)
+        study = (run.record.tuning or {}).get("study")  # a search may end where it began
+        alike.setdefault((config_hash(config), run.record.images_sha256, split, study), []).append(run)
     together = [tuple(sorted(part, key=lambda run: run.record.seed)) for part in alike.values()]
     unnamed = [Experiment(part, part[0].method) for part in together]
     unnamed.sort(key=lambda each: (each.first.demo, *each.place, each.name, str(each.first.folder)))

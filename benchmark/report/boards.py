@@ -70,17 +70,22 @@ def boards(experiments: Sequence[Experiment]) -> list[Board]:
     for part in settings.values():
         methods: dict[str, list[Experiment]] = {}
         for each in tell_apart(part):
-            methods.setdefault(each.first.method, []).append(each)
+            methods.setdefault(_named(each.first), []).append(each)
         several = [sorted(own, key=_precedence) for own in methods.values() if len(own) > 1]
         alike = [own[0] for own in several]
         ranked = alike + [own[0] for own in methods.values() if len(own) == 1]
-        plain = [Experiment(each.runs, each.first.method) for each in sorted(ranked, key=_score, reverse=True)]
+        plain = [Experiment(each.runs, _named(each.first)) for each in sorted(ranked, key=_score, reverse=True)]
         run = part[0].first
         anchor = anchor_of("data", *part[0].place, str(run.record.rounds), "rounds", run.local_work)
         while anchor in found:  # the same words, of another partition or other weights
             anchor += "-other"
         found[anchor] = Board(anchor, tuple(plain), tuple(each for own in several for each in own[1:]), tuple(alike))
     return list(found.values())
+
+
+def _named(run: Run) -> str:
+    """The method, whose tuned runs are ranked beside those at its given values."""
+    return f"{run.method}, tuned" if run.record.tuning else run.method
 
 
 def _setting(run: Run) -> tuple[object, ...]:
@@ -142,7 +147,7 @@ def variants(board: Board) -> Grid:
 def _heads(board: Board) -> list[str]:
     heads = ["#", "Method", *(words.capitalize() for point, words in POINTS.items() if point in board.points)]
     heads += ["Last ten rounds", "Best round, on test data", "Worst client", "Worst decile", "Spread over clients"]
-    return [*heads, "Seeds", "kB a round", "Seconds", *([] if board.first.demo else ["Paper"])]
+    return [*heads, "Tuned", "Seeds", "kB a round", "Seconds", *([] if board.first.demo else ["Paper"])]
 
 
 def _row(experiment: Experiment, board: Board) -> list[Cell]:
@@ -156,12 +161,19 @@ def _row(experiment: Experiment, board: Board) -> list[Cell]:
         mean_std(_averages(experiment, "last10")),
         mean_std(_averages(experiment, "best_on_test")),
         *(mean_std(_averages(experiment, "last", name)) for name in ("worst", "worst_decile", "std")),
+        _tuning(experiment.first),
         str(len(experiment.runs)),
         mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0],
         mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0],
     ]
     above = "ranked above: " if experiment in board.alike else ""
-    return [Cell(method, above + experiment.name.removeprefix(method).strip(" ()"), board.anchor), *map(Cell, numbers)]
+    note = above + experiment.name.removeprefix(_named(experiment.first)).removeprefix(method).strip(" ()")
+    return [Cell(_named(experiment.first), note, board.anchor), *map(Cell, numbers)]
+
+
+def _tuning(run: Run) -> str:
+    tuning = run.record.tuning
+    return f"{tuning['trials']} trials, {tuning['chosen_on']}" if tuning else "no"
 
 
 def _published(run: Run, paper: "pd.DataFrame") -> Cell:

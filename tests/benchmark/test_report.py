@@ -363,3 +363,12 @@ def test_a_record_names_no_module_that_is_imported_for_it(tmp_path: Path, monkey
     importlib.import_module("somebodys")
     assert own("somebodys.Pets", "title") == "Pets"
     monkeypatch.delitem(sys.modules, "somebodys")
+
+
+def test_a_tuned_row_is_ranked_beside_the_untuned_and_says_its_trials(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "FedVPT", 0, [0.5, 0.7, 0.9])
+    tuning = {"trials": 16, "chosen_on": "val", "study": "s"}
+    write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.6, 0.8, 0.9], lr=0.3, tuning=tuning)
+    heads, *ranked = rows(section(write_report(tmp_path / "page.html", tmp_path).path.read_text(), "leaderboard"))
+    assert [row[:2] for row in ranked] == [["1", "FedVPT, tuned"], ["2", "FedVPT"]]
+    assert [row[heads.index("Tuned")] for row in ranked] == ["16 trials, val", "no"]
