@@ -47,10 +47,15 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically, keys sorted. NaN and infinity are refused: they are not JSON.
+def json_bytes(value: Any) -> bytes:
+    """Spell JSON with its keys sorted. NaN and infinity are refused: they are not JSON.
 
     Raises:
         ValueError: a number is not finite.
     """
-    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, as :func:`json_bytes` spells it."""
+    write_bytes(path, json_bytes(value))

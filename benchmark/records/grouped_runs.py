@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.classes import own
-from benchmark.records.hashes import canonical, config_hash
+from benchmark.records.hashes import RESULT_FREE_KEYS, canonical, config_hash
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run, stored_runs
 
@@ -239,7 +239,11 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
     own = flat.pop(list(rivals).index(experiment))
     keys = [key for key in own if key.startswith(("model", "server", "data", "trainer.max_epochs"))]
     # A setting that others' configurations do not have is one that came later.
-    differing = [key for key in keys if any(each.get(key, own[key]) != own[key] for each in flat)]
+    differing = [
+        key
+        for key in keys
+        if key.rpartition(".")[2] not in RESULT_FREE_KEYS and any(each.get(key, own[key]) != own[key] for each in flat)
+    ]
     count = next((n for n in range(3, len(differing)) if not _alike(own, flat, differing[:n])), len(differing))
     named = [(key.rpartition(".")[2].replace("_", " "), own[key]) for key in differing[:count]]
     shown = [f"{name} {value}" for name, value in named if value is not None]

@@ -1,12 +1,13 @@
 """Finished runs' small files, copied to be committed."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_bytes
+from benchmark.files import json_bytes, write_bytes
 from benchmark.records.hashes import canonical
-from benchmark.records.record_file import FILES, is_finished, parse_json
+from benchmark.records.record_file import FILES, file_entry, is_finished, parse_json
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, verify_record
 
 
@@ -15,7 +16,8 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
 
     Copied: ``config.yaml``, ``metrics.parquet``, ``manifest.json`` up to :data:`KEPT_MANIFEST_BYTES` (of a larger one
     ``partition.json`` keeps the images per client and class), and ``record.json`` last. Checkpoints and logs stay
-    behind.
+    behind, and so does the name of the folder that the images were read from, which changes no result
+    (:data:`benchmark.records.hashes.RESULT_FREE_KEYS`): the copy says ``data``.
 
     Raises:
         ConfigurationError: the run is not finished or does not verify, or another record is kept under this name.
@@ -30,6 +32,7 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
         for name in (*FILES, "partition.json", "record.json")
         if (source / name).is_file()
     }
+    _forget_folder(content)
     if len(content.get("manifest.json", b"")) > KEPT_MANIFEST_BYTES:
         content["partition.json"] = _class_counts(content.pop("manifest.json"))
     if is_finished(target) and (target / "record.json").read_bytes() != content["record.json"]:
@@ -38,6 +41,17 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     for name, data in content.items():
         write_bytes(target / name, data)
     return target
+
+
+def _forget_folder(content: dict[str, bytes]) -> None:
+    """Call the folder of the images ``data``, and let the record know the changed file."""
+    config = re.sub(rb"(?m)^(\s+root:) .*$", rb"\1 data", content["config.yaml"])
+    if config != content["config.yaml"]:
+        record = parse_json(content["record.json"])
+        record["files"]["config.yaml"] = file_entry(config)
+        del record["record_sha256"]
+        record["record_sha256"] = hashlib.sha256(canonical(record)).hexdigest()
+        content |= {"config.yaml": config, "record.json": json_bytes(record)}
 
 
 def _class_counts(manifest: bytes) -> bytes:

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 import math
@@ -434,3 +435,15 @@ def test_averages_by_round(run_dir: Path) -> None:
     assert found["average"] == pytest.approx([0.15, 0.6, 0.65])
     assert found["worst"] == pytest.approx([0.1, 0.5, 0.4])
     assert average_by_round(metrics, (10, 10), "local", "test", "accuracy")[1] == {}
+
+
+def test_what_is_kept_says_nothing_of_the_folder_of_the_images(tmp_path: Path) -> None:
+    config = "seed_everything: 3\ndata:\n  source:\n    init_args:\n      root: /home/somebody/images\n      size: 4\n"
+    metrics = table({0: [0.5, 0.25], 1: [0.75, 0.5]})
+    record = write_finished_run(tmp_path / "run", record_of(), metrics, config)
+    kept = keep_record(tmp_path / "run", tmp_path / "kept")
+    assert not verify_record(kept)
+    assert (kept / "config.yaml").read_text() == config.replace("/home/somebody/images", "data")
+    assert "somebody" not in (kept / "record.json").read_text()
+    assert dataclasses.replace(read_record(kept), files=record.files) == record
+    assert keep_record(tmp_path / "run", tmp_path / "kept") == kept, "kept again it is the same"
