@@ -10,19 +10,21 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
-from benchmark.client_store import ClientStore
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine import saved_state
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.data import FederatedData
 from benchmark.engine.evaluation import Evaluation
+from benchmark.engine.evaluation_plan import homes
 from benchmark.engine.frozen import check_modes, frozen_parts
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import initial_rows
 from benchmark.engine.mistakes import authors_line, place
+from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Block
 from benchmark.engine.pool import Pool
+from benchmark.engine.ranks import Ranks
 from benchmark.engine.roles import Roles, read_roles
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
@@ -89,17 +91,18 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         callbacks = cast(Any, self.trainer).callbacks
         return [] if any(isinstance(callback, Server) for callback in callbacks) else [Server(self.make_server())]
 
-    def join(self, data: FederatedData, bf16: bool = False) -> Simulation:
+    def join(self, data: FederatedData, ranks: Ranks | None = None, bf16: bool = False) -> Simulation:
         """Take part in a federation: freeze the parameters, and make the slots and all clients' state.
 
         Args:
             data: set up.
+            ranks: the processes that simulate it; this one alone by default.
             bf16: whether steps run under bfloat16.
 
         Raises:
             ConfigurationError: the method is for another federation, or its roles, phases or modules make no sense.
         """
-        federation, title = data.federation, type(self).__name__
+        federation, title, ranks = data.federation, type(self).__name__, ranks or Ranks()
         if federation.num_clients != self.num_clients:
             raise ConfigurationError(
                 f"the method is for {self.num_clients} clients, the partition has {federation.num_clients}; set "
@@ -114,16 +117,21 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.roles = read_roles(self)
         self._frozen_parts = frozen_parts(self, self.roles)
         check_modes(self, self._frozen_parts)
-        if any(p.optimizer_state == "shared" for p in self.local_phases()) and data.cohort_width != 1:
-            raise ConfigurationError(
+        if any(p.optimizer_state == "shared" for p in self.local_phases()):
+            said = (
                 "training.optimizer_state 'shared' hands one momentum from client to client, so they train one after "
-                f"the other: data.cohort_width must be 1, got {data.cohort_width}"
+                "the other:"
             )
+            if data.cohort_width != 1:
+                raise ConfigurationError(f"{said} data.cohort_width must be 1, got {data.cohort_width}")
+            if ranks.count > 1:
+                raise ConfigurationError(f"{said} trainer.devices must be 1, got {ranks.count} in all")
         self.requires_grad_(False)
         self.slots = Slots({name: self.get_parameter(name) for name in self.roles.slots})
-        self.store = ClientStore(initial_rows(self, self.roles), federation.num_clients)
+        places = homes(self, self.roles, federation, ranks.count)
+        self.store = PlacedStore(initial_rows(self, self.roles), places, ranks)
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
-        images = ImageFeed(self, pool, federation, data.cache_features)
+        images = ImageFeed(self, pool, federation, ranks, data.cache_features)
         self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
         self.simulation.clients.one_by_one = data.one_by_one
         self.evaluation = Evaluation(self.simulation)
@@ -163,12 +171,17 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin an evaluation of all clients."""
+        self.server.loaders.begin(self.server.loaders.scored)
         self.evaluation.start()
 
     def validation_step(self, block: Block, batch_idx: int) -> None:
         """Take some steps of a cohort's evaluation."""
+        self.simulation.ranks.look()
         for step in block.steps:
-            self.evaluation.step(step, self.server.evaluated, self.server.rule)
+            if step.clients:
+                self.evaluation.step(step, self.server.evaluated, self.server.rule)
+        if block.last:
+            self.evaluation.gather()
 
     def on_validation_epoch_end(self) -> None:
         """End the evaluation."""
@@ -192,11 +205,13 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what was learned."""
-        checkpoint["state_dict"] = saved_state.learned(checkpoint["state_dict"], self.roles)
+        rows = {f"store.{key}": value for key, value in self.store.whole().items()}
+        checkpoint["state_dict"] = saved_state.learned(checkpoint["state_dict"], self.roles) | rows
         checkpoint["format"] = saved_state.FORMAT
         checkpoint["frozen_hash"] = self.frozen_hash
         saved_state.without_momenta(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of something else."""
-        saved_state.check(checkpoint, self, self.roles, self.frozen_hash)
+        rows = {f"store.{key}": value for key, value in self.store.shapes().items()}
+        saved_state.check(checkpoint, self, saved_state.learned(self.state_dict(), self.roles) | rows, self.frozen_hash)

@@ -125,6 +125,9 @@ def check(words: list[str]) -> None:
             assert arguments[0] == "install"
             assert what
             assert set(filter(None, (what[1] or "").split(","))) <= set(PROJECT["optional-dependencies"])
+        case "torchrun" | "srun":
+            assert arguments.index("lightning-cli") > 0
+            check(arguments[arguments.index("lightning-cli") :])
         case "source":
             assert arguments == [".venv/bin/activate"]
             assert "VENV := .venv\n" in Path("Makefile").read_text()

@@ -1,5 +1,6 @@
 """How many clients fit into a step together."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,7 @@ from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import HeldBytes, free_memory
 from benchmark.engine.plan import Step
+from benchmark.engine.ranks import dealt
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Round
 from benchmark.server import ServerRule
@@ -20,6 +22,8 @@ WIDEST = 64
 #: Bytes that a step of stacked clients takes on a CPU at most. Where one client takes as much, arithmetic keeps all
 #: cores busy; smaller steps share the cost of starting operations (see ``python -m benchmark.speed widths``).
 CPU_STEP = 2**29
+#: Cohorts of a rank in a round at most, where ``auto`` makes ranks equally busy.
+PIECES = 8
 
 
 def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> int:
@@ -36,6 +40,7 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
     most, device = min(WIDEST, simulation.federation.participants), simulation.device
     simulation.images.settle(device, resident)
     client = simulation.federation.training_clients[0]
+    simulation.store.bring([client])
     received = simulation.received(rule, Round(1, (client,), simulation.federation.seed), (client,))
     # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
     for images in (1, min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values()))):
@@ -45,7 +50,34 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
             if device.type == "cuda":
                 room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
             most = min(most, max(1, room // step))
+    simulation.store.dismiss()
     return most
+
+
+def balanced(most: int, sizes: Sequence[int], ranks: int) -> int:
+    """Choose how many clients go together where cohorts are dealt to ranks: few enough that all ranks have as much.
+
+    Args:
+        most: clients together at most.
+        sizes: images of each client of a round.
+        ranks: how many.
+
+    Returns:
+        ``most`` for one rank; else, of some widths below it that cut a round into as many cohorts as ranks or a small
+        multiple, the widest with which the busiest rank has at most a tenth more than with the best of them.
+    """
+    if ranks == 1:
+        return most
+    ordered = sorted(sizes, reverse=True)
+    busiest: dict[int, int] = {}
+    for pieces in range(1, PIECES + 1):
+        width = min(most, -(-len(ordered) // (pieces * ranks)))
+        work = [sum(ordered[start : start + width]) for start in range(0, len(ordered), width)]
+        loads = [0] * ranks
+        for cost, rank in zip(work, dealt(work, ranks), strict=True):
+            loads[rank] += cost
+        busiest[width] = max(loads)
+    return max(width for width, load in busiest.items() if load <= 1.1 * min(busiest.values()))
 
 
 def bytes_per_client(

@@ -7,6 +7,7 @@ from torch import Tensor
 from benchmark.engine.compiled_step import CompileMode
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.pool import Transform
+from benchmark.engine.ranks import Ranks
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Federation, Values
 
@@ -52,7 +53,7 @@ class Member(Protocol):
 
     simulation: Simulation
 
-    def join(self, data: FederatedData, bf16: bool = False) -> Simulation:
+    def join(self, data: FederatedData, ranks: Ranks | None = None, bf16: bool = False) -> Simulation:
         """Freeze the parameters, and make the slots and all clients' state."""
 
     def initial_values(self) -> Values:

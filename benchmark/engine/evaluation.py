@@ -41,6 +41,7 @@ class Evaluation:
     def step(self, step: Step, round: Round, rule: ServerRule) -> None:
         """Fit a copy of each client by a step, or score a mini-batch of each."""
         if step.first:
+            self.simulation.ranks.busy_with = step.cohort
             self._received = self.simulation.received(rule, round, step.cohort)
             self._fitted = False
         if step.stage is Stage.EVALUATE:
@@ -96,6 +97,37 @@ class Evaluation:
             answer = rule.adapt(round, step.cohort, step.phase, simulation.slots.detached())
             for name, value in answer.items():
                 simulation.slots.of(name).data.copy_(value)
+
+    def gather(self) -> None:
+        """Put the scores of all ranks together, and what callbacks have reported of some clients; all ranks are here.
+
+        Each client is scored by one rank; the numbers of the others are zeros, which change no bit of its own.
+        """
+        simulation, ranks = self.simulation, self.simulation.ranks
+        simulation.store.dismiss()
+        ranks.busy_with = ()
+        if ranks.count == 1:
+            return
+        own = {key: scores.scored() for key, scores in self.scores.items()}
+        mine = {key: (clients, self.scores[key].num_classes) for key, clients in own.items()}
+        everybody = ranks.everybody("the end of an evaluation", mine)
+        values = {}
+        for key, clients in own.items():
+            values["counts", *key] = self.scores[key].counts[clients]
+            values["losses", *key] = self.scores[key].loss_sum[clients]
+        named = {"/".join(key): value for key, value in values.items()}
+        parts = ranks.gather("scores", named)
+        for key in sorted({key for theirs in everybody for key in theirs}):
+            classes = next(theirs[key][1] for theirs in everybody if key in theirs)
+            whole = ClientScores(simulation.federation.num_clients, classes).to(simulation.device)
+            for theirs, part in zip(everybody, parts, strict=True):
+                if key in theirs:
+                    whole.add(theirs[key][0], part["/".join(("counts", *key))], part["/".join(("losses", *key))])
+            self.scores[key] = whole
+        self.scores = dict(sorted(self.scores.items()))
+        whole_federation = range(simulation.federation.num_clients)
+        for numbers in ranks.everybody("reports", simulation.reports.of(whole_federation)):
+            simulation.reports.take_in(whole_federation, numbers)
 
     def finish(self, round: Round, on_divergence: str) -> None:
         """Say whose images got no prediction, since their logits were not finite; they count as wrong.

@@ -6,11 +6,65 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmark.contract import Stage
-from benchmark.engine.plan import Step
+from benchmark.contract import ClientMethod, Stage
+from benchmark.engine.plan import Blocks, Step
+from benchmark.engine.roles import Roles
 from benchmark.engine.round_plan import RoundPlan
+from benchmark.federation import Federation
 
 Rows = Mapping[int, np.ndarray]
+
+#: Bytes of what clients differ in (whole models, with some methods) that are tested together at most.
+EVALUATED_STATE = 2**32
+
+
+def evaluated_clients(federation: Federation) -> dict[Stage, tuple[int, ...]]:
+    """Return the clients that train and those that never do, where there are any, by how copies of them are fitted."""
+    clients = {Stage.FINETUNE: federation.training_clients, Stage.ADAPT: federation.new_clients}
+    return {stage: of for stage, of in clients.items() if of}
+
+
+def evaluation_plans(
+    method: ClientMethod,
+    roles: Roles,
+    federation: Federation,
+    splits: Sequence[str],
+    fitting: Mapping[Stage, RoundPlan],
+) -> list["EvaluationPlan"]:
+    """Lay out an evaluation of every client: of those that train, then of the others.
+
+    Args:
+        method: says which states are evaluated.
+        roles: of its parameters.
+        federation: who holds what.
+        splits: to evaluate on.
+        fitting: the fine-tuning of copies, where there is one.
+    """
+    names = roles.personal + (roles.shared if method.evaluate_local else ())
+    own = sum(value.numel() * value.element_size() for value in map(method.get_parameter, names))
+    most = max(1, EVALUATED_STATE // max(own, 1))
+    plans = []
+    for stage, clients in evaluated_clients(federation).items():
+        points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
+        rows = {name: federation.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)}
+        if rows:
+            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, federation.eval_batch_size, most))
+    return plans
+
+
+def homes(method: ClientMethod, roles: Roles, federation: Federation, count: int) -> list[int]:
+    """Return for each client the rank that holds its rows: the one that scores it, so that a score moves none.
+
+    Args:
+        method: of the federation.
+        roles: of its parameters.
+        federation: who holds what.
+        count: of ranks.
+    """
+    owners: dict[int, int] = {}
+    if count > 1:
+        owners = Blocks(evaluation_plans(method, roles, federation, [*federation.held_out], {}), 1, 0, count).owners
+    return [owners.get(client, 0) for client in range(federation.num_clients)]
 
 
 def filling(clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, most: int) -> list[tuple[int, ...]]:

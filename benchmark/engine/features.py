@@ -11,6 +11,7 @@ from benchmark.contract import ClientMethod, Stage
 from benchmark.engine.memory import free_memory
 from benchmark.engine.plan import Step
 from benchmark.engine.pool import Pool
+from benchmark.engine.ranks import Ranks
 from benchmark.federation import Values
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class FeatureTables:
     """Per name of ``frozen_features`` one row for each image that is ever shown without augmentation.
 
     Filled in one pass over the images in a fixed order, so that it does not depend on cohorts or on when a run was
-    resumed.
+    resumed; each rank makes its part of the pass, batch by batch, and has all of it.
 
     Args:
         method: makes the features.
@@ -31,33 +32,52 @@ class FeatureTables:
         rows: which of them.
         batch_size: images encoded at once.
         limited: make nothing (``complete`` is False then) where it takes more than half of the free memory.
+        ranks: the processes; all of them are here.
     """
 
-    def __init__(self, method: ClientMethod, pool: Pool, rows: np.ndarray, batch_size: int, limited: bool) -> None:
-        device, kind = (own := next(method.parameters())).device, own.dtype
+    def __init__(
+        self, method: ClientMethod, pool: Pool, rows: np.ndarray, batch_size: int, limited: bool, ranks: Ranks
+    ) -> None:
+        self.device, self.kind = (own := next(method.parameters())).device, own.dtype
+        self.method = method
+        self.pool = pool
         self.augmented = bool(pool.transform.augment_numbers)
-        self.position = torch.full((len(pool.labels),), -1, device=device)
-        self.position[torch.from_numpy(rows).to(device)] = torch.arange(len(rows), device=device)
+        self.position = torch.full((len(pool.labels),), -1, device=self.device)
+        self.position[torch.from_numpy(rows).to(self.device)] = torch.arange(len(rows), device=self.device)
         self.tables: Values = {}
-        self.complete = False
         log.info("keeping what frozen parts make of %s images", f"{len(rows):,}")
+        self.complete = self._fill(rows, batch_size, limited, ranks)
+
+    def _fill(self, rows: np.ndarray, batch_size: int, limited: bool, ranks: Ranks) -> bool:
+        """Return whether there is room, and make everything then."""
         said = time.monotonic()
-        with torch.no_grad():
-            for start in range(0, len(rows), batch_size):
-                if time.monotonic() - said > PATIENCE:
-                    log.info("  %s of %s images", f"{start:,}", f"{len(rows):,}")
-                    said = time.monotonic()
-                chosen = torch.from_numpy(rows[start : start + batch_size])
-                made = method.frozen_features(pool.input(pool.images_at(chosen, device), None, kind))
-                if not self.tables:
-                    need = sum(v[0].numel() * v.element_size() for v in made.values()) * len(rows)
-                    if limited and need > free_memory(device) // 2:
-                        log.info("  they do not fit into half of the free memory: made anew in every step")
-                        return
-                    self.tables = {n: v.new_empty(len(rows), *v.shape[1:]) for n, v in made.items()}
-                for name, value in made.items():
-                    self.tables[name][start : start + len(chosen)] = value
-        self.complete = True
+        for start in range(0, len(rows), batch_size * ranks.count):
+            if time.monotonic() - said > PATIENCE:
+                log.info("  %s of %s images", f"{start:,}", f"{len(rows):,}")
+                said = time.monotonic()
+            mine = start + ranks.rank * batch_size
+            made = self._made(rows[mine : mine + batch_size])
+            parts = ranks.gather("features", made)
+            if not start:
+                need = sum(v[0].numel() * v.element_size() for v in parts[0].values()) * len(rows)
+                lacking = limited and need > free_memory(self.device) // 2
+                if any(ranks.everybody("room for features", lacking)):
+                    log.info("  they do not fit into half of the free memory: made anew in every step")
+                    return False
+                self.tables = {n: v.new_empty(len(rows), *v.shape[1:]) for n, v in parts[0].items()}
+            for rank, part in enumerate(parts):
+                for name, value in part.items():
+                    at = start + rank * batch_size
+                    self.tables[name][at : at + len(value)] = value
+        return True
+
+    @torch.no_grad()
+    def _made(self, rows: np.ndarray) -> Values:
+        """Make the features of some images; nothing of none."""
+        if not len(rows):
+            return {}
+        images = self.pool.images_at(torch.from_numpy(rows), self.device)
+        return self.method.frozen_features(self.pool.input(images, None, self.kind))
 
     def rows(self, step: Step) -> Values | None:
         """Return the features of a step's images, per name [K, B, ...]; None for augmented ones."""

@@ -12,6 +12,7 @@ from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.features import FeatureTables
 from benchmark.engine.plan import Step
 from benchmark.engine.pool import Pool
+from benchmark.engine.ranks import Ranks
 from benchmark.federation import Federation, Values
 from benchmark.masked import IGNORE
 
@@ -23,15 +24,22 @@ class ImageFeed:
         method: says what its steps use.
         pool: the images, and how they are transformed.
         federation: who holds which.
+        ranks: the processes.
         cache_features: keep what frozen parts make of an image; ``"auto"`` where it fits into half of the free memory.
     """
 
     def __init__(
-        self, method: ClientMethod, pool: Pool, federation: Federation, cache_features: bool | str = "auto"
+        self,
+        method: ClientMethod,
+        pool: Pool,
+        federation: Federation,
+        ranks: Ranks,
+        cache_features: bool | str = "auto",
     ) -> None:
         self.method = method
         self.pool = pool
         self.federation = federation
+        self.ranks = ranks
         self.cache_features = cache_features
         #: the Trainer's precision, in which the frozen parts work
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -115,7 +123,7 @@ class ImageFeed:
 
     def _made(self, rows: np.ndarray, limited: bool) -> FeatureTables:
         with self.precision():
-            return FeatureTables(self.method, self.pool, rows, self.federation.eval_batch_size, limited)
+            return FeatureTables(self.method, self.pool, rows, self.federation.eval_batch_size, limited, self.ranks)
 
     def own_images(self, clients: Sequence[int]) -> Values:
         """Return ``Client.own_images`` with a leading K: features, ``label`` and ``mask`` [K, n]."""

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmark.contract import Stage
-from benchmark.engine.capacity import widest
-from benchmark.engine.evaluation_plan import EvaluationPlan
+from benchmark.engine.capacity import balanced, widest
+from benchmark.engine.evaluation_plan import evaluated_clients, evaluation_plans
 from benchmark.engine.plan import Block, Blocks, Plan
 from benchmark.engine.pool import gather
 from benchmark.engine.round_plan import RoundPlan
@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 
 #: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
 BLOCK = 16
-
-#: Bytes of what clients differ in (whole models, with some methods) that are tested together at most.
-EVALUATED_STATE = 2**32
 
 
 class Loaders:
@@ -51,44 +48,50 @@ class Loaders:
         self.select = select
         #: what ``auto`` chose; part of a checkpoint, for bit-identical arithmetic
         self.chosen: int | None = None if cohort_width == "auto" else cohort_width
-        #: of all clients together, in the round that was laid out last
+        #: of this rank's clients together, in the round that was laid out last
         self.local_steps = 0
+        #: the clients that this rank trains in that round, and those that it scores
+        self.trained: list[int] = []
+        self.scored: list[int] = []
 
     @property
     def width(self) -> int:
         """Clients stepped together."""
         if self.chosen is None:
-            self.chosen = widest(self.simulation, self.rule, resident=not self.workers)
+            simulation, ranks = self.simulation, self.simulation.ranks
+            most = min(ranks.everybody("the cohort width", widest(simulation, self.rule, resident=not self.workers)))
+            sizes = simulation.federation.train_sizes
+            self.chosen = balanced(most, [sizes[client] for client in self.select(1)], ranks.count)
             log.info("cohorts of up to %d clients are stepped together, by memory", self.chosen)
         return self.chosen
 
     def training(self, number: int) -> "DataLoader[Block]":
-        """Return the stacked steps of a round."""
-        plan = self._plan(self.select(number), Stage.TRAIN, number)
-        self.local_steps = sum(len(step.clients) for step in plan.steps)
-        return self._loader([plan], "train", number)
+        """Return this rank's part of the stacked steps of a round."""
+        blocks = self._blocks([self._plan(self.select(number), Stage.TRAIN, number)])
+        self.local_steps = blocks.local_steps
+        self.trained = self._mine(blocks)
+        return self._loader(blocks, "train", number)
 
     def evaluation(self, splits: Sequence[str]) -> "DataLoader[Block]":
-        """Return the scoring of every client on these splits, after the fitting of copies.
+        """Return this rank's part of the scoring of every client on these splits, after the fitting of copies.
 
         Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
         """
         simulation, federation = self.simulation, self.simulation.federation
-        method, roles = simulation.method, simulation.roles
-        names = roles.personal + (roles.shared if method.evaluate_local else ())
-        own = sum(value.numel() * value.element_size() for value in map(method.get_parameter, names))
-        most = max(1, EVALUATED_STATE // max(own, 1))
-        plans: list[Plan] = []
-        for clients, stage, tested in (
-            (federation.training_clients, Stage.FINETUNE, [name for name in splits if name != "new"]),
-            (federation.new_clients, Stage.ADAPT, [name for name in splits if name == "new"]),
-        ):
-            if clients and tested:
-                fitting = self._plan(clients, stage, 0) if simulation.phases[stage] else None
-                points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
-                rows = {name: federation.held_out[name] for name in tested}
-                plans.append(EvaluationPlan(clients, rows, fitting, points, federation.eval_batch_size, most))
-        return self._loader(plans, "evaluate")
+        fitting = {
+            stage: self._plan(clients, stage, 0)
+            for stage, clients in evaluated_clients(federation).items()
+            if simulation.phases[stage]
+        }
+        plans = evaluation_plans(simulation.method, simulation.roles, federation, splits, fitting)
+        blocks = self._blocks(plans)
+        self.scored = self._mine(blocks)
+        return self._loader(blocks, "evaluate")
+
+    def begin(self, clients: Sequence[int]) -> None:
+        """Have what the steps of these clients need, before the first; called by all ranks, each with its own."""
+        self.simulation.images.settle(self.simulation.device, resident=not self.workers)
+        self.simulation.store.bring(clients)
 
     def _plan(self, clients: Sequence[int], stage: Stage, number: int) -> RoundPlan:
         federation = self.simulation.federation
@@ -105,8 +108,14 @@ class Loaders:
             self.simulation.images.pool.transform.augment_numbers,
         )
 
-    def _loader(self, plans: Sequence[Plan], *key: int | str) -> "DataLoader[Block]":
-        blocks: Dataset[Block] = Blocks(plans, 1 if self.workers else BLOCK)
+    def _blocks(self, plans: Sequence[Plan]) -> Blocks:
+        ranks = self.simulation.ranks
+        return Blocks(plans, 1 if self.workers else BLOCK, ranks.rank, ranks.count)
+
+    def _mine(self, blocks: Blocks) -> list[int]:
+        return [client for client, owner in blocks.owners.items() if owner == self.simulation.ranks.rank]
+
+    def _loader(self, blocks: Dataset[Block], *key: int | str) -> "DataLoader[Block]":
         if self.workers:
             pool = self.simulation.images.pool
             blocks = _Gathered(blocks, pool.images, pool.labels)
@@ -127,5 +136,6 @@ class _Gathered(Dataset[Block]):
         return len(cast(Any, self.blocks))
 
     def __getitem__(self, item: int) -> Block:
-        steps = self.blocks[item].steps
-        return Block(tuple(gather(step, self.images, self.labels) if step.clients else step for step in steps))
+        block = self.blocks[item]
+        made = (gather(step, self.images, self.labels) if step.clients else step for step in block.steps)
+        return Block(tuple(made), block.last)

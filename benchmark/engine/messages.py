@@ -5,9 +5,12 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from benchmark.engine.finite import finite_rows
+from benchmark.engine.ranks import Ranks, fingerprint
 from benchmark.engine.roles import Roles, names_under
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Values
+from benchmark.federation import Broadcast, Round, Values
+from benchmark.server import ServerRule
 
 
 def check_broadcast(sent: Broadcast, count: int, title: str, method: nn.Module, roles: Roles) -> None:
@@ -66,6 +69,34 @@ def check_aggregate(values: Values, title: str, shared: Values) -> None:
             raise ConfigurationError(
                 f"{title} gives {name!r} of shape {tuple(value.shape)}; expected {tuple(shared[name].shape)}"
             )
+
+
+def check_server_state(rule: ServerRule, round: Round, shared: Values, ranks: Ranks) -> None:
+    """Refuse what a rule has made of finite uploads.
+
+    Args:
+        rule: with its own state.
+        round: after which.
+        shared: the new shared values.
+        ranks: the processes, which have made the same.
+
+    Raises:
+        ConfigurationError: shared values or the rule's own are not finite, or others on another rank.
+    """
+    title = type(rule).__name__
+    for values in (list(shared.values()), [*rule.parameters(), *rule.buffers()]):
+        if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
+            raise ConfigurationError(
+                f"training diverged: values that {title} made of finite uploads were not finite in round "
+                f"{round.number}; lower the server's learning rate, or the clients'"
+            )
+    if ranks.count > 1:
+        ranks.agree(
+            f"the server's values after round {round.number}",
+            fingerprint(shared, rule.state_dict()),
+            f"{title} must make the same of the same uploads; draws have a key of seed and round, and all ranks one "
+            "kind of device",
+        )
 
 
 def check_reported(reported: Collection[str], method: nn.Module, roles: Roles) -> None:

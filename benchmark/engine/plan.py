@@ -7,7 +7,7 @@ always its first ones, and a step holds only them. What a client sees depends on
 alone, so the plan of one client is the same in any cohort.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from benchmark.contract import Stage
+from benchmark.engine.ranks import dealt
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,12 @@ class Block:
 
     Args:
         steps: the steps, at least one.
+        last: whether it is the rank's last one of the round or of the evaluation.
     """
 
-    def __init__(self, steps: tuple[Step, ...]) -> None:
+    def __init__(self, steps: tuple[Step, ...], last: bool = False) -> None:
         self.steps = steps
+        self.last = last
 
     @property
     def cohort(self) -> tuple[int, ...]:
@@ -102,7 +105,7 @@ class Block:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Block":
         """Put the tensors on a device."""
-        return Block(tuple(step.to(device, non_blocking) for step in self.steps))
+        return Block(tuple(step.to(device, non_blocking) for step in self.steps), self.last)
 
 
 class Plan(Protocol):
@@ -114,23 +117,57 @@ class Plan(Protocol):
 
 
 class Blocks(Dataset[Block]):
-    """Plans one after the other, in blocks of at most ``size`` steps; no block spans two cohorts."""
+    """A rank's part of some plans, one after the other, in blocks of at most ``size`` steps of one cohort.
 
-    def __init__(self, plans: Sequence[Plan], size: int) -> None:
+    Whole cohorts are dealt, by their clients' steps, so that nobody's arithmetic depends on the number of ranks. A rank
+    without any has one block of a step without clients: all ranks come to the end of a round.
+
+    Args:
+        plans: of all ranks together.
+        size: steps in a block at most.
+        rank: whose blocks.
+        count: of ranks.
+
+    Attributes:
+        owners: per client of the plans, the rank that steps it.
+    """
+
+    def __init__(self, plans: Sequence[Plan], size: int, rank: int = 0, count: int = 1) -> None:
+        pieces = [(plan, positions) for plan in plans for positions in _of_cohorts(plan.steps)]
+        work = [sum(len(plan.steps[position].clients) for position in positions) for plan, positions in pieces]
+        ranks = dealt(work, count)
+        self.owners = {
+            client: owner
+            for (plan, positions), owner in zip(pieces, ranks, strict=True)
+            for client in plan.steps[positions[0]].cohort
+        }
+        #: steps of the rank's clients, together
+        self.local_steps = sum(steps for steps, owner in zip(work, ranks, strict=True) if owner == rank)
         self.blocks: list[tuple[Plan, range]] = []
-        for plan in plans:
-            begin = 0
-            for position, step in enumerate(plan.steps):
-                if step.end or position + 1 - begin == size:
+        for (plan, positions), owner in zip(pieces, ranks, strict=True):
+            begin = positions.start
+            for position in positions if owner == rank else ():
+                if plan.steps[position].end or position + 1 - begin == size:
                     self.blocks.append((plan, range(begin, position + 1)))
                     begin = position + 1
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return max(1, len(self.blocks))
 
     def __getitem__(self, item: int) -> Block:
+        if not self.blocks:
+            return Block((Step(()),), last=True)
         plan, positions = self.blocks[item]
-        return Block(tuple(plan[position] for position in positions))
+        return Block(tuple(plan[position] for position in positions), last=item + 1 == len(self.blocks))
+
+
+def _of_cohorts(steps: Sequence[Step]) -> Iterator[range]:
+    """Yield the positions of each cohort's steps, which follow each other."""
+    begin = 0
+    for position, step in enumerate(steps):
+        if position + 1 == len(steps) or steps[position + 1].cohort != step.cohort:
+            yield range(begin, position + 1)
+            begin = position + 1
 
 
 def cohorts(clients: Sequence[int], sizes: Mapping[int, int], width: int) -> list[tuple[int, ...]]:

@@ -29,8 +29,22 @@ class Reports:
                     self._values[name] = torch.full((self.num_clients,), math.nan, dtype=torch.float64)
                 self._values[name][[cohort.clients[k] for k in chosen]] = total.cpu().double()[chosen] / steps[chosen]
 
+    def of(self, clients: Sequence[int]) -> dict[str, list[float]]:
+        """Return the numbers of these clients, by name."""
+        return {name: values[list(clients)].tolist() for name, values in self._values.items()}
+
+    def take_in(self, clients: Sequence[int], numbers: dict[str, list[float]]) -> None:
+        """Put numbers of these clients, by name, in the place of what was there; a number that is none changes nothing.
+
+        What another rank's ``of`` gave.
+        """
+        for name, given in numbers.items():
+            own = self._values.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
+            new, chosen = torch.tensor(given, dtype=torch.float64), list(clients)
+            own[chosen] = torch.where(new.isnan(), own[chosen], new)
+
     def put(self, name: str, values: Tensor) -> None:
-        """Add a number of every client, [N], that is not made of steps."""
+        """Add a number of every client, [N], that is not made of steps; NaN of a client that another rank tells of."""
         self._values[name] = values.double()
 
     def mean(self, name: str) -> float | None:

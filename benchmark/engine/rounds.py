@@ -8,15 +8,17 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.contract import Stage
+from benchmark.engine.arrivals import Arrivals
 from benchmark.engine.data import FederatedData, Member
-from benchmark.engine.finite import finite_rows
 from benchmark.engine.loaders import Loaders
+from benchmark.engine.messages import check_server_state
 from benchmark.engine.plan import Block
-from benchmark.engine.settings import check_one_device, check_precision, check_whole_rounds
+from benchmark.engine.ranks import Ranks
+from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds
 from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round, Uploads, Values
+from benchmark.federation import Round
 from benchmark.server import ServerRule
 
 
@@ -37,8 +39,7 @@ class Server(Callback):
         #: rounds of each client whose values were not finite, so that they were left out
         self.dropped: dict[int, int] = {}
         self._round = Round(0, (), 0)
-        self._uploads: list[tuple[tuple[int, ...], Values]] = []
-        self._missing: list[int] = []
+        self._arrivals = Arrivals()
         #: the round that was last asked for, and its clients
         self._selected: tuple[int, list[int]] = (0, [])
 
@@ -54,19 +55,24 @@ class Server(Callback):
             ConfigurationError: a Trainer setting that would couple clients or break exact resume, or a method that is
                 for another federation.
         """
-        check_one_device(trainer)
+        check_strategy(trainer)
         check_precision(trainer.precision)
         if stage == "fit":
             check_whole_rounds(trainer)
         method, data = cast(Member, pl_module), cast(FederatedData, cast(Any, trainer).datamodule)
-        simulation = method.join(data, bf16="bf16" in str(trainer.precision))
+        ranks: Ranks = getattr(trainer.strategy, "ranks", None) or Ranks()
+        if ranks.count > 1:
+            ask_once_a_round(cast(Any, trainer).callbacks)
+        simulation = method.join(data, ranks, bf16="bf16" in str(trainer.precision))
         simulation.rounds = trainer.max_epochs or 0
         simulation.images.precision = trainer.precision_plugin.forward_context
         # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
         trainer.precision_plugin.convert_module(pl_module)
         self.rule.start(method.initial_values(), simulation.federation)
         self._selected = (0, [])
-        data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients)
+        self.loaders = data.loaders = Loaders(
+            simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients
+        )
         self.on_divergence = data.on_divergence
 
     def next_clients(self, number: int) -> list[int]:
@@ -86,14 +92,17 @@ class Server(Callback):
         trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, number)
         self._round = Round(number, tuple(self.next_clients(number)), self.rule.federation.seed)
         self.inside_round = True
-        self._uploads, self._missing = [], []
+        self._arrivals = Arrivals()
         self.traffic.start_round()
+        self.loaders.begin(self.loaders.trained)
         cast(Member, pl_module).simulation.watch.start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
         """Broadcast to a cohort at its first step."""
+        simulation = cast(Member, pl_module).simulation
+        simulation.ranks.look()
+        simulation.ranks.busy_with = batch.cohort
         if batch.first:
-            simulation = cast(Member, pl_module).simulation
             received = simulation.received(self.rule, self._round, batch.cohort)
             if received.masks:
                 for place in range(len(batch.cohort)):
@@ -115,54 +124,46 @@ class Server(Callback):
             clients, sent = simulation.end(simulation.cohort)
             simulation.cohort = None
             self.traffic.up(len(clients), [value[:1] for value in sent.values()])
-            self._uploads.append((clients, sent))
-            self._missing += sorted(set(batch.cohort) - set(clients))
-            if self._missing and self.on_divergence == "raise":
+            self._arrivals.add(batch.cohort, clients, sent)
+            if self._arrivals.missing and self.on_divergence == "raise":
                 raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
         if trainer.is_last_batch:
             self._finish(simulation)
 
     def _finish(self, simulation: Simulation) -> None:
-        uploads = Uploads.gathered(self._uploads, simulation.federation.train_sizes)
-        if not uploads.clients:
+        simulation.ranks.busy_with = ()
+        self._arrivals.share(self._round, simulation.ranks, self.traffic, simulation.reports)
+        if not self._arrivals.count:
             raise ConfigurationError(self._diverged())
-        new = self.rule.aggregate(self._round, simulation.shared(), uploads)
+        new = self._arrivals.aggregate(self.rule, self._round, simulation)
         simulation.set_shared(self.rule, new)
-        self._refuse_lost_state(simulation)
+        check_server_state(self.rule, self._round, simulation.shared(), simulation.ranks)
         self._count_missing(simulation)
-        self._uploads = []
+        simulation.store.send_home()
+        self._arrivals = Arrivals()
         self.finished_rounds = self._round.number
         self.inside_round = False
 
     def _diverged(self, choice: str = "") -> str:
         """Say who came to values that are not finite, and what to do."""
-        arrived = sum(len(clients) for clients, _ in self._uploads)
+        missing = sorted(self._arrivals.missing)
         return (
-            f"training diverged: losses or values of {len(self._missing)} of {len(self._missing) + arrived} clients "
-            f"were not finite in round {self._round.number} (clients {sorted(self._missing)[:5]}); lower the learning "
+            f"training diverged: losses or values of {len(missing)} of {len(missing) + self._arrivals.count} clients "
+            f"were not finite in round {self._round.number} (clients {missing[:5]}); lower the learning "
             f"rate, clip gradients or look at these clients' images{choice}"
         )
 
-    def _refuse_lost_state(self, simulation: Simulation) -> None:
-        """Raise if what was made of finite uploads, shared values and the rule's own state, is not finite."""
-        own = [*self.rule.parameters(), *self.rule.buffers()]
-        for values in (list(simulation.shared().values()), own):
-            if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
-                raise ConfigurationError(
-                    f"training diverged: values that {type(self.rule).__name__} made of finite uploads were not finite "
-                    f"in round {self._round.number}; lower the server's learning rate, or the clients'"
-                )
-
     def _count_missing(self, simulation: Simulation) -> None:
         """Note whose uploads the round went without, as a client metric of training, and say so at their first time."""
-        if new := sorted(set(self._missing) - set(self.dropped)):
+        missing = self._arrivals.missing
+        if new := sorted(set(missing) - set(self.dropped)):
             warnings.warn(
                 f"losses or values of {len(new)} clients were not finite in round {self._round.number} (clients "
                 f"{new[:5]}): the round goes without them, and they keep what they had before; so it will be in later "
                 "rounds, counted as train/dropped",
                 stacklevel=1,
             )
-        for client in self._missing:
+        for client in missing:
             self.dropped[client] = self.dropped.get(client, 0) + 1
         if self.dropped:
             counts = torch.zeros(simulation.federation.num_clients, dtype=torch.float64)

@@ -39,13 +39,19 @@ def without_momenta(checkpoint: dict[str, Any]) -> None:
         optimizer["state"] = {}
 
 
-def check(checkpoint: dict[str, Any], method: nn.Module, roles: Roles, frozen: str) -> None:
+def check(checkpoint: dict[str, Any], method: nn.Module, mine: dict[str, Any], frozen: str) -> None:
     """Refuse a checkpoint of other parameters or of another frozen backbone.
+
+    Args:
+        checkpoint: its content.
+        method: that is to go on from it.
+        mine: what the method's own checkpoint would hold, in its shapes.
+        frozen: hash of the method's frozen parts.
 
     Raises:
         ConfigurationError: it is not one of this method with this backbone and these clients.
     """
-    held, mine = checkpoint["state_dict"], learned(method.state_dict(), roles)
+    held = checkpoint["state_dict"]
     if differing := sorted(set(held) ^ set(mine)):
         raise ConfigurationError(
             f"the checkpoint is not one of {type(method).__name__} with this configuration: it and the method differ "

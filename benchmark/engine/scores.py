@@ -59,6 +59,25 @@ class ClientScores(Metric):
         )
         self.loss_sum.index_add_(0, rows, losses.double().view(y.shape).sum(1))
 
+    def add(self, clients: Sequence[int], counts: Tensor, loss_sum: Tensor) -> None:
+        """Count what somebody else has counted.
+
+        Args:
+            clients: whose, each at most once.
+            counts: [K, C + 1, 3].
+            loss_sum: [K].
+        """
+        rows = torch.tensor(clients, dtype=torch.int64, device=self.counts.device)
+        given = {"counts": counts, "loss_sum": loss_sum}
+        own = {"counts": self.counts, "loss_sum": self.loss_sum}
+        state = {name: torch.zeros_like(own[name]).index_copy_(0, rows, v.to(rows.device)) for name, v in given.items()}
+        self.merge_state(state)
+        self._update_count += 1  # else it warns that nothing has been counted
+
+    def scored(self) -> list[int]:
+        """Return the clients of whom an image was counted."""
+        return self.images().nonzero().flatten().tolist()
+
     def compute(self) -> dict[str, Tensor]:
         """Per metric name [N], float64; NaN for a client that was not evaluated.
 

@@ -1,13 +1,19 @@
-"""Which of the Trainer's settings a federated run can have: one device, whole rounds, evaluations to record."""
+"""Which of the Trainer's settings a federated run can have: ranks, whole rounds, evaluations to record."""
 
+from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.callbacks import Timer
 
 from benchmark.errors import ConfigurationError
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.
 PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
+
+#: The strategy for several devices, by its name and by its class's.
+RANKS = "ranks"
+RANKS_CLASSES = ("benchmark.run.strategy.RanksStrategy",)
 
 
 def check_settings(settings: Any, fitting: bool) -> None:
@@ -25,15 +31,9 @@ def check_settings(settings: Any, fitting: bool) -> None:
         raise ConfigurationError(
             f"trainer.accelerator is one of {', '.join(sorted(accelerators))}; got {settings.accelerator}"
         )
-    if settings.strategy != "auto" or settings.num_nodes != 1:
-        name = "num_nodes" if settings.strategy == "auto" else "strategy"
-        raise ConfigurationError(
-            f"trainer.{name}={settings[name]} can't be had: one run uses one device of one machine; leave it out and "
-            "start several runs instead"
-        )
-    devices = settings.devices
-    if len(devices) > 1 if isinstance(devices, list) else isinstance(devices, int) and devices > 1:
-        raise ConfigurationError(_several_devices(devices))
+    strategy = getattr(settings.strategy, "class_path", settings.strategy)
+    if strategy not in ("auto", RANKS, *RANKS_CLASSES) and not hasattr(strategy, "ranks"):
+        raise ConfigurationError(_other_strategy(strategy))
     check_precision(settings.precision)
     if settings.barebones:
         raise ConfigurationError("trainer.barebones logs nothing, and so records nothing; leave it out")
@@ -57,21 +57,35 @@ def check_precision(precision: str | int | None) -> None:
         )
 
 
-def check_one_device(trainer: Any) -> None:
-    """Refuse a Trainer that spreads a run over devices.
+def several_devices(settings: Any) -> bool:
+    """Say whether the Trainer's arguments, by name, may mean more than one device: a number, a list, all there are."""
+    devices = settings.devices
+    one = len(devices) == 1 if isinstance(devices, list) else str(devices) in ("1", "0")
+    return not one or settings.num_nodes != 1
+
+
+def check_strategy(trainer: Any) -> None:
+    """Refuse a Trainer that spreads a run over devices in another way than ranks.
 
     Raises:
-        ConfigurationError: it has more than one.
+        ConfigurationError: it does.
     """
-    if trainer.world_size > 1:
-        raise ConfigurationError(_several_devices(trainer.world_size))
+    if trainer.world_size > 1 and not hasattr(trainer.strategy, "ranks"):
+        raise ConfigurationError(_other_strategy(type(trainer.strategy).__name__))
 
 
-def _several_devices(given: Any) -> str:
+def _other_strategy(given: Any) -> str:
     return (
-        f"trainer.devices asks for {given} devices; one run uses one device (data-parallel "
-        "training would average different clients): start several runs instead"
+        f"trainer.strategy={given} can't be had: data-parallel training would average different clients; leave it out, "
+        f"or give {RANKS}: the clients of a round are dealt to devices"
     )
+
+
+def ask_once_a_round(callbacks: list[Any]) -> None:
+    """Have the Trainer's timers look at the end of a round alone: they ask all ranks, whose steps differ in number."""
+    for place, callback in enumerate(callbacks):
+        if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None:
+            callbacks[place] = Timer(timedelta(seconds=left), interval="epoch")
 
 
 def check_whole_rounds(settings: Any) -> None:

@@ -1,11 +1,10 @@
-"""All clients of a federation in one process: stepped in cohorts, kept between rounds, scored."""
+"""The clients of a federation that this process steps: in cohorts, kept between rounds, scored."""
 
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from benchmark.client_store import ClientStore
 from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.finite import finite_rows
@@ -15,6 +14,7 @@ from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_fact
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported
 from benchmark.engine.mistakes import tensors
+from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Step
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, phases_of
@@ -41,7 +41,7 @@ class Simulation:
         method: ClientMethod,
         roles: Roles,
         slots: Slots,
-        store: ClientStore,
+        store: PlacedStore,
         federation: Federation,
         images: ImageFeed,
     ) -> None:
@@ -49,6 +49,7 @@ class Simulation:
         self.roles = roles
         self.slots = slots
         self.store = store
+        self.ranks = store.ranks
         self.federation = federation
         self.images = images
         self.watch = Watch(method, (slots, store))

@@ -5,9 +5,10 @@ import logging
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,7 +23,7 @@ from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.engine.rounds import Server
-from benchmark.engine.settings import check_one_device, check_settings
+from benchmark.engine.settings import RANKS, check_settings, check_strategy, several_devices
 from benchmark.errors import ConfigurationError, causes
 from benchmark.files import write_text
 from benchmark.method import FederatedMethod
@@ -30,16 +31,19 @@ from benchmark.ranges import Seed
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
-from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, what_is_kept
+from benchmark.run.command import PROGRAM
+from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process, what_is_kept
 from benchmark.run.loggers import place
 from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes, with_files_read
 from benchmark.run.phases import phases_printed
 from benchmark.run.progress import RoundProgress
+from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
-from benchmark.run.resume import config_of
+from benchmark.run.resume import with_config_of_run
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
+from benchmark.run.strategy import RanksStrategy, are_connected, check_started, is_first_process
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 
@@ -85,7 +89,7 @@ class FederatedCLI(LightningCLI):
     datamodule: FederatedDataModule
 
     def __init__(self, args: list[str] | dict[str, Any] | None = None, run: bool = True) -> None:
-        given = sys.argv[1:] if args is None else args
+        given = self._given = sys.argv[1:] if args is None else args
         with ExitStack() as self._held:
             self._held.enter_context(self._saying_what_is_kept())
             self._held.enter_context(patch.object(sys, "argv", sys.argv[:1]))  # Lightning warns of two command lines
@@ -153,6 +157,7 @@ class FederatedCLI(LightningCLI):
                 config.pop(name, None)
         check_classes(config)
         check_settings(config.trainer, fitting=self.subcommand in ("fit", None))
+        check_started(several_devices(config.trainer))
         if self.subcommand is not None:
             config.ckpt_path = _checkpoint_of(config, str(self.subcommand))
         if config.run_dir == "":
@@ -175,7 +180,7 @@ class FederatedCLI(LightningCLI):
         self.plain_config = {name: plain[name] for name in parts} | {
             name: plain.get(name) for name in ("server", "tuning")
         }
-        if self.subcommand == "fit":
+        if self.subcommand == "fit" and is_first_process():
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
             print(f"run directory: {self.run_dir}", flush=True)
 
@@ -192,14 +197,21 @@ class FederatedCLI(LightningCLI):
             callbacks.append(round_checkpoint(self.run_dir))
         if self.subcommand is None:
             kwargs["enable_checkpointing"] = False
+        if several_devices(trainer) and trainer.strategy == "auto":
+            kwargs["strategy"] = RANKS
+        if not is_first_process():
+            kwargs["enable_progress_bar"] = False
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if trainer.logger in (None, True):
             kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
         try:
             made = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
-        except (ValueError, MisconfigurationException) as error:
+        except (TypeError, ValueError, MisconfigurationException) as error:
             raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
-        check_one_device(made)
+        check_strategy(made)
+        if isinstance(made.strategy, RanksStrategy) and self.subcommand is not None and isinstance(self._given, list):
+            # What this process has chosen, the others are told.
+            made.strategy.command = [*PROGRAM, *self._given, f"--run_dir={self.run_dir}"]
         return made
 
     @property
@@ -234,6 +246,8 @@ class FederatedCLI(LightningCLI):
         Raises:
             StoppedError: there is none, since the time was up.
         """
+        if not self.trainer.is_global_zero:
+            return
         if not is_finished(self.run_dir):
             raise StoppedError(f"trainer.max_time is up: {what_is_kept(self.run_dir)}", OUT_OF_TIME)
         print("\n".join(closing_lines(self.run_dir, self.model.server.finished_rounds, self.trainer.max_epochs or 0)))
@@ -245,14 +259,27 @@ class FederatedCLI(LightningCLI):
             yield
         except BaseException as ended:  # Lightning makes an exit of an interrupt, or fails while it shuts down
             number = interrupting_signal(ended)
+            if isinstance(ended, OtherRankError):
+                said = f"error: {ended}" if ended.code == 2 else f"{ended}: {what_is_kept(self._begun)}"
+                raise StoppedError(said if ended.told_here else "", ended.code) from None
             if number is None:
                 raise
-            begun = getattr(self, "subcommand", None) == "fit" and hasattr(self, "run_dir")
-            kept = what_is_kept(self.run_dir if begun else None)
-            raise StoppedError(f"stopped by {number.name}: {kept}", 128 + number) from None
+            said = f"stopped by {number.name}: {what_is_kept(self._begun)}" if is_first_process() else ""
+            raise StoppedError(said, 128 + number) from None
+
+    @property
+    def _begun(self) -> Path | None:
+        """The directory of the run, where it has one: of all ranks the first one's."""
+        if getattr(self, "subcommand", None) != "fit" or not hasattr(self, "run_dir"):
+            return None
+        checkpoint = getattr(getattr(self, "trainer", None), "checkpoint_callback", None)
+        if not is_first_process() and checkpoint is not None:
+            return Path(checkpoint.dirpath).parent
+        return self.run_dir
 
     def _print_scores(self) -> None:
-        print_scores(self.recorder.values, self.datamodule.client_names)
+        if self.trainer.is_global_zero:
+            print_scores(self.recorder.values, self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
 
@@ -276,7 +303,8 @@ def round_callbacks(
     if rule is not None:
         check_replaceable(method, settings.callbacks)
         callbacks.append(Server(rule))
-    return callbacks if settings.enable_progress_bar is False else [*callbacks, RoundProgress()]
+    shown = settings.enable_progress_bar is not False and is_first_process()
+    return [*callbacks, RoundProgress()] if shown else callbacks
 
 
 def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
@@ -314,17 +342,6 @@ def _checkpoint_of(config: Any, subcommand: str) -> str | None:
     return given
 
 
-def _with_config_of_run(arguments: list[str]) -> list[str]:
-    """``test --run_dir=RUN_DIR`` takes the configuration of that run, where none is given."""
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    options.add_argument("-c", "--config", nargs="?")
-    options.add_argument("--run_dir", nargs="?")
-    given, _ = options.parse_known_args(arguments[1:])
-    if arguments[:1] in (["validate"], ["test"]) and given.run_dir and given.config is None:
-        return [arguments[0], f"--config={config_of(Path(given.run_dir))}", *arguments[1:]]
-    return arguments
-
-
 def prepare_process() -> None:
     """Leave out what the libraries say beside the point, and choose memory and kernels as runs have them."""
     for message in (
@@ -345,18 +362,22 @@ def prepare_process() -> None:
 def main(args: list[str] | None = None) -> None:
     """Entry point: one line and exit status 2 for bad input, 128 + n for signal n, 124 where the time was up."""
     prepare_process()
-    with termination_as_interrupt(signal.SIGINT), phases_printed():
+    if not is_first_process():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.INFO)
+    with termination_as_interrupt(signal.SIGINT), phases_printed() if is_first_process() else nullcontext():
         try:
-            FederatedCLI(_with_config_of_run(sys.argv[1:] if args is None else args))
+            FederatedCLI(with_config_of_run(sys.argv[1:] if args is None else args))
         except StoppedError as stopped:
-            print(stopped, file=sys.stderr)
-            sys.exit(stopped.code)
+            end_process(str(stopped), stopped.code)
         except Exception as error:
             told = reported(error)
-            if told is None:
+            if told is None and not are_connected():
                 raise
-            print(f"error: {told}", file=sys.stderr)
-            sys.exit(2)
+            # Of several processes, the first one tells what others have met, too.
+            quiet = are_connected() and not is_first_process()
+            said = f"error: {told}" if told is not None else "".join(traceback.format_exception(error))
+            end_process("" if quiet and told is not None else said, 1 if told is None else 2)
 
 
 def reported(error: BaseException | None) -> BaseException | None:

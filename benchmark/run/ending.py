@@ -1,11 +1,15 @@
 """What a run says when it ends: its scores and what to do with it, or what is kept of it and how it goes on."""
 
+import os
 import shlex
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.run.checkpoint import finished_rounds
 from benchmark.run.run_directory import last_checkpoint
+from benchmark.run.strategy import are_connected
 
 #: Exit status of a run that ``trainer.max_time`` ended, as of ``timeout``.
 OUT_OF_TIME = 124
@@ -39,6 +43,17 @@ def what_is_kept(run_dir: Path | None) -> str:
         return "no round is finished and kept yet; the same command starts again"
     command = shlex.join(["benchmark", "resume", str(run_dir)])
     return f"what is kept is {last}, after round {finished_rounds(last)}; go on with: {command}"
+
+
+def end_process(said: str, code: int) -> NoReturn:
+    """Say why a run ends, and end it: with other processes that may be gone, without waiting for them."""
+    if said:
+        print(said, file=sys.stderr)
+    if are_connected():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:

@@ -12,11 +12,12 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from benchmark.engine.settings import check_settings
+from benchmark.engine.settings import check_settings, several_devices
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod
@@ -35,6 +36,8 @@ from datamodules.federated import FederatedDataModule
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,12 @@ class FinishedRun:
         """
         if client not in range(self.data.num_clients):
             raise ConfigurationError(f"there is no client {client!r}; the clients are 0 to {self.data.num_clients - 1}")
+        if client not in self.method.store.held:
+            raise ConfigurationError(f"client {client} lies with another rank of the run; train on one device to ask")
         method, server = self.method, self.method.server
         sent = method.simulation.received(server.rule, server.evaluated, (client,))
         values: Values = method.simulation.shared() | sent.common | {name: rows[0] for name, rows in sent.own.items()}
-        own = {name: method.store.all_rows(name)[client] for name in method.roles.personal}
+        own = {name: method.store.rows(name, (client,), CPU)[0] for name in method.roles.personal}
         shared = {name: values[name] for name in method.roles.shared}
         return {name: value.detach().clone() for name, value in (shared | own).items()}
 
@@ -167,6 +172,11 @@ def _fit_objects(
     given = {**TRAINER_DEFAULTS, "logger": False, "enable_checkpointing": False, **trainer}
     settings = Namespace(**{**defaults, **given})
     check_settings(settings, fitting=True)
+    if several_devices(settings):
+        raise ConfigurationError(
+            f"fit: devices={settings.devices}, num_nodes={settings.num_nodes}: objects are trained by one process on "
+            "one device; lightning-cli fit has several"
+        )
     recorder = Recorder()
     own = round_callbacks(recorder, method, rule, settings)
     callbacks = settings.callbacks if isinstance(settings.callbacks, list | None) else [settings.callbacks]

@@ -58,8 +58,10 @@ class PersonalMovement(Callback):
         for prefix, names in self._names.items() if self._before else ():
             now = [method.store.all_rows(name) for name in names]
             start = [method.get_parameter(name).cpu() for name in names]
-            reports.put(f"{prefix}_change", _distances(now, [self._before[name] for name in names]))
-            reports.put(f"{prefix}_distance", _distances(now, start))
+            for what, others in (("change", [self._before[name] for name in names]), ("distance", start)):
+                whole = torch.full((method.num_clients,), torch.nan, dtype=torch.float64)
+                whole[method.store.held] = _distances(now, others)
+                reports.put(f"{prefix}_{what}", whole)
 
 
 def _distances(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:

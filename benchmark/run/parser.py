@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 import datamodules
 import methods
 from benchmark.config_files import read_layers
+from benchmark.engine.settings import RANKS_CLASSES
 from benchmark.errors import ConfigurationError, causes
 from benchmark.method import FederatedMethod
 from benchmark.ranges import expected
@@ -242,6 +243,14 @@ def constructor_parameters(named: type) -> Iterator[inspect.Parameter]:
 # ------------------------------------------------------------------------------------------------- configuration files
 
 
+def with_strategy(arguments: Sequence[str]) -> list[str]:
+    """A command line that names the strategy of which it gives a setting, such as ``--trainer.strategy.timeout``."""
+    places = [at for at, argument in enumerate(arguments) if argument.startswith("--trainer.strategy")]
+    if not places or not arguments[places[0]].startswith("--trainer.strategy."):
+        return [*arguments]
+    return [*arguments[: places[0]], f"--trainer.strategy={RANKS_CLASSES[0]}", *arguments[places[0] :]]
+
+
 def with_files_read(arguments: Sequence[str]) -> list[str]:
     """A command line with what its configuration files give together in place of those that take others to be whole.
 
@@ -250,7 +259,7 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
     """
     kept: list[str | int] = []  # a number where a configuration file stands
     paths: list[Path] = []
-    given = iter(arguments)
+    given = iter(with_strategy(arguments))
     for argument in given:
         name, equals, value = argument.partition("=")
         if name not in ("-c", "--config", "--data", "--trainer"):

@@ -61,6 +61,9 @@ class Recorder(Callback):
     counts and hashes them; without, the checkpoint holds them all. So a resumed run ends with the same table as an
     uninterrupted one.
 
+    Over several ranks each has the last evaluation's scores, for callbacks that ask; the first one alone writes and
+    tells loggers.
+
     Args:
         run_dir: the run's directory; None keeps everything in memory.
         config: the resolved configuration as plain values; a checkpoint of another one is refused.
@@ -83,6 +86,8 @@ class Recorder(Callback):
         self._round_began = 0.0
         self._evaluation_began = 0.0
         self._tracking = Tracking((), self.run_dir)
+        self._writes = True
+        self._peak = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the partition's manifest, so that the split is on disk before training.
@@ -90,8 +95,9 @@ class Recorder(Callback):
         Raises:
             ConfigurationError: the directory holds a finished run.
         """
-        self._tracking = Tracking(trainer.loggers, self.run_dir)
-        if self.run_dir and stage == "fit":
+        self._writes = trainer.is_global_zero
+        self._tracking = Tracking(trainer.loggers if self._writes else (), self.run_dir)
+        if self.run_dir and stage == "fit" and self._writes:
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
             write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
@@ -115,7 +121,7 @@ class Recorder(Callback):
             "seed": data.seed,
         }
         self._tracking.begin(self.config, names, data.manifest)
-        if self.values or self.evaluations:
+        if self._writes and (self.values or self.evaluations):
             self._tracking.rounds_before(method.server.traffic.rounds, self.metrics())
         self._began = time.perf_counter()
 
@@ -158,7 +164,8 @@ class Recorder(Callback):
             self.values |= found
         elif found:
             self.values = found
-            self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found))
+            if self._writes:
+                self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
@@ -190,6 +197,11 @@ class Recorder(Callback):
         self.seconds["total"] += now - self._began
         self._began = now
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask all ranks how much memory they have taken, before they part."""
+        method = cast("FederatedMethod", pl_module)
+        self._peak = max(method.simulation.ranks.everybody("peak memory", _peak_memory(method.device)))
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the record, if the run is complete: its presence says so.
 
@@ -202,7 +214,7 @@ class Recorder(Callback):
         complete = rounds >= (trainer.max_epochs or 0) or (trainer.should_stop and not out_of_time)
         self._book()  # also the evaluation of a run without rounds
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
-        if self.run_dir is None or not complete or not self.evaluations or trainer.interrupted:
+        if self.run_dir is None or not self._writes or not complete or not self.evaluations or trainer.interrupted:
             return
         record = write_record(self.run_dir, self.record(trainer, method), self.metrics())
         remove_merged(self.run_dir)
@@ -216,11 +228,7 @@ class Recorder(Callback):
             method: the run's.
         """
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
-        device = torch.cuda.get_device_name() if method.device.type == "cuda" else "cpu"
-        if method.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated()
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() and method.device.type == "cuda" else "cpu"
         return RunRecord(
             method=type(method).__name__,
             dataset=data.source.recorded_name,
@@ -235,7 +243,7 @@ class Recorder(Callback):
             rounds_trained=method.server.finished_rounds,
             communication=method.server.traffic.per_client(),
             seconds=dict(self.seconds),
-            peak_memory_bytes=peak,
+            peak_memory_bytes=self._peak or _peak_memory(method.device),
             server=_path(method.server.rule),
             default_server=_path(method.make_server()),
             code=dict(self.code),
@@ -346,9 +354,9 @@ class Recorder(Callback):
                 self.values = dict(zip(keys, before["values"], strict=True))
             else:
                 count, sha256 = before["evaluations"], before["sha256"]
-                source = self._beside if has_evaluations(self._beside) else self.run_dir
+                source = self._beside if self._writes and has_evaluations(self._beside) else self.run_dir
         self._reports = method.simulation.reports
-        if self.run_dir is not None and source is not None:
+        if self.run_dir is not None and source is not None and self._writes:
             self._take_up_files(self.run_dir, source, count, sha256)
 
     def _take_up_files(self, run_dir: Path, source: Path, count: int, sha256: str) -> None:
@@ -365,6 +373,13 @@ class Recorder(Callback):
                 write_evaluation(run_dir, round, table)
         self.evaluations = found
         remove_evaluations(run_dir, found)
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes that this process has taken at most, on its device, or of the host's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _names(trainer: Trainer) -> list[str]:

@@ -1,5 +1,6 @@
 """Going on with a run from its directory alone."""
 
+import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,17 @@ def config_of(run_dir: Path) -> Path:
         why = "holds no config.yaml, as a run directory does" if run_dir.is_dir() else "is no folder"
         raise ConfigurationError(f"{run_dir} {why}; give the directory that the run named when it began")
     return config
+
+
+def with_config_of_run(arguments: list[str]) -> list[str]:
+    """``test --run_dir=RUN_DIR`` takes the configuration of that run, where none is given."""
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("-c", "--config", nargs="?")
+    options.add_argument("--run_dir", nargs="?")
+    given, _ = options.parse_known_args(arguments[1:])
+    if arguments[:1] in (["validate"], ["test"]) and given.run_dir and given.config is None:
+        return [arguments[0], f"--config={config_of(Path(given.run_dir))}", *arguments[1:]]
+    return arguments
 
 
 def fit_again(run_dir: Path, options: Sequence[str]) -> list[str]:

@@ -31,6 +31,7 @@ CASES = (
     "posterior",
     "from_scratch",
     "growth",
+    "ranks",
     "product",
     "peers",
 )

@@ -154,6 +154,7 @@ def fit(
     evaluate_every: int = 0,
     precision: str = "32-true",
     callbacks: Sequence[Callback] = (),
+    settings: dict[str, Any] | None = None,
 ) -> Laps:
     """Train ``rounds`` rounds, at least two, without loggers and checkpoints, and time them.
 
@@ -164,22 +165,24 @@ def fit(
         evaluate_every: evaluate all clients every so many rounds; 0 never does.
         precision: the Trainer's, ``"32-true"`` or ``"bf16-mixed"``.
         callbacks: further callbacks.
+        settings: further settings of the Trainer, by name.
     """
     keep_freed_memory()  # as lightning-cli does
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     laps = Laps()
-    settings: dict[str, Any] = {
+    given: dict[str, Any] = {
         **TRAINER_DEFAULTS,
         "max_epochs": rounds,
         "num_sanity_val_steps": 0,
         "limit_val_batches": 1.0 if evaluate_every else 0,
         "check_val_every_n_epoch": max(evaluate_every, 1),
         "precision": precision,
+        **(settings or {}),
     }
     trainer = Trainer(
-        **settings,
+        **given,
         accelerator=device(),
         logger=False,
         enable_progress_bar=False,
