@@ -48,7 +48,7 @@ def over_ranks(count: int, work: Callable[[RanksStrategy], Any]) -> list[Any]:
 def _received(end: Connection) -> Any:
     """What a process has sent; None of one that was killed."""
     try:
-        return torch.load(end.recv(), weights_only=False) if end.poll(30) else None
+        return torch.load(end.recv(), weights_only=False) if end.poll(120) else None
     except EOFError:
         return None
 
@@ -64,7 +64,7 @@ def _one(rank: int, count: int, port: int, work: Callable[[RanksStrategy], Any],
     }
 
     try:
-        made = work(RanksStrategy(timeout=20.0))
+        made = work(RanksStrategy(timeout=60.0))
     except Exception as error:
         made = error
     stream = io.BytesIO()
