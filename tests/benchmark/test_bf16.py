@@ -12,6 +12,7 @@ import pytest
 import torch
 from federation import CONF, build
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -75,6 +76,7 @@ def set_up(conf: str) -> tuple[Any, Any]:
         lightning_module=method,
         barebones=False,
         world_size=1,
+        strategy=SingleDeviceStrategy("cpu"),
         precision="bf16-mixed",
         precision_plugin=Precision(),
     )
