@@ -293,7 +293,9 @@ def _own_name(name: str) -> str:
             f"data.source.init_args.name: expected a name of up to 60 letters, digits, spaces and . , + - ( ) _, got "
             f"{name[:80]!r}"
         )
-    known = {_plain(kind.__name__): kind.__name__ for kind in _sources(ImageSource)}
+    own = __name__.partition(".")[0]
+    kinds = (kind for kind in _sources(ImageSource) if kind.__module__.partition(".")[0] == own)
+    known = {_plain(kind.__name__): kind.__name__ for kind in kinds}
     if _plain(name) in known:
         raise ConfigurationError(
             f"data.source.init_args.name: {name!r} is the data set that datamodules.{known[_plain(name)]} reads; take "

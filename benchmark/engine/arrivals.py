@@ -73,7 +73,7 @@ class Arrivals:
                 yield run
                 run, room = [], TOGETHER
             run, room = [*run, name], room - need
-        if run:
+        if run or not shared:  # a round without shared parameters has its uploads too
             yield run
 
     def _uploads(self, names: list[str] | None, ranks: Ranks, sizes: Mapping[int, int]) -> Uploads:

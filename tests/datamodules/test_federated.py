@@ -5,7 +5,7 @@ import pytest
 import torch
 from federation import SIZES, Ragged, TinyImages, build, fit
 
-from benchmark.engine import loaders
+from benchmark.engine import evaluation_plan
 from benchmark.errors import ConfigurationError
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
@@ -105,8 +105,8 @@ def test_validation_and_test_are_scored_apart() -> None:
 def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: pytest.MonkeyPatch) -> None:
     widths, scores = [], []
     own = 4 * (8 * 64 + 8 + 3 * 64)  # a head, and the prompt after local training
-    for room in (loaders.EVALUATED_STATE, 2 * own + 1, 1):
-        monkeypatch.setattr(loaders, "EVALUATED_STATE", room)
+    for room in (evaluation_plan.EVALUATED_STATE, 2 * own + 1, 1):
+        monkeypatch.setattr(evaluation_plan, "EVALUATED_STATE", room)
         method, data = build("FedVPT", "--data.eval_batch_size=66")
         fit(method, data, 1)
         assert (
