@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from benchmark.shipped import version
+
 if TYPE_CHECKING:  # slow to import
     from benchmark.run.fit import FinishedRun as FinishedRun
     from benchmark.run.fit import fit as fit
@@ -11,25 +13,12 @@ if TYPE_CHECKING:  # slow to import
 __all__ = ["FinishedRun", "__version__", "fit"]
 
 
-def _version() -> str:
-    """The version of the installed package; in a checkout that is not installed, the one that it declares."""
-    import tomllib
-    from importlib import metadata
-    from pathlib import Path
-
-    try:
-        return metadata.version("federated-prompt-benchmark")
-    except metadata.PackageNotFoundError:
-        declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-        return str(declared["project"]["version"])
-
-
 if not TYPE_CHECKING:  # or type checkers would take any name for one of this module
 
     def __getattr__(name: str) -> Any:
         """Import what is offered when it is asked for: ``import benchmark`` loads neither torch nor Lightning."""
         if name == "__version__":
-            return _version()
+            return version()
         if name in ("FinishedRun", "fit"):
             from benchmark.run import fit as module
 

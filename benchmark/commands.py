@@ -1,4 +1,4 @@
-"""The command ``benchmark``: tables, and what has been recorded. Training itself is ``lightning-cli``."""
+"""The command benchmark: tables, and what has been recorded. Training itself is lightning-cli."""
 
 import argparse
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.shipped import configuration, configurations
+from benchmark.shipped import configuration, configurations, version
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.cells.cluster import Cluster
@@ -240,7 +240,7 @@ def partition(arguments: argparse.Namespace) -> int:
     from datamodules.heatmap import manifest_heatmap
     from datamodules.manifest import read_manifest, write_manifest
 
-    first = Path(arguments.what[0])
+    first, written = Path(arguments.what[0]), [arguments.picture]
     if first.suffix == ".json" and len(arguments.what) == 1:
         if first.name == "manifest.json" and is_finished(first.parent):
             stored_run(first.parent).content("manifest.json")  # refuses another than the run wrote
@@ -248,16 +248,21 @@ def partition(arguments: argparse.Namespace) -> int:
     else:
         paths = [configuration(name) or Path(name) for name in arguments.what]
         manifest = configured_data(paths, arguments.set).manifest
-        write_manifest(arguments.picture.with_suffix(".json"), manifest)
+        written.append(arguments.picture.with_suffix(".json"))
+        write_manifest(written[-1], manifest)
     manifest_heatmap(manifest, arguments.picture, arguments.split)
-    print(f"written: {arguments.picture}")
+    print(f"written: {', '.join(map(str, written))}")
     return 0
 
 
 def _add_table(entry: argparse.ArgumentParser) -> None:
     """Add which table is run, and where."""
     entry.add_argument("name", help="a table of configs/tables, or a YAML file")
-    entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
+    entry.add_argument(
+        "--preset",
+        default="demo",
+        help="demo (bundled data and models), paper or another of the table's; default %(default)s",
+    )
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument(
         "--jobs",
@@ -274,8 +279,9 @@ def _add_table(entry: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The command line; argparse's help is there before jsonargparse alone would be imported."""
     top = argparse.ArgumentParser(prog="benchmark", description=__doc__)
+    top.add_argument("--version", action="version", version=f"%(prog)s {version()}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     entry = commands.add_parser("table", help=table.__doc__, description=table.__doc__)
     _add_table(entry)
@@ -301,7 +307,11 @@ def parser() -> argparse.ArgumentParser:
     entry.set_defaults(run=tune)
     entry = commands.add_parser("figure", help=figure.__doc__, description=figure.__doc__)
     entry.add_argument("names", nargs="+", metavar="NAME", help="pfedpt_fig4, 5, 6, 8, 9, 10 or 11")
-    entry.add_argument("--preset", default="demo", help="demo (bundled data and models) or paper; default %(default)s")
+    entry.add_argument(
+        "--preset",
+        default="demo",
+        help="demo (bundled data and models), paper or another of the table's; default %(default)s",
+    )
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument(
         "--run_dir", nargs="+", default=[], help="finished runs with a checkpoint, in place of the preset's"

@@ -1,4 +1,7 @@
-"""One process at a time: locks that the kernel frees when their last holder ends, however it ends."""
+"""One process at a time: locks that the kernel frees when their last holder ends, however it ends.
+
+filelock does as much, and does not say who holds a lock, nor hands it on to the processes of a run.
+"""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Files that come with the code, found from any folder: configurations, tables, and the papers' numbers."""
+"""What comes with the code, found from any folder: configurations, tables, the papers' numbers, and its version."""
 
 import os
 from collections.abc import Iterator
@@ -12,6 +12,17 @@ def shipped(path: str | Path) -> Path:
     """A file by its path from the working directory, else the one of this path that came with the code, if any."""
     there = SHIPPED / path
     return there if os.path.exists(there) and not os.path.exists(path) else Path(path)  # False of an impossible name
+
+
+def version() -> str:
+    """The version of the installed package; in a checkout that is not installed, the one that it declares."""
+    import tomllib
+    from importlib import metadata
+
+    try:
+        return metadata.version("federated-prompt-benchmark")
+    except metadata.PackageNotFoundError:
+        return str(tomllib.loads((SHIPPED / "pyproject.toml").read_text())["project"]["version"])
 
 
 def configuration(name: str) -> Path | None:

@@ -1,4 +1,8 @@
-"""Official archives: downloaded with their checksum, and unpacked into one folder and nowhere else."""
+"""Official archives: downloaded with their checksum, and unpacked into one folder and nowhere else.
+
+pooch and torchvision's helpers would fetch and check as well; neither bounds what an archive may unpack to, nor puts it
+there whole or not at all, and a failure has to be one line that says where to put the file by hand.
+"""
 
 import hashlib
 import http.client

@@ -1,4 +1,8 @@
-"""From stored uint8 images to what a backbone sees: resize, augment and normalise, in batches, on the device."""
+"""From stored uint8 images to what a backbone sees: resize, augment and normalise, in batches, on the device.
+
+Kornia augments batches too, with draws of torch's global generator. Here they are keyed by client, round and step, so
+that neither the width of a cohort nor a resume changes an image.
+"""
 
 import math
 from copy import copy

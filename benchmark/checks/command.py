@@ -88,7 +88,15 @@ def _check_source(kind: type[ImageSource], target: str, files: list[str]) -> boo
     model = [] if files else [f"--model={AVERAGED}", *_backbone(_class_of(AVERAGED))]
     deal = "--data.partition={class_path: datamodules.IID, init_args: {num_clients: 2}}"
     made = resolved([*model, *files, deal, f"--data.source={target}"])["data"]["source"]
-    subject = sources.SourceUnderCheck(kind, made.get("init_args", {}))
+    arguments = made.get("init_args", {})
+    parameters = [p for p in constructor_parameters(kind) if p.kind is p.POSITIONAL_OR_KEYWORD]
+    missing = [p.name for p in parameters if p.default is p.empty and arguments.get(p.name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"{target} must be given {', '.join(missing)}: check it with --config and a file that has "
+            f"data.source.init_args.{missing[0]}"
+        )
+    subject = sources.SourceUnderCheck(kind, arguments)
     return printed((sources.check_load,), subject) and printed(sources.CHECKS, subject)
 
 

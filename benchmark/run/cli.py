@@ -45,6 +45,7 @@ from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
 from benchmark.run.strategy import RanksStrategy, are_connected, check_started, is_first_process
 from benchmark.server import ServerRule
+from benchmark.shipped import version
 from datamodules.federated import FederatedDataModule
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -101,6 +102,7 @@ class FederatedCLI(LightningCLI):
                 save_config_kwargs={"save_to_log_dir": False},
                 trainer_defaults=TRAINER_DEFAULTS,
                 parser_class=FederatedParser,
+                parser_kwargs={"version": version()},
                 auto_configure_optimizers=False,
                 args=given if isinstance(given, dict) else with_files_read(given),
                 run=run,

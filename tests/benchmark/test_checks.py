@@ -86,3 +86,8 @@ def test_what_is_no_class_to_check_is_one_line(capsys: pytest.CaptureFixture[str
         "benchmark: there is no class 'checked_module.Nobody'; give the dotted path of one, such as my_module.MyMethod"
     ]
     assert "derives from none of FederatedMethod, ServerRule, Partition" in lines(capsys, "pathlib.Path", 2)[0]
+
+
+def test_a_source_without_its_arguments_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = lines(capsys, "datamodules.ImageFolders", 2)
+    assert "datamodules.ImageFolders must be given name, root: check it with --config" in line

@@ -3,17 +3,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from finished_run import write_finished_run
 
+import benchmark
 from benchmark import commands
 from benchmark.cells.cluster import Cluster
 from benchmark.cells.outcome import Outcome
 from benchmark.commands import main
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
+from benchmark.run import cli
 from benchmark.tables import run_table as tables
 from benchmark.tables.run_table import TableResult
 
@@ -159,6 +162,7 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     )
     picture = tmp_path / "a.png"
     assert main(["partition", str(config), str(picture), "--set", "partition.alpha=0.5"]) == 0
+    assert capsys.readouterr().out == f"written: {picture}, {picture.with_suffix('.json')}\n"
     manifest = json.loads(picture.with_suffix(".json").read_text())
     assert manifest["arguments"]["alpha"] == 0.5
     assert main(["partition", str(picture.with_suffix(".json")), str(tmp_path / "b.png"), "--split", "test"]) == 0
@@ -202,3 +206,11 @@ def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.C
     assert "left out: " in capsys.readouterr().err
     assert main(["reproduction"]) == 2
     assert "REPRODUCTION.template.md is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [commands.main, cli.main])
+def test_a_version_is_said(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.split()[-1] == benchmark.__version__
