@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.cells.given_options import given_options
@@ -39,6 +39,17 @@ def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
     """
     spelled = json.dumps(given_options(configs, overrides), sort_keys=True, default=str)  # default: YAML knows dates
     return hashlib.sha256(spelled.encode()).hexdigest()[:8]
+
+
+def with_overrides(cell: Cell, arguments: Sequence[str]) -> Cell:
+    """The cell with further arguments, under the name that it has with them.
+
+    Raises:
+        ConfigurationError: as :func:`content_hash`.
+    """
+    overrides = (*cell.overrides, *arguments)
+    name = f"{cell.name.rpartition('-')[0]}-{content_hash(cell.configs, overrides)}"
+    return replace(cell, name=name, overrides=overrides)
 
 
 def cell_command(cell: Cell, run_dir: Path, data_dir: Path | None, program: Sequence[str] = PROGRAM) -> list[str]:

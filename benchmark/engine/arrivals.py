@@ -38,12 +38,18 @@ class Arrivals:
 
     def share(self, round: Round, ranks: Ranks, traffic: Traffic, reports: Reports) -> None:
         """Let all ranks know who has sent, what was counted and what was reported; all of them are here."""
-        mine = ([who for who, _ in self._sent], self._stepped, self.missing, traffic.last, reports.of(self._stepped))
+        mine = (
+            [who for who, _ in self._sent],
+            self._stepped,
+            self.missing,
+            traffic.rounds[-1],
+            reports.of(self._stepped),
+        )
         everybody = ranks.everybody(f"the end of round {round.number}", mine)
         self._clients = [clients for clients, *_ in everybody]
         self.count = sum(len(clients) for cohorts in self._clients for clients in cohorts)
         self.missing = sorted(client for _, _, missing, _, _ in everybody for client in missing)
-        traffic.last = [sum(column) for column in zip(*(row for *_, row, _ in everybody), strict=True)]
+        traffic.rounds[-1] = [sum(column) for column in zip(*(row for *_, row, _ in everybody), strict=True)]
         for rank, (_, stepped, _, _, numbers) in enumerate(everybody):
             if rank != ranks.rank:
                 reports.take_in(stepped, numbers)
@@ -83,10 +89,11 @@ class Arrivals:
             for number, (_, sent) in enumerate(self._sent)
             for name in (sent if names is None else names)
         }
-        arrived = []
+        arrived: list[tuple[tuple[int, ...], Values]] = []
         for cohorts, values in zip(self._clients, ranks.gather("uploads", mine), strict=True):
-            for number, clients in enumerate(cohorts):
-                prefix = f"{number}/"
-                own = {name.removeprefix(prefix): v for name, v in values.items() if name.startswith(prefix)}
-                arrived.append((clients, own))
+            of_cohort: list[Values] = [{} for _ in cohorts]
+            for key, value in values.items():
+                number, name = key.split("/", 1)
+                of_cohort[int(number)][name] = value
+            arrived += zip(cohorts, of_cohort, strict=True)
         return Uploads.gathered(arrived, sizes)

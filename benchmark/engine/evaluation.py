@@ -117,14 +117,14 @@ class Evaluation:
             values["losses", *key] = self.scores[key].loss_sum[clients]
         named = {"/".join(key): value for key, value in values.items()}
         parts = ranks.gather("scores", named)
-        for key in sorted({key for theirs in everybody for key in theirs}):
+        self.scores = {}
+        for key in dict.fromkeys(key for theirs in everybody for key in theirs):
             classes = next(theirs[key][1] for theirs in everybody if key in theirs)
             whole = ClientScores(simulation.federation.num_clients, classes).to(simulation.device)
             for theirs, part in zip(everybody, parts, strict=True):
                 if key in theirs:
                     whole.add(theirs[key][0], part["/".join(("counts", *key))], part["/".join(("losses", *key))])
             self.scores[key] = whole
-        self.scores = dict(sorted(self.scores.items()))
         whole_federation = range(simulation.federation.num_clients)
         for numbers in ranks.everybody("reports", simulation.reports.of(whole_federation)):
             simulation.reports.take_in(whole_federation, numbers)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,13 +25,14 @@ class PlacedStore(ClientStore):
     """
 
     def __init__(self, initial: Values, homes: Sequence[int], ranks: Ranks) -> None:
-        held = [client for client, home in enumerate(homes) if home == ranks.rank]
-        super().__init__(initial, len(held))
-        self.homes = homes
-        self.ranks = ranks
+        self.homes = np.asarray(homes)
         #: the clients whose rows lie here, ascending
-        self.held = held
-        self._place = {client: place for place, client in enumerate(held)}
+        self.held = np.flatnonzero(self.homes == ranks.rank)
+        super().__init__(initial, len(self.held))
+        self.ranks = ranks
+        #: where a client's rows lie here, -1 where they do not
+        self._place = np.full(len(self.homes), -1)
+        self._place[self.held] = np.arange(len(self.held))
         self._visitors: dict[int, int] = {}
         self._visiting: Values = {}
         #: per rank, the clients that visit it
@@ -39,18 +41,18 @@ class PlacedStore(ClientStore):
     def rows(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
         """Copy the rows of these clients, which lie or visit here, [K, ...], to ``device``."""
         if not self._visitors:
-            return super().rows(name, [self._place[client] for client in clients], device)
+            return super().rows(name, self._place[list(clients)].tolist(), device)
         return torch.stack([self._row(name, client) for client in clients]).to(device)
 
     def _row(self, name: str, client: int) -> Tensor:
-        if client in self._place:
+        if self._place[client] >= 0:
             return self.all_rows(name)[self._place[client]]
         return self._visiting[name][self._visitors[client]]
 
     def write(self, name: str, clients: Sequence[int], values: Tensor) -> None:
         """Replace the rows of these clients by ``values`` [K, ...]."""
         if not self._visitors:
-            return super().write(name, [self._place[client] for client in clients], values)
+            return super().write(name, self._place[list(clients)].tolist(), values)
         for client, value in zip(clients, values.detach().to("cpu", self.all_rows(name).dtype), strict=True):
             self._row(name, client).copy_(value)
         return None
@@ -61,7 +63,7 @@ class PlacedStore(ClientStore):
         """Have the rows of these clients here, wherever they lie; called by all ranks, each with its own."""
         if not self.names or self.ranks.count == 1:
             return
-        missing = [client for client in clients if client not in self._place]
+        missing = [client for client in clients if self._place[client] < 0]
         self._away = self.ranks.everybody("the clients that visit", missing)
         if not any(self._away):
             return
@@ -72,7 +74,7 @@ class PlacedStore(ClientStore):
 
     def _of(self, clients: Sequence[int]) -> Values:
         """Return the rows of those of these clients that lie here."""
-        places = [self._place[client] for client in clients if client in self._place]
+        places = [place for place in self._place[list(clients)].tolist() if place >= 0]
         return {name: self.all_rows(name)[places] for name in self.names} if places else {}
 
     def send_home(self) -> None:
@@ -88,7 +90,7 @@ class PlacedStore(ClientStore):
         arrived = self.ranks.exchange("rows that come home", parcels)
         for clients, part in zip(away, arrived, strict=True):
             for name, rows in part.items():
-                self.write(name, [client for client in clients if client in self._place], rows)
+                self.write(name, [client for client in clients if self._place[client] >= 0], rows)
 
     def dismiss(self) -> None:
         """Forget the visitors, of whom nothing has changed."""
@@ -110,7 +112,7 @@ class PlacedStore(ClientStore):
             if self.ranks.rank == 0:
                 found[key] = rows.new_empty(len(self.homes), *rows.shape[1:])
                 for rank, part in enumerate(parts):
-                    found[key][[client for client, home in enumerate(self.homes) if home == rank]] = part[key]
+                    found[key][np.flatnonzero(self.homes == rank)] = part[key]
         return found
 
     def shapes(self) -> Values:

@@ -19,15 +19,6 @@ class Traffic:
         """Begin the next round's row."""
         self.rounds.append([0, 0, 0, 0, 0])
 
-    @property
-    def last(self) -> list[int]:
-        """The row of the last round."""
-        return self.rounds[-1]
-
-    @last.setter
-    def last(self, row: list[int]) -> None:
-        self.rounds[-1] = row
-
     def down(self, clients: int, message: Sequence[Tensor]) -> None:
         """Count what so many clients receive, this message or one of its shape each."""
         self.rounds[-1][0] += clients

@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmark.records.classes import class_of
-from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import Experiment, Run, tell_apart
 from benchmark.records.hashes import canonical
-from benchmark.report.grid import Cell, Grid, anchor_of, grid, mean_std
+from benchmark.report.grid import Cell, Grid, anchor_of, grid
 from benchmark.report.published import beside
 from benchmark.report.readings import POINTS, hardware_of, last_by_client, points_of, statistic_of, traffic_of
+from benchmark.tables.numbers import mean_std
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -186,17 +186,21 @@ def _published(run: Run, paper: "pd.DataFrame") -> Cell:
     return Cell("")
 
 
-def runs_of(board: Board) -> Grid:
-    """Every run of a board: on what, when, by which code, and the command that makes it again."""
+def runs_of(board: Board, days: Mapping[str, str]) -> Grid:
+    """Every run of a board: on what, when, by which code, and the command that makes it again.
+
+    Args:
+        board: of the runs.
+        days: of commits, from :func:`benchmark.records.environment.commit_days`.
+    """
     runs = [(each, run) for each in board.experiments for run in each.runs]
-    days = commit_days(_revision(run) for _, run in runs)
     heads = ["Method", "Seed", "Rounds done", "Batch", "Hardware", "Peak MB", "Date", "Commit", "Command"]
     rows = [[Cell(each.name), *_circumstances(run, days)] for each, run in runs]
     return grid(f"Runs, {board.first.dataset}, {board.facts}", heads, rows)
 
 
 def _circumstances(run: Run, days: Mapping[str, str]) -> list[Cell]:
-    revision, peak = _revision(run), run.record.peak_memory_bytes
+    revision, peak = revision_of(run), run.record.peak_memory_bytes
     day = str(run.record.environment.get("date") or "")
     committed = days.get(revision, "")
     config = shlex.quote(f"{run.folder.as_posix()}/config.yaml")  # a stranger's folder may be called anything
@@ -212,7 +216,8 @@ def _circumstances(run: Run, days: Mapping[str, str]) -> list[Cell]:
     ]
 
 
-def _revision(run: Run) -> str:
+def revision_of(run: Run) -> str:
+    """The commit of the code that made it; empty where that is not known."""
     return run.record.environment.get("git", {}).get("revision") or ""
 
 

@@ -1,14 +1,10 @@
 """Tables of the page: what a cell shows, sorts by and is saved as."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
 from typing import NamedTuple
-
-from benchmark.tables.numbers import with_std
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -77,12 +73,6 @@ def grid(label: str, heads: Iterable[object], rows: Iterable[Iterable[Cell | str
     """A table whose cells may be plain texts."""
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     return Grid(label, [str(head) for head in heads], cells)
-
-
-def mean_std(values: Iterable[float | None], digits: int = 2) -> str:
-    """Mean and, of several, standard deviation (n - 1) of the values that are known and finite; empty for none."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return with_std(fmean(known), stdev(known) if len(known) > 1 else math.nan, digits) if known else ""
 
 
 def anchor_of(*words: str) -> str:

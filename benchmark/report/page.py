@@ -8,16 +8,17 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
+from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import group, read_runs
 from benchmark.report import charts
-from benchmark.report.boards import Board, boards, ranking, runs_of, sources, variants, worst_clients
+from benchmark.report.boards import Board, boards, ranking, revision_of, runs_of, sources, variants, worst_clients
 from benchmark.report.table_pages import TablePage, table_page
 from benchmark.shipped import SHIPPED
 from benchmark.tables.paper import read_paper
@@ -68,7 +69,8 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
     published = results_dir / "paper" if (results_dir / "paper").is_dir() else SHIPPED / "results" / "paper"
     paper = read_paper([str(each) for each in sorted(published.glob("*.csv"))])
     tables = _tables(results_dir / "tables", problems)
-    places = [_place(board, paper) for board in boards(group(runs))]
+    days = commit_days(revision_of(run) for run in runs)
+    places = [_place(board, paper, days) for board in boards(group(runs))]
     content = template.render(
         runs=runs,
         methods=len({run.record.method for run in runs}),
@@ -120,7 +122,7 @@ def _vega_lite() -> str:
     return javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def _place(board: Board, paper: Any) -> dict[str, Any]:
+def _place(board: Board, paper: Any, days: Mapping[str, str]) -> dict[str, Any]:
     """What the template shows of a board."""
     drawn = {
         "Learning curves": charts.curves(board),
@@ -133,7 +135,7 @@ def _place(board: Board, paper: Any) -> dict[str, Any]:
         "ranking": ranking(board, paper),
         "sources": sources(board, paper),
         "variants": variants(board),
-        "runs": runs_of(board),
+        "runs": runs_of(board, days),
         "worst": worst_clients(board),
         "charts": drawn,
         "specs": [chart.spec for part in drawn.values() for chart in part],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
 
 PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
 
@@ -16,6 +17,12 @@ def number(value: float, digits: int = 2) -> str:
 
 def with_std(mean: float, std: float, digits: int = 2) -> str:
     return number(mean, digits) + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
+
+
+def mean_std(values: Iterable[float | None], digits: int = 2) -> str:
+    """Mean and, of several, standard deviation (n - 1) of the values that are known and finite; empty for none."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return with_std(fmean(known), stdev(known) if len(known) > 1 else math.nan, digits) if known else ""
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, stdev
+from statistics import mean
 
 from benchmark.tables.blocks import Block
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
-from benchmark.tables.numbers import digits_of, number, scaled, signed, with_std
+from benchmark.tables.numbers import digits_of, mean_std, number, scaled, signed
 from benchmark.tuning.study import Task, Trial
 
 
@@ -64,8 +64,8 @@ def tuning_block(tuned: Mapping[tuple[str, str], Tuned], lines: Sequence[Line], 
                     for option, value in (entry.best.values if entry.best else {}).items()
                 ),
                 "Val": number(score, digits),
-                f"{split}, tuned": _mean_std(of_tuned, digits),
-                f"{split}, untuned": _mean_std(of_row, digits),
+                f"{split}, tuned": mean_std(of_tuned, digits),
+                f"{split}, untuned": mean_std(of_row, digits),
                 "Difference": signed(mean(of_tuned) - mean(of_row), digits) if of_tuned and of_row else "",
             }
         )
@@ -105,9 +105,3 @@ def _averages(line: Line, table: Table) -> list[float]:
         for entry in line.numbers
         if (entry.kind, entry.summary, entry.column) == ("statistic", table.summary, "average")
     ]
-
-
-def _mean_std(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return ""
-    return with_std(mean(values), stdev(values) if len(values) > 1 else float("nan"), digits)

@@ -9,12 +9,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmark.cells.given_options import given_options
-from benchmark.cells.identity import Cell, content_hash
+from benchmark.cells.identity import Cell, with_overrides
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.locks import FileLock
@@ -62,25 +62,24 @@ class Task:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must not change while the study goes on; the number of trials may."""
-        return {
+        """What must not change while the study goes on, as JSON knows it; the number of trials may."""
+        facts = {
             "options": given_options(self.cell.configs, self.cell.overrides),
             "seed": self.cell.seed,
             "space": {choice.option: list(choice.values) for choice in self.choices},
             "point": self.point,
             "metric": self.metric,
         }
+        return dict(json.loads(json.dumps(facts, default=str)))  # default: YAML knows dates
 
     @property
     def hash(self) -> str:
         """Stands for :attr:`facts`; hexadecimal."""
-        return hashlib.sha256(canonical(json.loads(json.dumps(self.facts, default=str)))).hexdigest()[:16]
+        return hashlib.sha256(canonical(self.facts)).hexdigest()[:16]
 
     def trial(self, positions: dict[str, int]) -> Cell:
         """The run with the values at these positions."""
-        overrides = (*self.cell.overrides, *self.arguments(positions))
-        prefix = self.cell.name.rpartition("-")[0]
-        return replace(self.cell, name=f"{prefix}-{content_hash(self.cell.configs, overrides)}", overrides=overrides)
+        return with_overrides(self.cell, self.arguments(positions))
 
     def arguments(self, positions: dict[str, int]) -> tuple[str, ...]:
         """What gives a run the values at these positions."""
@@ -156,7 +155,7 @@ class Study:
         self.seen = 0  # evaluations of the present trial that were looked at
 
     def _check_facts(self) -> None:
-        facts = json.loads(json.dumps(self.task.facts, default=str))
+        facts = self.task.facts
         before = self.optuna.user_attrs.get("tuned", facts)
         if before != facts:
             changed = [name for name in facts if before.get(name) != facts[name]]

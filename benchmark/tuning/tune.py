@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.cells.cluster import Cluster
-from benchmark.cells.identity import Cell, cell_command, content_hash
+from benchmark.cells.identity import cell_command, with_overrides
 from benchmark.cells.outcome import Outcome
 from benchmark.cells.queue import run_cells
 from benchmark.cells.work import Work
@@ -113,7 +113,7 @@ def tune_table(
     for (group_name, label, seed), cell in untuned.items():
         entry = tuned[group_name, label]
         if entry.task.choices:
-            cells[group_name, label + TUNED, seed] = again = _with(cell, entry.arguments)
+            cells[group_name, label + TUNED, seed] = again = with_overrides(cell, entry.arguments)
             if entry.error:
                 outcomes[again.name] = Outcome(None, entry.error)
     outcomes |= run_cells([cell for cell in cells.values() if cell.name not in outcomes], work, jobs, cluster)
@@ -141,7 +141,7 @@ def _task(
     data_dir: Path | None,
 ) -> Task:
     cell = make_cell(row, preset_name, preset, group, preset.seeds[0])
-    cell = _with(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
+    cell = with_overrides(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
     space = read_space(cell.configs, row.label)
     config = resolved(cell_command(cell, Path(), data_dir, ())[1:])
     prefix, _, digest = cell.name.rpartition("-")
@@ -156,13 +156,6 @@ def _task(
         config["trainer"]["max_epochs"],
         trials,
     )
-
-
-def _with(cell: Cell, arguments: Sequence[str]) -> Cell:
-    """The cell with further arguments, and the name that it has with them."""
-    overrides = (*cell.overrides, *arguments)
-    digest = content_hash(cell.configs, overrides)
-    return replace(cell, name=f"{cell.name.rpartition('-')[0]}-{digest}", overrides=overrides)
 
 
 def _open(tasks: dict[str, Task], runs_dir: Path) -> dict[str, Study]:
