@@ -1,4 +1,8 @@
-"""Images in plain folders, one folder a class: listed in a fixed order, decoded once, memory-mapped after that."""
+"""Images in plain folders, one folder a class: listed in a fixed order, decoded once, memory-mapped after that.
+
+torchvision's ``ImageFolder`` decodes at every read, and the ``datasets`` library caches the coded bytes. A federation
+reads thousands of small batches in any order, so decoded pixels are kept here, in one file that all processes map.
+"""
 
 import hashlib
 import io

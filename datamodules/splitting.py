@@ -1,4 +1,8 @@
-"""How sources split their images, class by class, and which images stay together."""
+"""How sources split their images, class by class, and which images stay together.
+
+scikit-learn's stratified splits round shares by another draw and know no images that must not be drawn; a test split
+that changed with its version would make other test images of old runs.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

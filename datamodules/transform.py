@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
 
+# As in timm.data.constants, whose import takes a second that a run of a CNN has no use for.
 STATISTICS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),

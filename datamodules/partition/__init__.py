@@ -1,8 +1,9 @@
 """Which client holds which images: one protocol a file.
 
 The functions are pure: labels and a generator in, one index array per client out. The classes carry their arguments
-from a config and apply the functions to a pool of images. What the published code does beyond its paper is said at
-each one.
+from a config and apply the functions to a pool of images. What the published code does beyond its paper is said at each
+one. flwr-datasets has partitioners of the plain forms; the published ones differ from them in what is drawn, in what
+order and with which smallest client, and the runs compared here must have exactly those.
 """
 
 from datamodules.partition.at_most_classes import AtMostClasses
