@@ -144,11 +144,9 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
 def resume(arguments: argparse.Namespace) -> int:
     """Go on with a run that was stopped, after the last round it has kept."""
     from benchmark.run.resume import fit_again
+    from benchmark.run.start import main as lightning_cli
 
-    again = fit_again(arguments.run_dir, arguments.options)
-    from benchmark.run.cli import main as lightning_cli  # slow to import
-
-    lightning_cli(again)
+    lightning_cli(fit_again(arguments.run_dir, arguments.options))
     return 0
 
 

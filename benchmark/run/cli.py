@@ -30,16 +30,16 @@ from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
-from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
+from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
 from benchmark.run.command import PROGRAM
-from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process, what_is_kept
+from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
 from benchmark.run.loggers import place
 from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes, with_files_read
 from benchmark.run.phases import phases_printed
 from benchmark.run.progress import RoundProgress
 from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
-from benchmark.run.resume import with_config_of_run
+from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
@@ -251,7 +251,7 @@ class FederatedCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         if not is_finished(self.run_dir):
-            raise StoppedError(f"trainer.max_time is up: {what_is_kept(self.run_dir)}", OUT_OF_TIME)
+            raise StoppedError(f"trainer.max_time is up: {self._what_is_kept()}", OUT_OF_TIME)
         print("\n".join(closing_lines(self.run_dir, self.model.server.finished_rounds, self.trainer.max_epochs or 0)))
 
     @contextmanager
@@ -262,12 +262,18 @@ class FederatedCLI(LightningCLI):
         except BaseException as ended:  # Lightning makes an exit of an interrupt, or fails while it shuts down
             number = interrupting_signal(ended)
             if isinstance(ended, OtherRankError):
-                said = f"error: {ended}" if ended.code == 2 else f"{ended}: {what_is_kept(self._begun)}"
+                said = f"error: {ended}" if ended.code == 2 else f"{ended}: {self._what_is_kept()}"
                 raise StoppedError(said if ended.told_here else "", ended.code) from None
             if number is None:
                 raise
-            said = f"stopped by {number.name}: {what_is_kept(self._begun)}" if is_first_process() else ""
+            said = f"stopped by {number.name}: {self._what_is_kept()}" if is_first_process() else ""
             raise StoppedError(said, 128 + number) from None
+
+    def _what_is_kept(self) -> str:
+        given = self._given if isinstance(self._given, list) else []
+        if self._begun is None:
+            return what_is_kept(run_dir_of_fit(given), given)
+        return what_is_kept(self._begun, given, finished_rounds)
 
     @property
     def _begun(self) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a run says when it ends: its scores and what to do with it, or what is kept of it and how it goes on."""
+"""What a run says when it ends: its scores and what to do with it, or why it was stopped."""
 
 import os
 import shlex
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmark.records.record_file import is_finished, read_record
-from benchmark.run.checkpoint import finished_rounds
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.run.strategy import are_connected
 
@@ -26,23 +25,6 @@ class StoppedError(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-def what_is_kept(run_dir: Path | None) -> str:
-    """What there is of a run that did not come to its end, and the command that goes on with it, in one line.
-
-    Args:
-        run_dir: None where no run had begun.
-    """
-    if run_dir is None:
-        return "there was nothing to keep yet; the same command starts again"
-    if is_finished(run_dir):
-        return f"the run is finished, its record is {run_dir / 'record.json'}"
-    last = last_checkpoint(run_dir)
-    if not last.is_file():
-        return "no round is finished and kept yet; the same command starts again"
-    command = shlex.join(["benchmark", "resume", str(run_dir)])
-    return f"what is kept is {last}, after round {finished_rounds(last)}; go on with: {command}"
 
 
 def end_process(said: str, code: int) -> NoReturn:

@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
@@ -25,10 +25,7 @@ def config_of(run_dir: Path) -> Path:
 
 def with_config_of_run(arguments: list[str]) -> list[str]:
     """``test --run_dir=RUN_DIR`` takes the configuration of that run, where none is given."""
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    options.add_argument("-c", "--config", nargs="?")
-    options.add_argument("--run_dir", nargs="?")
-    given, _ = options.parse_known_args(arguments[1:])
+    given = _named(arguments)
     if arguments[:1] in (["validate"], ["test"]) and given.run_dir and given.config is None:
         return [arguments[0], f"--config={config_of(Path(given.run_dir))}", *arguments[1:]]
     return arguments
@@ -44,8 +41,9 @@ def fit_again(run_dir: Path, options: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: the folder is none of a run, or there is nothing in it to go on with or from.
     """
-    config, last = config_of(run_dir), last_checkpoint(run_dir)
-    start = ["lightning-cli", "fit", f"--config={config}"]
+    config_of(run_dir)
+    again, last = _again(run_dir), last_checkpoint(run_dir)
+    start = ["lightning-cli", *again[:2]]
     if is_finished(run_dir):
         more = shlex.join([*start, f"--ckpt_path={last}", "--trainer.max_epochs=ROUNDS"])
         raise ConfigurationError(
@@ -54,4 +52,53 @@ def fit_again(run_dir: Path, options: Sequence[str]) -> list[str]:
     if not last.is_file():
         anew = shlex.join([*start, f"--run_dir={run_dir}"])
         raise ConfigurationError(f"{run_dir} has kept no round to go on from; start it again: {anew}")
-    return [*start[1:], f"--run_dir={run_dir}", "--ckpt_path=last", *options]
+    return [*again, *options]
+
+
+def run_dir_of_fit(arguments: Sequence[str]) -> Path | None:
+    """The run directory that a command line of ``fit`` names; None where it names none."""
+    given = _named(arguments).run_dir
+    return Path(given) if list(arguments[:1]) == ["fit"] and given else None
+
+
+def what_is_kept(
+    run_dir: Path | None, arguments: Sequence[str], rounds_of: Callable[[Path], int] | None = None
+) -> str:
+    """What there is of a run that did not come to its end, and the command that goes on with it, in one line.
+
+    Args:
+        run_dir: None where no run had begun.
+        arguments: of ``lightning-cli``, that started the run or went on with it.
+        rounds_of: how many rounds a checkpoint holds, where there is time to ask.
+    """
+    if run_dir is None:
+        return "there was nothing to keep yet; the same command starts again"
+    if is_finished(run_dir):
+        return f"the run is finished, its record is {run_dir / 'record.json'}"
+    last = last_checkpoint(run_dir)
+    if not last.is_file():
+        return "no round is finished and kept yet; the same command starts again"
+    after = "" if rounds_of is None else f", after round {rounds_of(last)}"
+    return f"what is kept is {last}{after}; go on with: {_going_on(run_dir, arguments)}"
+
+
+def _going_on(run_dir: Path, arguments: Sequence[str]) -> str:
+    """The command that goes on with a run: the one that did so, with its options, or else ``benchmark resume``."""
+    again = _again(run_dir)
+    resumed = list(arguments[: len(again)]) == again
+    if not resumed and _named(arguments).ckpt_path in ("last", str(last_checkpoint(run_dir))):
+        return shlex.join(["lightning-cli", *arguments])
+    return shlex.join(["benchmark", "resume", str(run_dir), *(arguments[len(again) :] if resumed else ())])
+
+
+def _again(run_dir: Path) -> list[str]:
+    return ["fit", f"--config={run_dir / 'config.yaml'}", f"--run_dir={run_dir}", "--ckpt_path=last"]
+
+
+def _named(arguments: Sequence[str]) -> argparse.Namespace:
+    """The files and folders of a run that a command line names."""
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("-c", "--config", nargs="?")
+    options.add_argument("--run_dir", nargs="?")
+    options.add_argument("--ckpt_path", nargs="?")
+    return options.parse_known_args(list(arguments[1:]))[0]

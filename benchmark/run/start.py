@@ -1,27 +1,42 @@
-"""Entry point of ``lightning-cli``: quiet when interrupted during the seconds in which its libraries are imported."""
+"""Entry point of ``lightning-cli``: one line for a signal that comes in the seconds in which libraries are imported."""
 
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
+from benchmark.run.resume import run_dir_of_fit, what_is_kept
+from benchmark.run.run_directory import last_checkpoint
 
-def main() -> None:
-    """Import the program and run it; until then Ctrl-C ends in one line, since there is nothing to keep."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _nothing_began)
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Import the program and run it; a signal before it runs ends in one line, with what an earlier command has kept.
+
+    Args:
+        arguments: of ``lightning-cli``, in place of those of the process.
+    """
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    run_dir = run_dir_of_fit(given)
+    kept = "" if run_dir is None or not last_checkpoint(run_dir).is_file() else f": {what_is_kept(run_dir, given)}"
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # At once: an exception inside of an extension's import may become another one.
+        sys.stderr.write(f"interrupted before anything began{kept}\n")
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_heeded(number)]
+    before = {number: signal.signal(number, end) for number in heeded}
     from benchmark.run import cli
 
-    signal.signal(signal.SIGINT, before)
-    cli.main()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    cli.main(given)
 
 
-def _nothing_began(number: int, frame: FrameType | None) -> None:
-    # At once: an exception inside of an extension's import may become another one.
-    sys.stderr.write("interrupted before anything began\n")
-    sys.stderr.flush()
-    os._exit(128 + number)
+def _is_heeded(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is not signal.SIG_IGN
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """``benchmark resume`` and ``lightning-cli test --run_dir``: all they need is the run's directory."""
 
+import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from federation import CONF
@@ -9,6 +11,8 @@ from refusal import refused
 from benchmark import commands
 from benchmark.records.record_file import read_record
 from benchmark.run import cli
+from benchmark.run.parser import FederatedParser
+from benchmark.run.signals import Interrupted
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]
 
@@ -44,3 +48,30 @@ def test_what_cannot_go_on_is_refused_in_one_line(capsys: pytest.CaptureFixture[
     Path("begun/config.yaml").write_text("seed_everything: 3\n")
     line = refused(capsys, commands.main, ["resume", "begun"])
     assert "begun has kept no round to go on from; start it again: lightning-cli fit --config=begun/config.yaml" in line
+
+
+def test_a_signal_before_a_run_goes_on_names_what_is_kept_and_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object, **__: object) -> NoReturn:
+        raise Interrupted(signal.SIGTERM)
+
+    def said(*arguments: str, program: str = "lightning-cli") -> str:
+        with pytest.raises(SystemExit, match="143"):
+            commands.main([*arguments]) if program == "benchmark" else cli.main([*arguments])
+        return capsys.readouterr().err.strip()
+
+    monkeypatch.setattr(FederatedParser, "parse_args", ended)
+    own = ["fit", *BASE, "--run_dir=run"]
+    assert said(*own) == "stopped by SIGTERM: no round is finished and kept yet; the same command starts again"
+    assert said(*own[:-1]) == "stopped by SIGTERM: there was nothing to keep yet; the same command starts again"
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/checkpoints/last.ckpt").touch()
+    Path("run/config.yaml").write_text("seed_everything: 3\n")
+    kept = "stopped by SIGTERM: what is kept is run/checkpoints/last.ckpt; go on with: "
+    more = ["resume", "run", "--trainer.max_epochs=4"]
+    assert said(*more, program="benchmark") == f"{kept}benchmark {' '.join(more)}"
+    for path in ("last", "run/checkpoints/last.ckpt"):
+        again = [*own, f"--ckpt_path={path}"]
+        assert said(*again) == f"{kept}lightning-cli {' '.join(again)}"
+    assert said(*own) == f"{kept}benchmark resume run"

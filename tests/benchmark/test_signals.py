@@ -155,15 +155,23 @@ def test_what_is_ignored_from_outside_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_ctrl_c_while_libraries_are_imported_ends_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_libraries_are_imported_ends_in_one_line(number: signal.Signals, tmp_path: Path) -> None:
+    kept = tmp_path / "run/checkpoints/last.ckpt"
+    arguments, said = [], ""
+    if number is signal.SIGTERM:
+        kept.parent.mkdir(parents=True)
+        kept.touch()
+        arguments = ["--run_dir=run", "--ckpt_path=last"]
+        said = f": what is kept is {kept.relative_to(tmp_path)}; go on with: lightning-cli fit {' '.join(arguments)}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "benchmark.run.start", "fit"]
+    command = [sys.executable, "-m", "benchmark.run.start", "fit", *arguments]
     process = subprocess.Popen(
         command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_ctrl_c
     )
     while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "interrupted before anything began\n"
-    assert process.returncode == 130
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1] == f"interrupted before anything began{said}\n"
+    assert process.returncode == 128 + number
