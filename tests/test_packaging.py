@@ -97,11 +97,33 @@ def test_a_wheel_runs_a_configuration_by_its_name_from_any_folder(site: Path, tm
     assert run(site, tmp_path, sys.executable, "-c", program).stdout.strip() == here
 
 
+def ten_lines() -> str:
+    """The example of the page about Python."""
+    shown = re.search(r"`ten_lines.py`:\n\n```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    assert shown
+    return shown[1]
+
+
+def test_the_ten_lines_run_in_a_folder_outside_of_the_checkout(tmp_path: Path) -> None:
+    environment, folder = tmp_path / "environment", tmp_path / "folder"
+    for made in (environment, folder):
+        made.mkdir()
+    (environment / "fedprompt").symlink_to(ROOT / "benchmark/fedprompt")  # what an editable install makes importable
+    (folder / "ten_lines.py").write_text(
+        ten_lines().replace("round == 2", "round == 0").replace("rounds=2", "rounds=0")
+    )
+    done = run(environment, folder, sys.executable, "ten_lines.py")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"0 +server +test +accuracy +0\.\d+", done.stdout), done.stdout
+    assert [path.name for path in folder.iterdir()] == ["ten_lines.py"]
+
+
 def test_one_name_is_imported_and_classes_are_the_same_by_both(site: Path, tmp_path: Path) -> None:
     shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/installing.md").read_text(), re.DOTALL)
     assert shown
     program = (
         shown[1]
+        + ten_lines().partition("seed_everything(0)")[0]
         + """
 import fedprompt, sys
 assert fedprompt.__file__.startswith(sys.argv[1]), fedprompt.__file__

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from benchmark.records.record_file import is_finished, read_record
+from benchmark.records.record_file import read_record
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.run.strategy import are_connected
 

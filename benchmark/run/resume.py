@@ -61,9 +61,7 @@ def run_dir_of_fit(arguments: Sequence[str]) -> Path | None:
     return Path(given) if list(arguments[:1]) == ["fit"] and given else None
 
 
-def what_is_kept(
-    run_dir: Path | None, arguments: Sequence[str], rounds_of: Callable[[Path], int] | None = None
-) -> str:
+def what_is_kept(run_dir: Path | None, arguments: Sequence[str], rounds_of: Callable[[Path], int] | None = None) -> str:
     """What there is of a run that did not come to its end, and the command that goes on with it, in one line.
 
     Args:
