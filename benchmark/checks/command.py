@@ -14,9 +14,9 @@ from benchmark.checks import methods, partitions, sources
 from benchmark.checks.outcome import printed
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
+from benchmark.run.choices import constructor_parameters
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.command import resolved
-from benchmark.run.parser import constructor_parameters
 from benchmark.run.reload import quiet
 from benchmark.server import ServerRule
 from datamodules.digits import DigitDomains

@@ -7,22 +7,18 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
 
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.engine.allocator import keep_freed_memory
-from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.repeatable import repeatable_kernels
-from benchmark.engine.rounds import Server
 from benchmark.engine.settings import RANKS, check_settings, check_strategy, several_devices
 from benchmark.errors import ConfigurationError, causes
 from benchmark.files import write_text
@@ -30,13 +26,15 @@ from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
+from benchmark.run.callbacks import round_callbacks
 from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
+from benchmark.run.choices import LINKED, check_classes, choices_asked_for
 from benchmark.run.command import PROGRAM
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
 from benchmark.run.loggers import place
-from benchmark.run.parser import LINKED, RETIRED, FederatedParser, check_classes, with_files_read
+from benchmark.run.overview import PARSERS
+from benchmark.run.parser import RETIRED, FederatedParser, with_files_read
 from benchmark.run.phases import phases_printed
-from benchmark.run.progress import RoundProgress
 from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
 from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
@@ -60,10 +58,15 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def _of_the_data(name: str, data: FederatedDataModule) -> Any:
-    """A property of the data, which are read now: the model comes next, and its weights may be a long download."""
-    data.setup()
-    return getattr(data, name)
+def _of_the_data(name: str) -> Callable[[FederatedDataModule], Any]:
+    """Ask for a property of the data, which are read then: the model comes next, and its weights may be a download."""
+
+    def asked(data: FederatedDataModule) -> Any:
+        data.setup()
+        return getattr(data, name)
+
+    asked.__name__ = name  # as --help shows it
+    return asked
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -102,7 +105,7 @@ class FederatedCLI(LightningCLI):
                 save_config_kwargs={"save_to_log_dir": False},
                 trainer_defaults=TRAINER_DEFAULTS,
                 parser_class=FederatedParser,
-                parser_kwargs={"version": version()},
+                parser_kwargs=PARSERS | {"version": version()},
                 auto_configure_optimizers=False,
                 args=given if isinstance(given, dict) else with_files_read(given),
                 run=run,
@@ -142,7 +145,15 @@ class FederatedCLI(LightningCLI):
             parser.add_argument(f"--{name}", type=Literal[None], default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         parser.link_arguments("seed_everything", "data.seed")
         for name in LINKED:
-            parser.link_arguments("data", f"model.init_args.{name}", partial(_of_the_data, name), "instantiate")
+            parser.link_arguments("data", f"model.init_args.{name}", _of_the_data(name), "instantiate")
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Read the command line; ``--model.help`` and its like list the classes that there are, and end the program."""
+        listed = choices_asked_for(args) if isinstance(args, list) else None
+        if listed is not None:
+            print(listed)
+            parser.exit()
+        super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
         """A checkpoint never changes the configuration: it is checked against it instead."""
@@ -290,50 +301,6 @@ class FederatedCLI(LightningCLI):
             print_scores(self.recorder.values, self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
-
-
-def round_callbacks(
-    recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, settings: Any
-) -> list[Callback]:
-    """What makes the Trainer's epochs a recorded federation's rounds: recorder, server where one is given, progress.
-
-    Args:
-        recorder: of the run.
-        method: the run's; it brings a server where none is given.
-        rule: the server that is given.
-        settings: the Trainer's arguments, by name.
-
-    Raises:
-        ConfigurationError: see :func:`check_replaceable` and :func:`check_constructed`.
-    """
-    check_constructed(method)
-    callbacks: list[Callback] = [recorder]
-    if rule is not None:
-        check_replaceable(method, settings.callbacks)
-        callbacks.append(Server(rule))
-    shown = settings.enable_progress_bar is not False and is_first_process()
-    return [*callbacks, RoundProgress()] if shown else callbacks
-
-
-def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
-    """Refuse a server in place of one that is no mere average, or beside another one.
-
-    Args:
-        method: the run's.
-        callbacks: those given to the Trainer: one, a list, or None.
-
-    Raises:
-        ConfigurationError: the method's own server does something else, the method shares nothing, or there is a server
-            among the callbacks.
-    """
-    title, own = type(method).__name__, type(method.make_server())
-    if own is not ServerRule:
-        raise ConfigurationError(f"server: {title} has a server of its own, {own.__name__}; leave server out")
-    if not method.shared:
-        raise ConfigurationError(f"server: {title} shares nothing that a server could make anew; leave server out")
-    given = callbacks if isinstance(callbacks, list) else [callbacks]
-    if any(isinstance(callback, Server) for callback in given):
-        raise ConfigurationError("server: trainer.callbacks holds a Server as well; leave one of the two out")
 
 
 def _checkpoint_of(config: Any, subcommand: str) -> str | None:

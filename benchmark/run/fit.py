@@ -26,7 +26,8 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import read_metrics
 from benchmark.records.summary import summarize
-from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, prepare_process, reported, round_callbacks
+from benchmark.run.callbacks import round_callbacks
+from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, prepare_process, reported
 from benchmark.run.recorder import Recorder
 from benchmark.run.signals import interrupting_signal
 from benchmark.server import ServerRule

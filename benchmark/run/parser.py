@@ -1,43 +1,31 @@
 """What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
 
-import inspect
 import os
 import re
-from argparse import ArgumentError
-from collections.abc import Iterator, Sequence
+from argparse import Action, ArgumentError
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from pydoc import locate
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import Namespace, get_loader, set_loader
+from jsonargparse import DefaultHelpFormatter, Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
-import datamodules
-import methods
 from benchmark.config_files import read_layers
 from benchmark.engine.settings import RANKS_CLASSES
 from benchmark.errors import ConfigurationError, causes
-from benchmark.method import FederatedMethod
 from benchmark.ranges import expected
-from benchmark.server import ServerRule
+from benchmark.run.choices import (
+    CHOICES,
+    LINKED,
+    LINKED_OPTIONS,
+    NOT_GIVEN,
+    is_base,
+    no_such_class,
+)
 from benchmark.shipped import configuration
 from benchmark.yaml_files import check_yaml, read_mapping
-from datamodules.partition import Partition
-from datamodules.source import ImageSource
-from methods import servers
-
-#: Where a class is chosen by name, and what it must derive from.
-CHOICES: dict[str, type] = {
-    "model": FederatedMethod,
-    "server": ServerRule,
-    "data.source": ImageSource,
-    "data.partition": Partition,
-}
-
-#: What a method must know of the data, and takes from there.
-LINKED = ("num_classes", "num_clients", "class_names")
 
 #: Options of earlier versions, which the configurations of their runs hold as null.
 RETIRED = ("optimizer", "lr_scheduler", "weights_only")
@@ -45,14 +33,31 @@ RETIRED = ("optimizer", "lr_scheduler", "weights_only")
 REQUIRED = "the following arguments are required: "
 #: what jsonargparse says of a class_path that is a number, and of init_args that are a list
 NO_CLASS = ("is not iterable", "Not a valid subclass", "has no attribute 'keys'")
-NOT_GIVEN = "must be given, there is no default"
+
+
+class HelpInWords(DefaultHelpFormatter):
+    """Says of an option which values it takes, in the words of the errors."""
+
+    def _get_type_str(self, action: Action) -> str | None:
+        return expected(getattr(action, "_typehint", action.type)) or super()._get_type_str(action)
 
 
 class FederatedParser(LightningArgumentParser):
     """Reports what was wrong with an option in one line, by its whole name and with what would be right."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # an option has one name; a new one may begin alike
+        kwargs.setdefault("allow_abbrev", False)  # an option has one name; a new one may begin alike
+        kwargs.setdefault("formatter_class", HelpInWords)
+        super().__init__(*args, **kwargs)
+
+    def add_class_arguments(
+        self, theclass: Any, nested_key: str | None = None, *more: Any, **settings: Any
+    ) -> list[str]:
+        """Add a constructor's arguments; the help of a method leaves out what it takes from the data."""
+        if nested_key == "model":
+            settings["skip"] = {*(settings.get("skip") or ()), *LINKED}
+        added: list[str] = super().add_class_arguments(theclass, nested_key, *more, **settings)
+        return added
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Read a configuration file that :func:`check_file` found to be one."""
@@ -82,13 +87,14 @@ class FederatedParser(LightningArgumentParser):
             return _RefusedError([unknown[1] or unknown[2]], known=self._known())
         if message.startswith(REQUIRED):
             return _RefusedError(message.removeprefix(REQUIRED).split(", "), NOT_GIVEN)
-        found = re.match(r'Parser key "([\w.]+)"', message)
-        key = found[1] if found else ""
+        found = re.match(r'Parser key "([\w.]+)"|--([\w.]+)\.help: ', message)
+        key = (found[1] or found[2]) if found else ""
         if key in RETIRED:
             return _RefusedError([key], known=self._known())
         name = re.search(r"Problem with given class_path '(.+?)'|Expected a dot import path string: (\S+)", message)
-        if name and key in CHOICES and (name[2] or _is_base(name[1])):
-            return _RefusedError([key], not_to_choose(name[1] or name[2], CHOICES[key]))
+        hint = next((getattr(action, "_typehint", None) for action in self._actions if action.dest == key), None)
+        if name and key in CHOICES and (name[2] or is_base(name[1])):
+            return _RefusedError([key], no_such_class(name[1] or name[2], CHOICES[key]))
         for cause in causes(ex):
             if isinstance(cause, _RefusedError):
                 return cause.below(key) if key else cause
@@ -96,16 +102,22 @@ class FederatedParser(LightningArgumentParser):
                 return _RefusedError([key], f"{cause}; put the folder of your module on PYTHONPATH")
         if any(said in message for said in NO_CLASS):
             return _RefusedError([key], "expected the name of a class, or its class_path with a mapping of init_args")
-        if name and name[2]:
-            return _RefusedError([key], f"there is no {name[2]!r}; expected the dotted path of a class")
+        if name and (name[2] or "has no attribute" in message):
+            return _RefusedError([key], no_such_class(name[1] or name[2], CHOICES.get(key, hint)))
         value = re.search(r"G(?:iven|ot) value: ((?!NestedArg|Namespace|[{\[]).{1,80})$", message, re.MULTILINE)
-        hints = [getattr(action, "_typehint", None) for action in self._actions if action.dest == key]
-        takes = expected(hints[0]) if hints else None
+        takes = expected(hint)
         if takes:
             given = "" if not value else ", got null" if value[1] == "None" else f", got {value[1]}"
             return _RefusedError([key], f"expected {takes}{given}")
-        lines = (line.strip(" -") for line in re.sub(r'Parser key "[\w.]+":?', "", message).splitlines())
-        noise = ("Given value", "Expected a <class 'NoneType'>", "Does not validate", "Subtypes:", "Errors:")
+        lines = (line.strip(" -") for line in re.sub(r'Parser key "[\w.]+":?|^--[\w.]+: ', "", message).splitlines())
+        noise = (
+            "Given value",
+            "Expected a path but",
+            "Expected a <class 'NoneType'>",
+            "Does not validate",
+            "Subtypes:",
+            "Errors:",
+        )
         said = "; ".join(line for line in lines if line and not line.startswith(noise))
         return _RefusedError([key] if key else [], said + (f"; got {value[1]}" if value else ""))
 
@@ -128,7 +140,7 @@ class _RefusedError(ArgumentError):
     def below(self, place: str) -> "_RefusedError":
         """The same from the parser that holds the class at ``place``."""
         known = None if self.known is None else [f"{place}.init_args.{name}" for name in self.known]
-        known = None if known is None else [name for name in known if name not in _linked_options()]
+        known = None if known is None else [name for name in known if name not in LINKED_OPTIONS]
         return _RefusedError([f"{place}.init_args.{name}" for name in self.options] or [place], self.reason, known)
 
     def __str__(self) -> str:
@@ -159,85 +171,6 @@ def _instead(given: str, known: Sequence[str]) -> str:
         return f"did you mean {' or '.join(here[short] for short in like[:5])}?"
     options = sorted({place + found + short.partition(".")[0] for short in here})
     return f"expected one of {', '.join(options)}" if options else f"{place.removesuffix('.')} takes no options"
-
-
-def _linked_options() -> set[str]:
-    return {f"model.init_args.{name}" for name in LINKED}
-
-
-# ---------------------------------------------------------------------------------------------------- classes by name
-
-
-def _is_base(class_path: str) -> bool:
-    """Whether a class is there for others to derive from or belongs to one, and is not to be chosen itself."""
-    named = locate(class_path)
-    module = getattr(named, "__module__", "")
-    of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
-    of_the_project &= not module.startswith("benchmark.checks.")
-    public = (*methods.__all__, *servers.__all__, *datamodules.__all__)
-    return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
-
-
-def not_to_choose(given: str, base: type) -> str:
-    """Why a name is not that of a class to choose, and which names are."""
-    product = ("benchmark", "methods", "datamodules")
-    ours = [child for child in _below(base) if child.__module__.split(".")[0] in product]
-    names = sorted(child.__name__ for child in ours if not _is_base(f"{child.__module__}.{child.__name__}"))
-    found: Any = locate(given)
-    why = f"there is no {given!r}"
-    if _is_base(given):
-        why = f"{given} is a base of others" if _below(found) else f"{given} belongs to a method"
-    return f"{why}; expected one of {', '.join(names)}, or the dotted path of a class of your own"
-
-
-def _below(base: type) -> set[type]:
-    """All known classes that derive from ``base``."""
-    children: list[type] = base.__subclasses__()
-    return {*children}.union(*map(_below, children))
-
-
-def check_classes(config: Namespace) -> None:
-    """Refuse what only shows when a configuration is whole.
-
-    Raises:
-        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, or none
-            where a class has no default.
-    """
-    for place, base in CHOICES.items():
-        if place in config and _is_base(config[place].class_path):
-            raise ConfigurationError(f"{place}: {not_to_choose(config[place].class_path, base)}")
-    for name in LINKED:
-        if config.model.get("init_args", Namespace()).get(name) is not None:
-            raise ConfigurationError(f"model.init_args.{name} comes from the data and is not given; leave it out")
-    _check_given(config.as_dict(), "")
-
-
-def _check_given(value: Any, place: str) -> None:
-    """Refuse a class's argument without type and without default that is not given: it would arrive as None."""
-    if isinstance(value, list):
-        for number, entry in enumerate(value):
-            _check_given(entry, f"{place}[{number}]")
-    if not isinstance(value, dict):
-        return
-    named: Any = locate(value["class_path"]) if isinstance(value.get("class_path"), str) else None
-    if inspect.isclass(named):
-        given = value.get("init_args") or {}
-        for parameter in constructor_parameters(named):
-            bare = parameter.annotation is parameter.default is inspect.Parameter.empty
-            option = f"{place}.init_args.{parameter.name}"
-            if bare and given.get(parameter.name, ...) is None and option not in _linked_options():
-                raise ConfigurationError(f"{option}: {NOT_GIVEN}")
-    for name, entry in value.items():
-        _check_given(entry, f"{place}.{name}" if place else str(name))
-
-
-def constructor_parameters(named: type) -> Iterator[inspect.Parameter]:
-    """Yield what a constructor takes, and what its bases' take as long as they hand on all that is not their own."""
-    for base in (base for base in named.__mro__ if "__init__" in vars(base)):
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
-        yield from own
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
-            return
 
 
 # ------------------------------------------------------------------------------------------------- configuration files

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from benchmark.run.overview import overview
 from benchmark.run.resume import run_dir_of_fit, what_is_kept
 from benchmark.run.run_directory import last_checkpoint
 
@@ -17,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: of ``lightning-cli``, in place of those of the process.
     """
     given = [*(sys.argv[1:] if arguments is None else arguments)]
+    if given in ([], ["-h"], ["--help"], ["--version"]):
+        overview().parse_args(given)
     run_dir = run_dir_of_fit(given)
     kept = "" if run_dir is None or not last_checkpoint(run_dir).is_file() else f": {what_is_kept(run_dir, given)}"
 

@@ -1,0 +1,58 @@
+"""The callbacks that make the Trainer's epochs rounds, and which server may be among them."""
+
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from benchmark.engine.mistakes import check_constructed
+from benchmark.engine.rounds import Server
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
+from benchmark.run.progress import RoundProgress
+from benchmark.run.recorder import Recorder
+from benchmark.run.strategy import is_first_process
+from benchmark.server import ServerRule
+
+
+def round_callbacks(
+    recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, settings: Any
+) -> list[Callback]:
+    """What makes the Trainer's epochs a recorded federation's rounds: recorder, server where one is given, progress.
+
+    Args:
+        recorder: of the run.
+        method: the run's; it brings a server where none is given.
+        rule: the server that is given.
+        settings: the Trainer's arguments, by name.
+
+    Raises:
+        ConfigurationError: see :func:`check_replaceable` and :func:`check_constructed`.
+    """
+    check_constructed(method)
+    callbacks: list[Callback] = [recorder]
+    if rule is not None:
+        check_replaceable(method, settings.callbacks)
+        callbacks.append(Server(rule))
+    shown = settings.enable_progress_bar is not False and is_first_process()
+    return [*callbacks, RoundProgress()] if shown else callbacks
+
+
+def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
+    """Refuse a server in place of one that is no mere average, or beside another one.
+
+    Args:
+        method: the run's.
+        callbacks: those given to the Trainer: one, a list, or None.
+
+    Raises:
+        ConfigurationError: the method's own server does something else, the method shares nothing, or there is a server
+            among the callbacks.
+    """
+    title, own = type(method).__name__, type(method.make_server())
+    if own is not ServerRule:
+        raise ConfigurationError(f"server: {title} has a server of its own, {own.__name__}; leave server out")
+    if not method.shared:
+        raise ConfigurationError(f"server: {title} shares nothing that a server could make anew; leave server out")
+    given = callbacks if isinstance(callbacks, list) else [callbacks]
+    if any(isinstance(callback, Server) for callback in given):
+        raise ConfigurationError("server: trainer.callbacks holds a Server as well; leave one of the two out")

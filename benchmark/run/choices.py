@@ -1,0 +1,152 @@
+"""Classes that are chosen by name: which there are, why a name is not one of theirs, and what a choice lacks."""
+
+import inspect
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pydoc import locate
+from typing import Any, get_args
+
+from jsonargparse import Namespace
+
+import datamodules
+import methods
+from benchmark.errors import ConfigurationError
+from benchmark.method import FederatedMethod
+from benchmark.server import ServerRule
+from datamodules.partition import Partition
+from datamodules.source import ImageSource
+from methods import servers
+
+#: Where a class is chosen by name, and what it must derive from.
+CHOICES: dict[str, type] = {
+    "model": FederatedMethod,
+    "server": ServerRule,
+    "data.source": ImageSource,
+    "data.partition": Partition,
+}
+
+#: What a method must know of the data, and takes from there.
+LINKED = ("num_classes", "num_clients", "class_names")
+LINKED_OPTIONS = frozenset(f"model.init_args.{name}" for name in LINKED)
+
+NOT_GIVEN = "must be given, there is no default"
+
+
+def choices_asked_for(arguments: Sequence[str]) -> str | None:
+    """The classes that there are, where a command line asks for help on one and names none; else None."""
+    for place, base in CHOICES.items():
+        asked = [at for at, argument in enumerate(arguments) if argument == f"--{place}.help"]
+        following = arguments[asked[0] + 1 :] if asked else ()
+        if asked and (not following or following[0].startswith("-")):
+            names = _names(base)
+            width = max(map(len, names))
+            shown = (f"  {name:{width}}  {_summary(named)}" for name, named in names.items())
+            example = shlex.join(["lightning-cli", arguments[0], f"--{place}.help", next(iter(names))])
+            title = f"--{place} is one of these, or the dotted path of a class of your own:"
+            return "\n".join([title, "", *shown, "", f"The arguments of one: {example}"])
+    return None
+
+
+def is_base(class_path: str) -> bool:
+    """Whether a class is there for others to derive from or belongs to one, and is not to be chosen itself."""
+    named = locate(class_path)
+    module = getattr(named, "__module__", "")
+    of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
+    of_the_project &= not module.startswith("benchmark.checks.")
+    public = (*methods.__all__, *servers.__all__, *datamodules.__all__)
+    return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
+
+
+def no_such_class(given: str, hint: Any) -> str:
+    """Why a name is not that of a class to choose, and which names are.
+
+    Args:
+        given: the name, or a dotted path.
+        hint: the type of the argument.
+    """
+    chosen = hint in CHOICES.values()
+    names = _names(hint) if chosen else {child.__name__: child for base in _classes(hint) for child in _below(base)}
+    said = f"there is no {given!r}"
+    if chosen and is_base(given):
+        found: Any = locate(given)
+        said = f"{given} is a base of others" if _below(found) else f"{given} belongs to a method"
+    else:
+        by_letters = {name.lower(): name for name in names}
+        like = get_close_matches(given.rpartition(".")[2].lower(), by_letters)
+        said += f" (did you mean {' or '.join(by_letters[name] for name in like)}?)" if like else ""
+    listed = f"one of {', '.join(names)}, or " if chosen else ""
+    return f"{said}; expected {listed}the dotted path of a class{' of your own' if chosen else ''}"
+
+
+def _names(base: type) -> dict[str, type]:
+    """The classes of the project to choose from, by name."""
+    product = ("benchmark", "methods", "datamodules")
+    ours = [child for child in _below(base) if child.__module__.split(".")[0] in product]
+    found = {child.__name__: child for child in ours if not is_base(f"{child.__module__}.{child.__name__}")}
+    return dict(sorted(found.items()))
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    """The classes of which a type is made."""
+    if inspect.isclass(hint) and hint.__module__ != "builtins":
+        yield hint
+    for part in get_args(hint):
+        yield from _classes(part)
+
+
+def _below(base: type) -> set[type]:
+    """All known classes that derive from ``base``."""
+    children: list[type] = base.__subclasses__()
+    return {*children}.union(*map(_below, children))
+
+
+def _summary(named: type) -> str:
+    """The beginning of a class's description."""
+    first = (inspect.getdoc(named) or "").partition("\n\n")[0]
+    return textwrap.shorten(first.replace("``", ""), 90, placeholder=" ...")
+
+
+def check_classes(config: Namespace) -> None:
+    """Refuse what only shows when a configuration is whole.
+
+    Raises:
+        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, or none
+            where a class has no default.
+    """
+    for place, base in CHOICES.items():
+        if place in config and is_base(config[place].class_path):
+            raise ConfigurationError(f"{place}: {no_such_class(config[place].class_path, base)}")
+    for name in LINKED:
+        if config.model.get("init_args", Namespace()).get(name) is not None:
+            raise ConfigurationError(f"model.init_args.{name} comes from the data and is not given; leave it out")
+    _check_given(config.as_dict(), "")
+
+
+def _check_given(value: Any, place: str) -> None:
+    """Refuse a class's argument without type and without default that is not given: it would arrive as None."""
+    if isinstance(value, list):
+        for number, entry in enumerate(value):
+            _check_given(entry, f"{place}[{number}]")
+    if not isinstance(value, dict):
+        return
+    named: Any = locate(value["class_path"]) if isinstance(value.get("class_path"), str) else None
+    if inspect.isclass(named):
+        given = value.get("init_args") or {}
+        for parameter in constructor_parameters(named):
+            bare = parameter.annotation is parameter.default is inspect.Parameter.empty
+            option = f"{place}.init_args.{parameter.name}"
+            if bare and given.get(parameter.name, ...) is None and option not in LINKED_OPTIONS:
+                raise ConfigurationError(f"{option}: {NOT_GIVEN}")
+    for name, entry in value.items():
+        _check_given(entry, f"{place}.{name}" if place else str(name))
+
+
+def constructor_parameters(named: type) -> Iterator[inspect.Parameter]:
+    """Yield what a constructor takes, and what its bases' take as long as they hand on all that is not their own."""
+    for base in (base for base in named.__mro__ if "__init__" in vars(base)):
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        yield from own
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
+            return

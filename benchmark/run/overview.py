@@ -1,0 +1,55 @@
+"""What ``lightning-cli`` says of itself and its commands; without a library, so that ``--help`` is there at once."""
+
+import argparse
+from typing import Any
+
+from benchmark.shipped import version
+
+PROGRAM = "Personalized federated prompt learning on images: runs of one method on one federation, recorded."
+
+COMMANDS = {
+    "fit": "train a method on a federation, score it after every round and record it",
+    "validate": "score what a run has learned on the held-out part of the training images (data.val_fraction)",
+    "test": "score what a run has learned on every client's test images",
+}
+
+OPTIONS = (
+    "Options can stand in files, as --config FILE or by a name that `benchmark configs` lists; later ones win. "
+    "Classes to choose from: --model.help, --data.source.help, --data.partition.help, --server.help; what one takes: "
+    "--model.help FedVPT."
+)
+
+EXAMPLES = """\
+examples:
+  lightning-cli fit --config fedvpt_digits --run_dir=runs/one
+  lightning-cli fit --config methods/moon --config suites/digits --trainer.max_epochs=20
+  lightning-cli test --run_dir=runs/one
+  lightning-cli fit --model.help             # the methods; --model.help MOON what one takes
+  lightning-cli fit --help                   # every option
+
+Tables, figures and what was recorded: benchmark --help
+"""
+
+#: Arguments of jsonargparse's parsers, by command; the rest is the program's.
+PARSERS: dict[str, Any] = {"description": PROGRAM} | {
+    name: {
+        "description": f"{said[0].upper()}{said[1:]}. {OPTIONS}",
+        "usage": f"lightning-cli {name} [--config FILE ...] [--OPTION=VALUE ...]",
+    }
+    for name, said in COMMANDS.items()
+}
+
+
+def overview() -> argparse.ArgumentParser:
+    """The program and its commands, without their options."""
+    top = argparse.ArgumentParser(
+        prog="lightning-cli",
+        description=PROGRAM,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {version()}", help="print it and exit")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for name, said in COMMANDS.items():
+        commands.add_parser(name, help=said)
+    return top
