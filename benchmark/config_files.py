@@ -1,6 +1,7 @@
 """Configuration files of a run: method x suite, in either order, and files that stand on others.
 
-Three keys of a file put it together with others; they are no options of a run, and ``data`` takes several files::
+Some keys of a file are no options of a run: three put it together with others, and ``search`` is for
+:mod:`benchmark.tuning`. ``data`` takes several files::
 
     base: [methods/fedvpt.yaml, suites/digits.yaml]  # files that are read before this one, as seen from it
 
@@ -8,6 +9,8 @@ Three keys of a file put it together with others; they are no options of a run, 
 
     method: fedvpt                # of a method file: the name by which suites know it
     model: methods.FedVPT
+    search:                       # what ``benchmark tune`` tries of it
+      model.init_args.training.lr: [0.01, 0.05, 0.1, 0.25]
 
     per_method:                   # of a suite: what single methods have there in place of what it says for all
       - methods: [fedvpt, pfedpg]
@@ -27,8 +30,8 @@ from benchmark.errors import ConfigurationError
 from benchmark.shipped import shipped
 from benchmark.yaml_files import read_mapping, read_yaml
 
-#: What puts files together.
-KEYS = frozenset({"base", "method", "per_method"})
+#: What is no option of a run.
+KEYS = frozenset({"base", "method", "per_method", "search"})
 
 
 @dataclass(frozen=True)

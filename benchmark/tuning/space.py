@@ -1,8 +1,9 @@
-"""What is tried of a method: options and their values, from the file in ``configs/spaces`` that has its name.
+"""What is tried of a method: options and their values, from its configuration file.
 
-Its lines are those of a W&B sweep's ``parameters``::
+They stand there under ``search``, which is no option of a run::
 
-    model.init_args.training.lr: {values: [0.01, 0.05, 0.1, 0.25]}
+search:
+  model.init_args.training.lr: [0.01, 0.05, 0.1, 0.25]
 """
 
 import json
@@ -13,8 +14,6 @@ from typing import Any
 
 from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
-from benchmark.shipped import shipped
-from benchmark.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -42,33 +41,31 @@ class Choice:
 
 
 def read_space(configs: Sequence[str], row: str) -> dict[str, list[Any]]:
-    """The search space of the method that a run's configuration files name, by option.
+    """The search space in the last of a run's configuration files that has one, by option.
 
     Args:
         configs: files, as for :func:`benchmark.config_files.read_layers`.
         row: what to call the run in errors.
 
     Raises:
-        ConfigurationError: no file names a method, there is no space for it, or one of another form.
+        ConfigurationError: no file has a search space, or it is one of another form.
     """
-    method = next((layer.method for layer in reversed(read_layers([Path(c) for c in configs])) if layer.method), None)
-    path = shipped(f"configs/spaces/{method}.yaml")
-    if method is None or not path.is_file():
-        missing = "no file gives its name as method" if method is None else f"there is no {path}"
+    layers = read_layers([Path(config) for config in configs])
+    found = next((layer for layer in reversed(layers) if "search" in layer.given), None)
+    if found is None:
         raise ConfigurationError(
-            f"row {row} has no search space: {missing}; write configs/spaces/<method>.yaml with lines such as "
-            "model.init_args.training.lr: {values: [0.01, 0.1]}, and method: <method> into the method's file"
+            f"row {row} has no search space: none of {', '.join(configs)} has search; write into the method's file "
+            "search: {model.init_args.training.lr: [0.01, 0.1]}, with an option and its values for each that is tried"
         )
-    space = read_yaml(path)
+    space = found.given["search"]
     if not isinstance(space, dict):
-        raise ConfigurationError(f"{path}: expected options and their values, got {str(space)[:80]}")
-    for option, entry in space.items():
-        values = entry.get("values") if isinstance(entry, dict) and set(entry) == {"values"} else None
+        raise ConfigurationError(f"{found.path}: search: expected options and their values, got {str(space)[:80]}")
+    for option, values in space.items():
         if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
             raise ConfigurationError(
-                f"{path}: {option}: expected {{values: [...]}} with different values, got {str(entry)[:80]}"
+                f"{found.path}: search: {option}: expected a list of different values, got {str(values)[:80]}"
             )
-    return {str(option): entry["values"] for option, entry in space.items()}
+    return {str(option): values for option, values in space.items()}
 
 
 def with_own_values(space: Mapping[str, Sequence[Any]], config: Mapping[str, Any], row: str) -> tuple[Choice, ...]:

@@ -89,8 +89,8 @@ ABLATIONS = {
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_a_sweep_tries_the_values_of_the_methods_search_space(path: Path) -> None:
     sweep = yaml.safe_load(path.read_text())
-    space = yaml.safe_load((ROOT / "configs" / "spaces" / f"{path.stem.partition('_')[0]}.yaml").read_text())
-    tuned = {name: values for name, values in sweep["parameters"].items() if name not in ABLATIONS}
+    space = yaml.safe_load((ROOT / "configs" / "methods" / f"{path.stem.partition('_')[0]}.yaml").read_text())["search"]
+    tuned = {name: entry["values"] for name, entry in sweep["parameters"].items() if name not in ABLATIONS}
     assert tuned == {name: space[name] for name in tuned}
 
 

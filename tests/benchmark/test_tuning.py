@@ -77,28 +77,38 @@ def test_the_rows_own_values_join_its_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "space", "said"),
+    ("space", "said"),
     [
-        ("", None, "row A has no search space: no file gives its name as method; write"),
-        ("mine", None, "row A has no search space: there is no configs/spaces/mine.yaml; write"),
-        ("mine", "[1]", "mine.yaml: expected options and their values, got [1]"),
-        ("mine", "", "mine.yaml: expected options and their values, got None"),
-        ("mine", "lr: [0.1]", "mine.yaml: lr: expected {values: [...]} with different values, got [0.1]"),
-        ("mine", "lr: {values: []}", "lr: expected {values: [...]} with different values"),
-        ("mine", "lr: {values: [0.1, 0.1]}", "lr: expected {values: [...]} with different values"),
-        ("mine", "lr: {min: 0.1, max: 1}", "lr: expected {values: [...]} with different values"),
+        (None, "row A has no search space: none of method.yaml, run.yaml has search; write into the method's file"),
+        ("[1]", "method.yaml: search: expected options and their values, got [1]"),
+        ("", "method.yaml: search: expected options and their values, got None"),
+        (
+            "{lr: {values: [0.1]}}",
+            "method.yaml: search: lr: expected a list of different values, got {'values': [0.1]}",
+        ),
+        ("{lr: []}", "search: lr: expected a list of different values, got []"),
+        ("{lr: [0.1, 0.1]}", "search: lr: expected a list of different values"),
+        ("{lr: {min: 0.1, max: 1}}", "search: lr: expected a list of different values"),
     ],
 )
 def test_a_space_of_another_form_is_refused(
-    method: str, space: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    space: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("method.yaml").write_text(f"model: methods.FedAvg\n{f'method: {method}' if method else ''}\n")
-    Path("configs/spaces").mkdir(parents=True)
-    if space is not None:
-        Path("configs/spaces/mine.yaml").write_text(space)
+    Path("method.yaml").write_text("model: methods.FedAvg\n" + (f"search: {space}\n" if space is not None else ""))
+    Path("run.yaml").write_text("seed_everything: 1\n")
     with pytest.raises(ConfigurationError, match=re.escape(said)):
-        read_space(["method.yaml"], "A")
+        read_space(["method.yaml", "run.yaml"], "A")
+
+
+def test_ones_own_space_goes_before_the_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(
+        f"base: [{ROOT}/configs/methods/fedavg.yaml]\nsearch: {{model.init_args.training.lr: [0.5, 0.7]}}\n"
+    )
+    assert "model.init_args.training.lr" in read_space(["configs/methods/fedavg.yaml"], "A")
+    assert read_space(["mine.yaml"], "A") == {"model.init_args.training.lr": [0.5, 0.7]}
+    assert "search" not in yaml.safe_dump(resolved(["--config", "mine.yaml", "--config", "suites/digits"]))
 
 
 # --- studies, with runs that are written by hand ---
@@ -401,7 +411,7 @@ def test_trials_do_not_depend_on_how_many_go_on_at_once(root: Path) -> None:
         (["two.yaml", "--jobs", "0"], "jobs is 0, expected at least 1"),
         (["three"], "there is no table configs/tables/three.yaml; tables here: "),
         (["two.yaml", "--preset", "paper"], "table two.yaml has no preset 'paper'"),
-        (["bare.yaml"], "row Own has no search space: no file gives its name as method"),
+        (["bare.yaml"], "row Own has no search space: none of own.yaml has search"),
         (["unlike.yaml"], "train for 10 and 20 rounds; give --rounds"),
     ],
 )
