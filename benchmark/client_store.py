@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.federation import Values
+from benchmark.placing import placed
 
 
 class ClientStore(nn.Module):
@@ -44,7 +45,7 @@ class ClientStore(nn.Module):
 
     def rows(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
         """Copy the rows of these clients, [K, ...], to ``device``."""
-        return self.all_rows(name)[list(clients)].to(device)
+        return placed(self.all_rows(name)[list(clients)], device)
 
     def rows_of(self, names: Mapping[str, str], clients: Sequence[int], device: torch.device) -> Values:
         """Copy the rows of these clients of several tensors: ``names`` tells under which name each one is kept."""

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmark.placing import placed
+
 Values = dict[str, Tensor]
 
 
@@ -43,9 +45,9 @@ class Broadcast:
     def to(self, device: torch.device) -> "Broadcast":
         """Detach the tensors and put them on a device."""
         return Broadcast(
-            {name: value.detach().to(device) for name, value in self.common.items()},
-            {name: value.detach().to(device) for name, value in self.own.items()},
-            {name: value.to(device) for name, value in self.masks.items()},
+            {name: placed(value.detach(), device) for name, value in self.common.items()},
+            {name: placed(value.detach(), device) for name, value in self.own.items()},
+            {name: placed(value, device) for name, value in self.masks.items()},
         )
 
     def rows(self) -> Values:
@@ -82,11 +84,14 @@ class Uploads:
             sizes: per client, its number of training images.
         """
         clients = [client for ids, _ in arrived for client in ids]
-        order = sorted(range(len(clients)), key=clients.__getitem__)
-        ascending = tuple(clients[place] for place in order)
+        ascending = tuple(sorted(clients))
+        values = {name: torch.cat([sent[name] for _, sent in arrived]) for name in arrived[0][1]}
+        if ascending != tuple(clients):
+            order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
+            values = {name: value.index_select(0, placed(order, value.device)) for name, value in values.items()}
         return cls(
             ascending,
-            {name: torch.cat([sent[name] for _, sent in arrived])[order] for name in arrived[0][1]},
+            values,
             torch.tensor([sizes[client] for client in ascending], dtype=torch.float64),
         )
 

@@ -95,3 +95,24 @@ def waits_with(fault: str) -> list[str]:
 
     with patch.object(ClientMap, "__call__", wrong):
         return on_gpu("FedBABU", ())[1]
+
+
+def waits_of_round(conf: str) -> list[str]:
+    """The waits of a whole round without an evaluation, its plan, broadcast, collection and aggregation among them."""
+
+    class Third(Callback):
+        """Notes what is waited for in the third of three rounds, of which the second is evaluated."""
+
+        waited: list[str]
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            self.before = len(gpu.waits)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.waited = gpu.waits[self.before :]
+
+    third = Third()
+    method, data = build(conf, *TINY)
+    with PretendedGPU() as gpu:
+        fit(method, data, 3, [third], settings=SETTINGS | trainer_settings())
+    return third.waited

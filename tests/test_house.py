@@ -11,6 +11,7 @@ FLOORS = (
     (
         "benchmark.errors",
         "benchmark.files",
+        "benchmark.placing",
         "benchmark.seeds",
         "benchmark.ranges",
         "benchmark.masked",

@@ -11,7 +11,7 @@ from benchmark.engine.cohort import Slots
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import HeldBytes, free_memory
-from benchmark.engine.plan import Step
+from benchmark.engine.plan import Block, Step
 from benchmark.engine.ranks import dealt
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Round
@@ -110,8 +110,9 @@ def bytes_per_client(
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
             local_steps.start(phase, optimizer, 1.0, {})
             for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
-                placed = step if resident else simulation.images.pool.gathered(step)
-                local_steps.step(cohort, placed, simulation.mini_batch(placed.to(simulation.device)), phase, optimizer)
+                gathered = step if resident else simulation.images.pool.gathered(step)
+                (placed,) = Block((gathered,)).to(simulation.device).steps
+                local_steps.step(cohort, placed, simulation.mini_batch(placed), phase, optimizer)
     sent: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
     sent += [cohort.totals[name][0] for name in simulation.roles.reported if name in cohort.totals]
     return held.most, sum(value.numel() * value.element_size() for value in sent)

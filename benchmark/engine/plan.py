@@ -9,7 +9,7 @@ alone, so the plan of one client is the same in any cohort.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from benchmark.contract import Stage
 from benchmark.engine.ranks import dealt
+from benchmark.placing import placed_together
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,6 @@ class Step:
     images: Tensor | None = None
     labels: Tensor | None = None
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Step":
-        """Put the tensors on a device."""
-        moved = {
-            name: tensor.to(device, non_blocking=non_blocking)
-            for name in ("index", "mask", "uniform", "images", "labels")
-            if (tensor := getattr(self, name)) is not None
-        }
-        return replace(self, **moved)
-
 
 class Block:
     """Consecutive steps of one cohort, handed to the Trainer as one batch: its hooks cost a millisecond each time.
@@ -103,9 +95,17 @@ class Block:
         """Whether the cohort ends here."""
         return self.steps[-1].end
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Block":
-        """Put the tensors on a device."""
-        return Block(tuple(step.to(device, non_blocking) for step in self.steps), self.last)
+    def to(self, device: torch.device) -> "Block":
+        """Put the tensors on a device: one copy a kind for all steps, for which nobody waits."""
+        steps = list(self.steps)
+        for name in ("index", "mask", "uniform", "images", "labels"):
+            held = [number for number, step in enumerate(steps) if getattr(step, name) is not None]
+            for number, value in zip(
+                held, placed_together([getattr(steps[n], name) for n in held], device), strict=True
+            ):
+                new: dict[str, Any] = {name: value}
+                steps[number] = replace(steps[number], **new)
+        return Block(tuple(steps), self.last)
 
 
 class Plan(Protocol):

@@ -86,20 +86,22 @@ class RoundPlan:
 
     def _make_batches(self, cohort: tuple[int, ...], phase: int) -> tuple[Tensor, Tensor]:
         """Draw rows and masks of a phase, [steps, K, B] each."""
-        count = max(self._own_steps(client, phase) for client in cohort)
-        index = torch.zeros(count, len(cohort), self.row, dtype=torch.int64)
-        mask = torch.zeros(count, len(cohort), self.row, dtype=torch.bool)
-        for k, client in enumerate(cohort):
+        own_steps = [self._own_steps(client, phase) for client in cohort]
+        index = np.zeros((max(own_steps), len(cohort), self.row), dtype=np.int64)
+        mask = np.zeros(index.shape, dtype=bool)
+        for k, (client, count) in enumerate(zip(cohort, own_steps, strict=True)):
             own = np.asarray(self.indices[client])
             per_epoch = steps_per_epoch(len(own), self.batch_size, self.drop_last)
+            used = min(len(own), per_epoch * self.row)
+            laid_out = np.zeros((per_epoch, self.row), dtype=np.int64)
+            filled = np.arange(laid_out.size).reshape(laid_out.shape) < used
             for epoch in range(self.phases[phase].epochs):
                 rng = numpy_generator(self.seed, f"{self.stage} order", self.round, client, phase, epoch)
-                order = torch.from_numpy(own[rng.permutation(len(own))])
-                for step in range(min(per_epoch, self._own_steps(client, phase) - epoch * per_epoch)):
-                    rows = order[step * self.batch_size : (step + 1) * self.batch_size]
-                    index[epoch * per_epoch + step, k, : len(rows)] = rows
-                    mask[epoch * per_epoch + step, k, : len(rows)] = True
-        return index, mask
+                laid_out.reshape(-1)[:used] = own[rng.permutation(len(own))][:used]
+                steps = slice(epoch * per_epoch, min((epoch + 1) * per_epoch, count))
+                index[steps, k] = laid_out[: max(0, steps.stop - steps.start)]
+                mask[steps, k] = filled[: max(0, steps.stop - steps.start)]
+        return torch.from_numpy(index), torch.from_numpy(mask)
 
     def _batches(self, step: Step) -> tuple[Tensor, Tensor]:
         """As ``_make_batches``, remembering the last answer: steps are asked for in order."""

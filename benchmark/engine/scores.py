@@ -9,6 +9,7 @@ from torchmetrics import Metric
 from torchmetrics.functional.classification import multiclass_stat_scores
 
 from benchmark.masked import IGNORE, at_least_float32
+from benchmark.placing import placed
 
 
 class ClientScores(Metric):
@@ -41,7 +42,7 @@ class ClientScores(Metric):
             y: [K, B], -100 where there is no image.
             clients: client ids, K of them.
         """
-        rows = torch.tensor(clients, device=logits.device)
+        rows = placed(torch.tensor(clients), logits.device)
         has_prediction = logits.amax(-1).isfinite()
         scores = multiclass_stat_scores(
             logits.argmax(-1).masked_fill(~has_prediction, self.num_classes),
@@ -53,7 +54,7 @@ class ClientScores(Metric):
             validate_args=False,
         )
         # torchmetrics gives (tp, fp, tn, fn, support); true positives, false positives and support say it all.
-        self.counts.index_add_(0, rows, scores[..., [0, 1, 4]].long())
+        self.counts.index_add_(0, rows, torch.stack([scores[..., kind] for kind in (0, 1, 4)], -1).long())
         losses = cross_entropy(
             at_least_float32(logits).flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORE
         )

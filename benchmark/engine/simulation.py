@@ -20,6 +20,7 @@ from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, phases_of
 from benchmark.engine.watch import Watch
 from benchmark.federation import Broadcast, Federation, Round, Values
+from benchmark.placing import placed
 from benchmark.seeds import drawn_in_float32, torch_generator
 from benchmark.server import ServerRule
 
@@ -118,8 +119,8 @@ class Simulation:
             values,
             received,
             previous=self.store.rows_of(own, clients, self.device),
-            participated=took_part.to(self.device) > 0,
-            class_counts=self.federation.class_counts[list(clients)].to(self.device),
+            participated=placed(took_part, self.device) > 0,
+            class_counts=placed(self.federation.class_counts[list(clients)], self.device),
             own_images=self.images.own_images(clients) if asked else {},
         )
         with torch.no_grad():
@@ -186,15 +187,13 @@ class Simulation:
         losses = [cohort.totals["loss"][0]] if cohort.totals else []
         finite = finite_rows([*losses, *values.values(), *uploads.values()], len(cohort.clients))
         rows = [k for k, all_finite in enumerate(finite) if all_finite]
-        kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in self._kept_values}
+        names = [name for name in self.store.names if name.removeprefix(LAST) in self.roles.trained]
+        kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in names}
         if PARTICIPATED in self.store.names:
             kept[PARTICIPATED] = (cohort.clients, torch.ones(len(cohort.clients)))
         for name, (whose, value) in (kept | cohort.momenta).items():
             self.store.write(name, [whose[k] for k in rows], value if all(finite) else value[rows])
         self.reports.add(cohort, rows)
-        return tuple(cohort.clients[k] for k in rows), {name: value[rows] for name, value in uploads.items()}
-
-    @property
-    def _kept_values(self) -> list[str]:
-        """Names in the store that hold values of parameters."""
-        return [n for n in self.store.names if n.removeprefix(LAST) in self.roles.trained]
+        # Copies: the slots are the next cohort's soon.
+        sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}
+        return tuple(cohort.clients[k] for k in rows), sent

@@ -1,5 +1,6 @@
 """Every method on a pretended GPU: the CPU's numbers, no mixed devices, and no wait for the device in a local step."""
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -61,6 +62,14 @@ def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str, process: Proc
 @pytest.mark.parametrize(("conf", "overrides"), CASES.values(), ids=CASES)
 def test_so_it_does_whatever_a_run_has(conf: str, overrides: tuple[str, ...], process: ProcessPoolExecutor) -> None:
     check(process, conf, overrides)
+
+
+@pytest.mark.parametrize(("conf", "personal"), [("FedAvg", 0), ("FedPer", 2), ("FedVPT", 3)])
+def test_a_round_waits_for_no_copy_to_the_gpu(conf: str, personal: int, process: ProcessPoolExecutor) -> None:
+    """It waits for what comes back alone: are uploads and new values finite, losses, rows of clients."""
+    waited = process.submit(runs_on_gpu.waits_of_round, conf).result()
+    places = Counter(place.split(" at ")[1].split(":")[0].rpartition("/")[2] for place in waited)
+    assert places == Counter({"finite.py": 2, "reports.py": 1, "client_store.py": personal})
 
 
 @pytest.mark.parametrize(
