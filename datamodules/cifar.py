@@ -70,10 +70,11 @@ class CIFAR(ImageSource):
             try:
                 sides.append(self._torchvision_side(train))
             except Exception as error:  # a network failure can be of any kind
-                raise ConfigurationError(
+                failed = f" ({error})" if self.download else ""
+                raise self.missing(
                     f"{self.title} is not in {self.root}: download it from {self.home} and put it there as "
                     f"{self.folder}/train/<class>/*.png and {self.folder}/test/<class>/*.png, or unpack the archive of "
-                    f"the Python version in {self.root}, or set download to true ({error})"
+                    f"the Python version in {self.root}{failed}"
                 ) from error
         for side in sides:
             if tuple(side.classes) != self.class_names:

@@ -282,7 +282,7 @@ class CoOpSource(ImageSource):
         for name in self.folders:
             if (self.root / name / self.images).is_dir():
                 return self.root / name
-        raise ConfigurationError(
+        raise self.missing(
             f"{self.title} is not in {self.root}: download it from {self.home} and put it there as "
             f"{self.folders[0]}/{self.layout}"
         )
@@ -318,7 +318,7 @@ class DownloadableCoOpSource(CoOpSource):
             return super().find()
         except ConfigurationError as missing:
             if not self.download:
-                raise ConfigurationError(f"{missing}, or set download to true") from None
+                raise
             try:
                 self.fetch()
             except Exception as error:  # a network failure can be of any kind

@@ -151,7 +151,7 @@ class DermoscopicFL(ImageSource):
         missing += [f"{ISIC_LABELS} ({ISIC_HOME})"] if not (self.at / ISIC_LABELS).is_file() else []
         missing += [f"{ISIC_IMAGES}/*.jpg ({ISIC_HOME})"] if not (self.at / ISIC_IMAGES).is_dir() else []
         if metadata is None or missing:
-            raise ConfigurationError(
+            raise self.missing(
                 f"Dermoscopic-FL is not complete in {self.at}: download and unpack there {', '.join(missing)}, or put "
                 "plain folders there as client{A,B,C,D}/{train,valid,test}/{nv,bkl,mel}/<ISIC id>.jpg"
             )

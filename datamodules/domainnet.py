@@ -150,9 +150,9 @@ class DomainNet10(ImageSource):
         lists = [name for name in LISTS if self.split == "official" and self._list_file(name) is None]
         needed = [f"{URL}/{path}" for path, _ in zips.values()] + [f"{URL}/domainnet/txt/{name}" for name in lists]
         if needed and not self.download:
-            raise ConfigurationError(
+            raise self.missing(
                 f"DomainNet is not complete in {self.at}: download {', '.join(needed)} and put the files there "
-                "as they are (zip files or unpacked as <domain>/<class>/*.jpg), or set download to true"
+                "as they are (zip files or unpacked as <domain>/<class>/*.jpg)"
             )
         for name in lists:
             fetch(f"{URL}/domainnet/txt/{name}", self.at / name, LISTS[name])

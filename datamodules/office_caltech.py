@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmark.errors import ConfigurationError
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, read_images
@@ -53,7 +52,7 @@ class OfficeCaltech10(ImageSource):
         """Read all images; the first time from their files, then from a cache beside them."""
         at = self.root / "office_caltech10"
         if not at.is_dir():
-            raise ConfigurationError(
+            raise self.missing(
                 f"Office-Caltech10 is not in {self.root}: download its images (the ten classes that Office-31 and "
                 f"Caltech-256 share, https://faculty.cc.gatech.edu/~judy/domainadapt/) and put them there as "
                 f"{at}/<domain>/<class>/*.jpg, with domains {', '.join(self.domain_names)}"

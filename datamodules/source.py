@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
 
 
@@ -58,6 +59,17 @@ class ImageSource(Checked):
     def recorded_name(self) -> str:
         """The name of the data set in records."""
         return self.name or type(self).__name__
+
+    def missing(self, said: str) -> ConfigurationError:
+        """The error of a data set, or a part of it, that is not there.
+
+        Args:
+            said: what is missing where, and how it gets there by hand.
+        """
+        folder = "give that as data.source.init_args.root (of a table, --data_dir or DATA_DIR)"
+        download = ", or let it be downloaded with data.source.init_args.download=true"
+        can_be = getattr(self, "download", None) is False
+        return ConfigurationError(f"{said}; if it is in another folder, {folder}{download if can_be else ''}")
 
     def load(self) -> ImagePool:
         """Read (and where the official release allows it, download) the data set.

@@ -122,10 +122,9 @@ class TinyImageNet(ImageSource):
         to, archive = self.root / FOLDERS[0], self.root / f"{FOLDERS[0]}.zip"
         if not archive.is_file():
             if not self.download:
-                raise ConfigurationError(
+                raise self.missing(
                     f"TinyImageNet is not in {self.root}: download {URL} and put it there as it is or unpacked, "
-                    f"or put plain folders there as {self.root / FOLDERS[1]}/{{train,val}}/<WordNet id>/*.JPEG, or set "
-                    "download to true"
+                    f"or put plain folders there as {self.root / FOLDERS[1]}/{{train,val}}/<WordNet id>/*.JPEG"
                 )
             fetch(URL, archive, MD5)
         unpack_folder(archive, FOLDERS[0], to, lambda path: path.parts[1:2] != ("test",))

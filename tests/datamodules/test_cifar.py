@@ -72,8 +72,11 @@ def test_missing_data_say_what_to_do(tmp_path, source):
     with pytest.raises(
         ConfigurationError,
         match=rf"{source.title} is not in .*download it from https://\S+ .*{source.folder}/train/<class>",
-    ):
+    ) as refused:
         source(str(tmp_path)).load()
+    assert "give that as data.source.init_args.root" in str(refused.value)
+    assert str(refused.value).endswith("or let it be downloaded with data.source.init_args.download=true")
+    assert "download=True" not in str(refused.value)  # torchvision's word for it
 
 
 def test_failed_download_says_what_to_do(tmp_path, monkeypatch):

@@ -279,7 +279,8 @@ def test_missing_data_say_what_to_do(source, tmp_path):
     assert f"{source.title} is not in {tmp_path}: download it from " in message
     assert "http" in message
     assert f"and put it there as {source.folders[0]}/{source.layout}" in message
-    assert message.endswith(", or set download to true") is issubclass(source, DownloadableCoOpSource)
+    assert "give that as data.source.init_args.root" in message
+    assert message.endswith("with data.source.init_args.download=true") is issubclass(source, DownloadableCoOpSource)
 
 
 @pytest.mark.parametrize("source", [source for source in ALL if issubclass(source, DownloadableCoOpSource)])

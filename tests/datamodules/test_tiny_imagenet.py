@@ -118,7 +118,8 @@ def test_downloaded_with_the_published_sum(official, tmp_path, monkeypatch):
 
 def test_missing_data_say_what_to_do(tmp_path, plain):
     with pytest.raises(
-        ConfigurationError, match=r"not in .*: download http://cs231n\S+zip and put it there .*download to"
+        ConfigurationError,
+        match=r"not in .*: download http://cs231n\S+zip and put it there .*data\.source\.init_args\.download=true",
     ):
         TinyImageNet(str(tmp_path)).load()
     at = copied(plain, tmp_path) / "tiny_imagenet_200"
