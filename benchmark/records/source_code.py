@@ -41,6 +41,13 @@ def changed_files(code: dict[str, str]) -> list[str]:
     return changed
 
 
+def different_files(codes: Iterable[dict[str, str]]) -> list[str]:
+    """Files whose source is not the same in all of several runs."""
+    codes = list(codes)
+    names = sorted({name for code in codes for name in code})
+    return [f"{name.replace('.', '/')}.py" for name in names if len({code.get(name) for code in codes}) > 1]
+
+
 def combined(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     """The code of a run that was begun with one code and ended with another: no single source is the same as both."""
     return {

@@ -49,6 +49,7 @@ def our_block(panel: str, numbers: "pd.DataFrame") -> Block:
     for name, line in numbers.groupby("name", sort=False):
         done, asked = line["finished"].min(), line["asked"].max()
         missing = f" ({done} of {asked} seeds)" if 0 < done < asked else ""
+        mixed = f" (seeds of {line['codes'].max()} codes)" if line["codes"].max() > 1 else ""
         ours = {each["column"]: _mean_std(each) if each["finished"] else "failed" for each in line.to_dict("records")}
         runs = line[line["finished"] > 0].drop_duplicates("dataset")
         costs = {
@@ -58,7 +59,7 @@ def our_block(panel: str, numbers: "pd.DataFrame") -> Block:
             "Seconds": each_once(number(value, 0) for value in runs["seconds"]),
         }
         source = {"Source": "ours"} if compared else {}
-        rows.append({"Method": f"{name}{missing}", **source, **ours, **costs})
+        rows.append({"Method": f"{name}{missing}{mixed}", **source, **ours, **costs})
         cost = each_once(published_number(value) for value in line["cost"].dropna().unique())
         if compared and (cost or line["paper"].notna().any()):
             theirs, gaps = line["paper"].map(published_number), line["difference"].map(signed)

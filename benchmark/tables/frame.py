@@ -22,8 +22,8 @@ LONG_COLUMNS = (
     *("floats_up", "bytes_up", "bytes_down", "rounds", "seconds", "peak_memory_bytes", "error"),
 )
 """Columns of a table's CSV. ``kind``: "column" is a number of the table itself, "statistic" one over clients for each
-summary, "paired" a difference to the baseline with its interval ``low`` to ``high``, "note" the preset's note (its text
-stands under ``column``). Accuracies in per cent."""
+summary, "paired" a difference to the baseline with its interval ``low`` to ``high``, "note" the preset's note or one on
+the seeds' code (the text stands under ``column``). Accuracies in per cent."""
 
 NUMBER = ["line", "kind", "summary", "column"]
 COSTS = ["floats_up", "bytes_up", "bytes_down", "seconds", "peak_memory_bytes"]
@@ -33,8 +33,8 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
     """All numbers of a table over their seeds, in the order of the lines: columns, statistics, comparison.
 
     Beside :data:`LONG_COLUMNS`, but for those of the whole table, stand the data group's ``panel`` and its ``label`` in
-    it, the line's ``name``, its seeds that were ``asked`` for and those that are ``finished``, ``cost`` (the paper's
-    floats up) and ``over`` (what a comparison's interval speaks of).
+    it, the line's ``name``, its seeds that were ``asked`` for and those that are ``finished``, how many ``codes`` made
+    them, ``cost`` (the paper's floats up) and ``over`` (what a comparison's interval speaks of).
 
     Raises:
         ConfigurationError: several published numbers fit a column.
@@ -76,6 +76,7 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
                 "point": line.point,
                 "asked": line.seeds,
                 "finished": len(line.runs),
+                "codes": len(line.seeds_by_code),
                 "cost": published(line, line.group.cost),
                 "rounds": span([record.rounds_trained for record in line.records.values()]),
                 "error": each_once(line.errors),
@@ -94,7 +95,8 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
 def read_long_frame(path: Path) -> "pd.DataFrame":
     """A table's CSV, as :func:`long_frame` and the note made it.
 
-    What a CSV does not say: each data group is a panel of its own, and as many seeds were asked for as finished.
+    What a CSV does not say: each data group is a panel of its own, as many seeds were asked for as finished, and one
+    code made them; a note says where several did.
 
     Raises:
         ConfigurationError: it is no such CSV.
@@ -116,9 +118,8 @@ def read_long_frame(path: Path) -> "pd.DataFrame":
     numbers = numbers.fillna(dict.fromkeys(["title", "reading", "rounds", "error"], ""))
     further = numbers["reading"].where(numbers["reading"] == "", ", " + numbers["reading"])
     seeds = numbers["seeds"]
-    return numbers.assign(
-        name=numbers["method"] + further, label=numbers["dataset"], asked=seeds, finished=seeds, cost=None, over=""
-    )
+    named = numbers.assign(name=numbers["method"] + further, label=numbers["dataset"])
+    return named.assign(asked=seeds, finished=seeds, codes=1, cost=None, over="")
 
 
 def over_seeds(numbers: "pd.DataFrame") -> "pd.DataFrame":

@@ -1,6 +1,7 @@
 """What is read of a row's records on one data group: a line of a table, and its numbers, one for each seed."""
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -56,6 +57,14 @@ class Line:
     @property
     def records(self) -> dict[int, RunRecord]:
         return {seed: run.record for seed, run in self.runs.items()}
+
+    @property
+    def seeds_by_code(self) -> list[list[int]]:
+        """The finished seeds, those that one code made together; records of before don't know theirs."""
+        found: dict[str, list[int]] = {}
+        for seed, record in self.records.items():
+            found.setdefault(json.dumps(record.code, sort_keys=True), []).append(seed)
+        return list(found.values())
 
 
 def read_lines(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from benchmark.records.source_code import different_files
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import SUMMARY_NOTES, Line, summaries
 from benchmark.tables.numbers import PERCENT
@@ -16,13 +17,32 @@ PAIRED_NOTE = (
 )
 
 
+def code_notes(lines: Sequence[Line]) -> list[str]:
+    """Which rows have seeds of different code, and in which files; empty where none has."""
+    mixed: list[str] = []
+    for line in lines:
+        groups = line.seeds_by_code
+        if len(groups) > 1:
+            codes = [line.records[seeds[0]].code for seeds in groups]
+            files = different_files(code for code in codes if code is not None)
+            files += ["older records, which do not know their code"] if None in codes else []
+            seeds = " / ".join(", ".join(map(str, group)) for group in groups)
+            mixed.append(f"{line.name} (seeds {seeds}: {', '.join(files)})")
+    if not mixed:
+        return []
+    which = "; ".join(dict.fromkeys(mixed))
+    said = f"Rows whose seeds were made by different code, and whose mean is hence of no one method: {which}."
+    return [f"{said} benchmark table --rerun-changed makes them by the present code."]
+
+
 def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool) -> list[str]:
     unit = ", in per cent" if table.metric in PERCENT else ""
     seeds = f"one seed ({preset.seeds[0]}), hence no standard deviation"
     if len(preset.seeds) > 1:
         seeds = f"mean ± standard deviation over seeds {', '.join(map(str, preset.seeds))}"
     metric = table.metric.replace("_", " ").capitalize()
-    notes = [f"{metric} on the {table.split} split{unit}, of {SUMMARY_NOTES[table.summary]}; {seeds}."]
+    notes = code_notes(lines)
+    notes += [f"{metric} on the {table.split} split{unit}, of {SUMMARY_NOTES[table.summary]}; {seeds}."]
     for point in dict.fromkeys(line.point for line in lines):
         named = dict.fromkeys(line.name for line in lines if line.point == point)
         notes.append(f"Read at the point '{point}' ({POINT_NOTES[point]}): {'; '.join(named)}.")

@@ -10,7 +10,7 @@ from benchmark.tables.blocks import Block, gain_blocks, our_block, paired_blocks
 from benchmark.tables.frame import LONG_COLUMNS, long_frame
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import Line, read_lines
-from benchmark.tables.notes import footnotes
+from benchmark.tables.notes import code_notes, footnotes
 from benchmark.tables.paper import read_paper
 
 
@@ -85,7 +85,8 @@ def render(
     latex += [f"% failed: {problem}\n" for problem in problems]
     if published:
         latex += [f"% {aside}\n", *map(_latex_block, published)]
-    numbers = pd.concat([numbers, pd.DataFrame([{"kind": "note", "column": preset.note}] if preset.note else [])])
+    said = [note for note in (preset.note, *code_notes(lines)) if note]
+    numbers = pd.concat([numbers, pd.DataFrame([{"kind": "note", "column": note} for note in said])])
     numbers = numbers.assign(table=name, preset=preset_name, title=title).reindex(columns=list(LONG_COLUMNS))
     return Rendered("\n".join(parts), numbers.to_csv(index=False), "\n".join(latex), unread, lines)
 

@@ -389,6 +389,22 @@ def test_cells_of_other_code_are_named_and_made_again_on_request(
     assert "(Alpha: my_method.py changed)" in capsys.readouterr().out
 
 
+def test_a_row_whose_seeds_are_of_different_code_is_marked(root: Path) -> None:
+    made_by("rate = 0.1\n")
+    assert "codes" not in run_table("two", program=PROGRAM).markdown.read_text()
+    made_by("rate = 1000\n")
+    code = stored_run(Path("finished/0")).record.code
+    finished_run(Path("finished/1"), 1, {"local": [0.5, 0.7], "server": [0.1, 0.2]}, code=code)
+    result = run_table("two", seeds=[0, 1], program=PROGRAM)
+    note = "different code, and whose mean is hence of no one method: Alpha (seeds 0 / 1: my_method.py)"
+    assert "| Alpha (seeds of 2 codes) " in result.markdown.read_text()
+    for path in (result.markdown, result.csv, result.latex):
+        assert note in path.read_text()
+    result = run_table("two", seeds=[0, 1], program=PROGRAM, rerun_changed=True)
+    assert "of 2 codes" not in result.markdown.read_text()
+    assert "different code" not in result.csv.read_text()
+
+
 def test_a_committed_cell_of_other_code_is_made_again_in_the_runs(root: Path) -> None:
     made_by("rate = 0.1\n")
     run_table("two", program=PROGRAM)
