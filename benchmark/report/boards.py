@@ -12,13 +12,23 @@ from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, tell_apart
 from benchmark.records.hashes import canonical
 from benchmark.report.grid import Cell, Grid, anchor_of, grid
-from benchmark.report.published import beside
-from benchmark.report.readings import POINTS, hardware_of, last_by_client, points_of, statistic_of, traffic_of
+from benchmark.report.published import READINGS, beside
+from benchmark.report.readings import (
+    POINTS,
+    ROUNDS,
+    STATISTICS,
+    hardware_of,
+    last_by_client,
+    points_of,
+    statistic_of,
+    traffic_of,
+)
 from benchmark.tables.numbers import mean_std
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
+PAPER = ("Read as in the paper", "Paper")
 WORST = ("Worst", "Second", "Third", "Fourth", "Fifth")
 
 
@@ -125,21 +135,22 @@ def ranking(board: Board, paper: "pd.DataFrame") -> Grid:
     """The board's ranked methods, each beside its published number if there is one."""
     rows = [[Cell(str(rank)), *_row(each, board)] for rank, each in enumerate(board.ranked, 1)]
     if not board.first.demo:
-        published = [_published(each.first, paper) for each in board.ranked]
-        alike = len({cell.note for cell in published if cell.text}) == 1  # then it is said once, below
-        rows = [[*row, cell._replace(note="") if alike else cell] for row, cell in zip(rows, published, strict=True)]
+        published = [_published(each, paper) for each in board.ranked]
+        alike = len({theirs.note for _, theirs in published if theirs.text}) == 1  # then it is said once, below
+        for row, (ours, theirs) in zip(rows, published, strict=True):
+            row += [ours, theirs._replace(note="") if alike else theirs]
     return grid(f"Ranking, {board.first.dataset}, {board.facts}", _heads(board), rows)
 
 
 def sources(board: Board, paper: "pd.DataFrame") -> str:
     """Where the published numbers beside the board's methods stand; empty where there is none."""
-    known = () if board.first.demo else (_published(each.first, paper).note for each in board.ranked)
+    known = () if board.first.demo else (_published(each, paper)[1].note for each in board.ranked)
     return "; ".join(dict.fromkeys(filter(None, known)))
 
 
 def variants(board: Board) -> Grid:
     """Further experiments of the ranked methods, each method's ranked one before them."""
-    heads = [head for head in _heads(board) if head not in ("#", "Paper")]
+    heads = [head for head in _heads(board) if head not in ("#", *PAPER)]
     shown = sorted(board.alike + board.variants, key=lambda each: (each.first.method, each not in board.alike))
     return grid(f"Variants, {board.first.dataset}, {board.facts}", heads, [_row(each, board) for each in shown])
 
@@ -147,7 +158,7 @@ def variants(board: Board) -> Grid:
 def _heads(board: Board) -> list[str]:
     heads = ["#", "Method", *(words.capitalize() for point, words in POINTS.items() if point in board.points)]
     heads += ["Last ten rounds", "Best round, on test data", "Worst client", "Worst decile", "Spread over clients"]
-    return [*heads, "Tuned", "Seeds", "kB a round", "Seconds", *([] if board.first.demo else ["Paper"])]
+    return [*heads, "Tuned", "Seeds", "kB a round", "Seconds", *([] if board.first.demo else PAPER)]
 
 
 def _row(experiment: Experiment, board: Board) -> list[Cell]:
@@ -176,14 +187,16 @@ def _tuning(run: Run) -> str:
     return f"{tuning['trials']} trials, {tuning['chosen_on']}" if tuning else "no"
 
 
-def _published(run: Run, paper: "pd.DataFrame") -> Cell:
-    """The paper's number, in its own scale, and where it stands."""
-    rows = beside(run, paper)
+def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cell]:
+    """Our number read as the paper reads its own; the paper's, in its own scale, where it stands and how it is read."""
+    rows = beside(experiment.first, paper)
     rows = rows[~rows["setting"].astype("str").str.contains(";")]  # what stands behind it is a variant's
     for row in rows.itertuples():
-        best = ", best round" if "best" in str(row.metric) else ""
-        return Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}{best}")
-    return Cell("")
+        statistic, which = READINGS[str(row.metric)]
+        read = f"{STATISTICS[statistic]}, {ROUNDS[which]}"
+        theirs = Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}, {read}")
+        return Cell(mean_std(_averages(experiment, which, statistic))), theirs
+    return Cell(""), Cell("")
 
 
 def runs_of(board: Board, days: Mapping[str, str]) -> Grid:

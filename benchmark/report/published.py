@@ -12,6 +12,14 @@ if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 
+#: Per metric of the published numbers, over what and when the papers take it, as ``results/paper/README.md`` says.
+READINGS = {
+    "accuracy": ("average", "last"),
+    "best accuracy": ("pooled", "best_on_test"),
+    "Average": ("average", "last10"),
+}
+
+
 def beside(run: Run, numbers: "pd.DataFrame") -> "pd.DataFrame":
     """The published averages with the run's data set, setting and method; the backbones may differ in size.
 
@@ -19,7 +27,7 @@ def beside(run: Run, numbers: "pd.DataFrame") -> "pd.DataFrame":
         run: a finished one.
         numbers: from :func:`benchmark.tables.paper.read_paper`.
     """
-    rows = numbers[numbers["metric"].isin(["accuracy", "best accuracy", "Average"])]
+    rows = numbers[numbers["metric"].isin(list(READINGS))]
     own = [_plain(run.dataset), _plain(run.record.dataset), _plain(run.dataset).removesuffix("10")]
     fits = [
         _plain(str(row.dataset)) in own

@@ -10,6 +10,7 @@ from benchmark.records.summary import average_by_round, client_values
 
 POINTS = {"server": "after aggregation", "local": "after local training"}
 ROUNDS = {"last": "last round", "last10": "last ten rounds", "best_on_test": "best round, chosen on test data"}
+STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
 
 
 def accuracy_of(run: Run, point: str) -> dict[str, Any]:

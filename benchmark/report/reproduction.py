@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from benchmark.records.grouped_runs import Experiment, group, read_runs
-from benchmark.report.published import beside
-from benchmark.report.readings import POINTS, ROUNDS, hardware_of, statistic_of
+from benchmark.report.published import READINGS, beside
+from benchmark.report.readings import POINTS, ROUNDS, STATISTICS, hardware_of, statistic_of
 from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
 from benchmark.tables.paper import read_paper
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TEMPLATE = "REPRODUCTION.template.md"
-STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
 
 
 @dataclass(frozen=True)
@@ -96,20 +95,8 @@ def _table_lines(results: Path, published: _Published) -> list[str]:
 
 
 def _reported(published: _Published) -> tuple[str, str]:
-    """Over what and when the paper takes its accuracy, as our first table after it says; by default in the last round,
-    averaged over clients.
-    """
-    return next(
-        (
-            (column.statistic, table.summary)
-            for table in published.tables.values()
-            for preset in table.presets.values()
-            for group in preset.data
-            for column in group.columns
-            if column.paper is not None
-        ),
-        ("average", "last"),
-    )
+    """Over what and when the paper takes its accuracy; where it is no plain one, in the last round over clients."""
+    return next((READINGS[metric] for metric in published.numbers["metric"] if metric in READINGS), ("average", "last"))
 
 
 def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:

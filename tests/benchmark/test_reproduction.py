@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 
 from benchmark.errors import ConfigurationError
+from benchmark.report.published import READINGS
 from benchmark.report.reproduction import write_notes
 from benchmark.tables.frame import LONG_COLUMNS
+from benchmark.tables.layout import load_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +29,18 @@ presets:
   paper: {seeds: [0, 1], note: Shorter., data: [{name: office, label: Office}]}
 rows: [{label: FedVPT, name: fedvpt, point: server, configs: [x.yaml]}]
 """
+
+
+def test_tables_read_each_published_number_as_its_metric_says() -> None:
+    compared = 0
+    for path in sorted((ROOT / "configs" / "tables").glob("*.yaml")):
+        table = load_table(str(path))
+        for preset in table.presets.values():
+            for column in (column for group in preset.data for column in group.columns):
+                if column.paper is not None and column.paper.metric in READINGS and column.client is None:
+                    assert (column.statistic, table.summary) == READINGS[column.paper.metric], (path, column)
+                    compared += 1
+    assert compared > 50
 
 
 @pytest.fixture
