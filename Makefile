@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PRESET ?= demo
+ENGINE ?= local
 
 .DEFAULT_GOAL := help
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
@@ -15,6 +16,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  make TABLE        one of: $(TABLES)"
 	@echo "  variables: PRESET=demo|paper  DATA_DIR=folder of the data sets  JOBS=runs at a time (default: one a GPU, else up to 4)"
+	@echo "             ENGINE=local|slurm|ray, where a table's runs are done (docs/scaling.md)"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
@@ -37,7 +39,7 @@ check: $(STAMP) ## lint, types and tests
 	$(BIN)/python -m pytest
 
 $(TABLES): $(STAMP)
-	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) --engine $(ENGINE) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
 
 pfedpt-figures: $(STAMP) ## figures of the pFedPT paper (demo); one: FIGURES=pfedpt_fig5
 	$(BIN)/benchmark figure $(FIGURES) --preset $(PRESET) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmark.cells.places import add_place, chosen_place
 from benchmark.errors import ConfigurationError
 from benchmark.shipped import configuration, configurations, version
 
 if TYPE_CHECKING:  # slow to import
-    from benchmark.cells.cluster import Cluster
     from benchmark.tables.run_table import TableResult
 
 KEPT_RUNS = Path("results/runs")
@@ -35,17 +35,10 @@ def table(arguments: argparse.Namespace) -> int:
         seeds=arguments.seeds,
         kept=arguments.kept,
         baseline=arguments.baseline,
-        cluster=_cluster(arguments),
+        place=chosen_place(arguments),
         rerun_changed=arguments.rerun_changed,
     )
     return _print_table(result)
-
-
-def _cluster(arguments: argparse.Namespace) -> "Cluster | None":
-    from benchmark.cells.cluster import Cluster
-
-    asked = (arguments.partition, arguments.time, arguments.gpus, arguments.cpus)
-    return Cluster(*asked) if arguments.slurm else None
 
 
 def _print_table(result: "TableResult") -> int:
@@ -74,7 +67,7 @@ def tune(arguments: argparse.Namespace) -> int:
         arguments.jobs,
         seeds=arguments.seeds,
         kept=arguments.kept,
-        cluster=_cluster(arguments),
+        place=chosen_place(arguments),
     )
     status = _print_table(result.table)
     print(f"all trials: {result.trials}")
@@ -262,18 +255,8 @@ def _add_table(entry: argparse.ArgumentParser) -> None:
         help="demo (bundled data and models), paper or another of the table's; default %(default)s",
     )
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
-    entry.add_argument(
-        "--jobs",
-        type=int,
-        help="runs at a time, each on the GPU with the fewest; default one a GPU, without GPU one a core up to 4, with "
-        "--slurm all",
-    )
     entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
-    entry.add_argument("--slurm", action="store_true", help="run as jobs of a Slurm cluster (needs submitit)")
-    entry.add_argument("--partition", help="of Slurm; default the cluster's")
-    entry.add_argument("--time", type=int, default=24 * 60, help="minutes of a job; default %(default)s")
-    entry.add_argument("--gpus", type=int, default=1, help="of a job; default %(default)s")
-    entry.add_argument("--cpus", type=int, default=8, help="of a job; default %(default)s")
+    add_place(entry)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from federation import CONF, build, federation
+from ray.scripts.scripts import cli as ray_program
 from refusal import refused
 
 import datamodules
 import methods
 from benchmark import commands
+from benchmark.cells.places import chosen_place
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.figures.pfedpt import make
@@ -104,6 +106,7 @@ def check(words: list[str]) -> None:
         case "benchmark":
             given = commands.parser().parse_args(arguments)
             if given.run in (commands.table, commands.tune):
+                assert chosen_place(given)
                 table = read_mapping(f"configs/tables/{given.name}.yaml")
                 assert given.preset in table["presets"]
                 baseline = getattr(given, "baseline", None)  # of `benchmark table` alone
@@ -128,6 +131,9 @@ def check(words: list[str]) -> None:
         case "torchrun" | "srun":
             assert arguments.index("lightning-cli") > 0
             check(arguments[arguments.index("lightning-cli") :])
+        case "ray":
+            program = ray_program.commands[arguments[0]]
+            assert program.make_context(arguments[0], arguments[1:])
         case "source":
             assert arguments == [".venv/bin/activate"]
             assert "VENV := .venv\n" in Path("Makefile").read_text()

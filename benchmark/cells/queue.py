@@ -1,4 +1,4 @@
-"""Runs the cells of tables: several at a time, each exactly once, on this machine or as jobs of a cluster.
+"""Runs the cells of tables: several at a time, each exactly once, on this machine, on Slurm or on Ray.
 
 A *cell* is one run. Its directory's name ends with a hash of the options that it is given, so a finished cell is never
 run again. An advisory lock on the directory is held by whoever runs it; so runners that share a folder do
@@ -8,14 +8,14 @@ every cell once, also when any of them is killed at any moment.
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 
-from benchmark.cells.cluster import Cluster, Jobs
 from benchmark.cells.display import Display
 from benchmark.cells.identity import Cell, content_hash
 from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome, finished_outcome, said_of_code
-from benchmark.cells.this_machine import ThisMachine, default_jobs
-from benchmark.cells.work import Attempt, Course, Work
+from benchmark.cells.this_machine import THIS_MACHINE
+from benchmark.cells.work import Attempt, Course, Place, Work
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
 from benchmark.run.run_directory import last_checkpoint
@@ -26,33 +26,30 @@ def run_cells(
     cells: Sequence[Cell],
     work: Work,
     jobs: int | None = None,
-    cluster: Cluster | None = None,
+    place: Place = THIS_MACHINE,
     course: Course | None = None,
 ) -> dict[str, Outcome]:
     """Do every cell that has no record yet; outcomes by the cell's name.
 
-    A cell that fails stops no other. A cell that another runner is at is waited for. Ctrl-C ends the children (on a
-    cluster: cancels the jobs). On this machine each cell gets the GPU with the fewest cells.
+    A cell that fails stops no other. A cell that another runner is at is waited for. Ctrl-C ends the runs, at
+    whichever place. On this machine each cell gets the GPU with the fewest cells.
 
     Args:
         cells: what is to be done; equal names are done once.
         work: folders and command.
-        jobs: cells at a time; by default one for each GPU, without GPUs one for each core but at most ``CPU_JOBS``, and
-            on a cluster all.
-        cluster: run as its jobs; by default on this machine.
+        jobs: cells at a time; by default as many as the place takes.
+        place: where they run; by default this machine.
         course: says which cells there are after these, and which end early; by default none.
 
     Raises:
-        ConfigurationError: a cluster was asked for and submitit or Slurm is missing.
+        ConfigurationError: the place is not to be had.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP.
     """
     outcomes: dict[str, Outcome] = {}
     waited: set[str] = set()  # seen in another runner's hands
     running: list[Attempt] = []
     unique = {cell.name: cell for cell in cells}
-    at_a_time = jobs or (default_jobs() if cluster is None else len(unique))
     total = len(unique) if course is None else course.total
-    place: ThisMachine | Jobs = ThisMachine(work, at_a_time) if cluster is None else Jobs(work, cluster)
     pending: deque[Cell] = deque()
 
     def take(cells: Iterable[Cell]) -> None:
@@ -71,7 +68,7 @@ def run_cells(
                 new.extend(course.after(cell, outcome, 0.0) if course else ())
 
     take(unique.values())
-    with Display(total) as display, termination_as_interrupt():
+    with closing(place.open(work, jobs)) as attempts, Display(total) as display, termination_as_interrupt():
         if outcomes:
             display.line(f"{len(outcomes)} of {total} runs are there already")
         kept = [stored_run(outcome.run_dir).record for outcome in outcomes.values() if outcome.run_dir is not None]
@@ -95,7 +92,7 @@ def run_cells(
             while pending or running:
                 for entry in [entry for entry in running if course and not entry.done()]:
                     if course and (reason := course.reason_to_end(entry.cell)):
-                        place.end([entry])
+                        attempts.end([entry])
                         running.remove(entry)
                         ended = finished_outcome(entry.cell, work.folders) or Outcome(None, reason, entry.log, True)
                         settle(entry.cell, ended, time.monotonic() - entry.started)
@@ -109,7 +106,7 @@ def run_cells(
                     entry.close(outcome.error)
                     settle(entry.cell, outcome, time.monotonic() - entry.started)
                 for _ in range(len(pending)):
-                    if len(running) >= at_a_time:
+                    if len(running) >= attempts.at_a_time:
                         break
                     cell = pending.popleft()
                     run_dir = work.runs_dir / cell.name
@@ -135,11 +132,11 @@ def run_cells(
                     if failed_before is not None:
                         said += f"; failed the last time: {failed_before}"
                     display.line(said)
-                    running.append(place.start(cell, lock))
+                    running.append(attempts.start(cell, lock))
                 failed = sum(outcome.run_dir is None and not outcome.ended_early for outcome in outcomes.values())
                 display.update(len(outcomes), failed, {entry.cell.name: entry.log for entry in running})
                 if pending or running:
                     time.sleep(0.1)
         finally:
-            place.end(running)
+            attempts.end(running)
     return outcomes

@@ -1,6 +1,7 @@
 """Cells as processes of this machine."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from benchmark.records.record_file import is_finished
 #: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
 CPU_JOBS = 4
 GRACE_SECONDS = 10.0
+#: prctl(2): the signal that a process gets when the one that started it ends. Linux only.
+PR_SET_PDEATHSIG = 1
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def default_jobs() -> int:
@@ -78,7 +82,20 @@ class Process:
         self.lock.release()
 
 
-def start(cell: Cell, lock: CellLock, work: Work, threads: int | None, gpu: str | None) -> Process:
+def start(
+    cell: Cell, lock: CellLock, work: Work, threads: int | None, gpu: str | None, ends_with_us: bool = False
+) -> Process:
+    """Start a cell as a process that shares our lock.
+
+    Args:
+        cell: to be done.
+        lock: taken.
+        work: what all cells share.
+        threads: of the run, unless the environment says; None leaves it alone.
+        gpu: the only one that the run sees; None leaves it alone.
+        ends_with_us: on Linux the run is asked to end when we are killed. A job's GPU is another's then, while a runner
+            of this machine leaves its runs to come to their end.
+    """
     run_dir = work.runs_dir / cell.name
     if is_finished(run_dir):  # but by other code, else nobody would start it
         _set_aside(run_dir)
@@ -100,9 +117,15 @@ def start(cell: Cell, lock: CellLock, work: Work, threads: int | None, gpu: str 
             stderr=subprocess.STDOUT,
             env=environment,
             pass_fds=(lock.descriptor,),
+            preexec_fn=_end_with_parent if ends_with_us else None,
             start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
         )
     return Process(cell, log, lock, process, gpu)
+
+
+def _end_with_parent() -> None:
+    if PRCTL is not None:
+        PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_all(running: Sequence[Process]) -> None:
@@ -129,12 +152,25 @@ def _set_aside(run_dir: Path) -> None:
             entry.rename(aside / entry.name)
 
 
+@dataclass(frozen=True)
 class ThisMachine:
-    """Cells as processes; each gets the GPU that has the fewest of them."""
+    """Cells run as processes of this machine."""
 
-    def __init__(self, work: Work, jobs: int) -> None:
+    def open(self, work: Work, jobs: int | None) -> "Processes":
+        """Look for GPUs; by default a cell for each, without GPUs one for each core but at most ``CPU_JOBS``."""
+        return Processes(work, jobs or default_jobs())
+
+
+THIS_MACHINE = ThisMachine()
+
+
+class Processes:
+    """Starts cells as processes; each gets the GPU that has the fewest of them."""
+
+    def __init__(self, work: Work, at_a_time: int) -> None:
         self.work = work
-        self.threads = max(1, cores() // jobs) if jobs > 1 else None
+        self.at_a_time = at_a_time
+        self.threads = max(1, cores() // at_a_time) if at_a_time > 1 else None
         self.gpus = visible_gpus()
         self.running: list[Process] = []
 
@@ -147,5 +183,8 @@ class ThisMachine:
         self.running.append(entry)
         return entry
 
-    def end(self, running: "Sequence[Attempt]") -> None:
+    def end(self, running: Sequence[Attempt]) -> None:
         end_all([entry for entry in running if isinstance(entry, Process)])
+
+    def close(self) -> None:
+        """There is nothing to close."""

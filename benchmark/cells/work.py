@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmark.cells.identity import Cell
+from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome
 from benchmark.run.command import PROGRAM
 
@@ -50,6 +51,32 @@ class Attempt(Protocol):
 
     def close(self, error: str) -> None:
         """Note how it ended and let go of the cell."""
+
+
+class Attempts(Protocol):
+    """Starts cells at a place, and ends what it started."""
+
+    at_a_time: int
+
+    def start(self, cell: Cell, lock: CellLock) -> Attempt:
+        """Start a cell whose lock this runner has; the lock is handed on, or left to the job."""
+
+    def end(self, running: Sequence[Attempt]) -> None:
+        """End those that still run."""
+
+    def close(self) -> None:
+        """Let go of the place."""
+
+
+class Place(Protocol):
+    """Where cells run: processes of this machine, jobs of Slurm or tasks of Ray."""
+
+    def open(self, work: Work, jobs: int | None) -> Attempts:
+        """Make ready for cells, ``jobs`` at a time or as many as the place takes.
+
+        Raises:
+            ConfigurationError: the place is not to be had.
+        """
 
 
 class Course(Protocol):

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmark.cells.cluster import Cluster
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.cells.queue import run_cells
-from benchmark.cells.work import Work
+from benchmark.cells.this_machine import THIS_MACHINE
+from benchmark.cells.work import Place, Work
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from benchmark.run.command import PROGRAM
@@ -40,7 +40,7 @@ def run_table(
     seeds: Sequence[int] | None = None,
     kept: bool = False,
     baseline: str | None = None,
-    cluster: Cluster | None = None,
+    place: Place = THIS_MACHINE,
     program: Sequence[str] = PROGRAM,
     rerun_changed: bool = False,
 ) -> TableResult:
@@ -48,14 +48,15 @@ def run_table(
     and, with the metric over the rounds, ``.png``.
 
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
-    ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``cluster`` runs the cells as its jobs.
+    ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``place`` says where the cells run.
     One line says how many finished cells were made by other code than the present one; ``rerun_changed`` runs those
     again and puts the old ones into ``runs_dir/.replaced``. Records of before do not know their code; they are counted,
     and kept.
 
     Raises:
         ConfigurationError: a bad table, a missing config or paper CSV, an unknown preset or baseline, no ``data_dir``
-            where the preset needs one, ``jobs`` below 1, no cluster, a point, split or client that a run does not have.
+            where the preset needs one, ``jobs`` below 1, a place that is not to be had, a point, split or client that a
+            run does not have.
             All before anything runs.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
     """
@@ -64,7 +65,7 @@ def run_table(
     results, folder = Path(results_dir), data_folder(data_dir, cells.values(), f"the preset {preset} of table {name}")
     work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program), rerun_changed)
     check_readings(table, chosen, cells, work)
-    outcomes = run_cells(list(cells.values()), work, jobs, cluster)
+    outcomes = run_cells(list(cells.values()), work, jobs, place)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
     return write_table(f"{Path(name).stem}_{preset}", results, table, rendered, outcomes)
 

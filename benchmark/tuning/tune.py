@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmark.cells.cluster import Cluster
 from benchmark.cells.identity import cell_command, with_overrides
 from benchmark.cells.outcome import Outcome
 from benchmark.cells.queue import run_cells
-from benchmark.cells.work import Work
+from benchmark.cells.this_machine import THIS_MACHINE
+from benchmark.cells.work import Place, Work
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from benchmark.run.command import PROGRAM, resolved
@@ -45,7 +45,7 @@ def tune_table(
     runs_dir: str | Path = "runs",
     seeds: Sequence[int] = SEEDS,
     kept: bool = False,
-    cluster: Cluster | None = None,
+    place: Place = THIS_MACHINE,
     program: Sequence[str] = PROGRAM,
 ) -> TuningResult:
     """Tune each row of a table on each of its data groups, then run it with the values that were chosen, and untuned.
@@ -68,7 +68,7 @@ def tune_table(
         runs_dir: of the runs; the studies lie in ``.studies`` there.
         seeds: of the runs on the test images.
         kept: whether records in ``results_dir/runs`` count as finished runs too.
-        cluster: run as its jobs.
+        place: where the runs are done.
         program: command in front of ``fit``.
 
     Raises:
@@ -103,7 +103,7 @@ def tune_table(
     studies = _open({task.name: task for task in tasks.values() if task.choices}, work.runs_dir)
     try:
         course = Studies(list(studies.values()))
-        run_cells(course.first(), work, jobs, cluster, course)
+        run_cells(course.first(), work, jobs, place, course)
         tuned = {key: _tuned(task, studies.get(task.name)) for key, task in tasks.items()}
     finally:
         for study in studies.values():
@@ -116,7 +116,7 @@ def tune_table(
             cells[group_name, label + TUNED, seed] = again = with_overrides(cell, entry.arguments)
             if entry.error:
                 outcomes[again.name] = Outcome(None, entry.error)
-    outcomes |= run_cells([cell for cell in cells.values() if cell.name not in outcomes], work, jobs, cluster)
+    outcomes |= run_cells([cell for cell in cells.values() if cell.name not in outcomes], work, jobs, place)
     stem = f"{Path(name).stem}_{preset}"
     rendered = render(
         Path(name).stem, both, preset, preset_of_both, cells, outcomes,

@@ -11,8 +11,10 @@ from finished_run import write_finished_run
 
 import benchmark
 from benchmark import commands
-from benchmark.cells.cluster import Cluster
 from benchmark.cells.outcome import Outcome
+from benchmark.cells.ray_tasks import Ray
+from benchmark.cells.slurm_jobs import Slurm
+from benchmark.cells.this_machine import ThisMachine
 from benchmark.commands import main
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
@@ -125,16 +127,45 @@ def test_table_hands_its_options_on(
     monkeypatch.setenv("DATA_DIR", "/from/environment")
     assert main(["table", "table1", "--preset", "paper", "--jobs", "3", "--seeds", "4", "5"]) == 0
     failed["alpha-digits-s0-0"] = Outcome(None, "no memory", Path("runs/alpha/log.txt"))
-    slurm = ["--slurm", "--partition", "gpu", "--time", "90", "--gpus", "2", "--cpus", "4", "--rerun-changed"]
+    slurm = ["--engine", "slurm", "--partition", "gpu", "--time", "90", "--gpus", "2", "--cpus", "4", "--rerun-changed"]
     assert main(["table", "table1", "--data_dir", "/given", "--kept", "--baseline", "FedAvg", *slurm]) == 1
+    ray = ["--engine", "ray", "--address", "ray://head:10001", "--gpus", "0.5", "--cpus", "2", "--jobs", "4"]
+    assert main(["table", "table1", *ray]) == 1
     assert asked == [
-        ("table1", "demo", None, None, None, False, None, None, False),
-        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, None, False),
-        ("table1", "demo", "/given", None, None, True, "FedAvg", Cluster("gpu", 90, 2, 4), True),
+        ("table1", "demo", None, None, None, False, None, ThisMachine(), False),
+        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, ThisMachine(), False),
+        ("table1", "demo", "/given", None, None, True, "FedAvg", Slurm("gpu", 90, 2, 4), True),
+        ("table1", "demo", "/from/environment", 4, None, False, None, Ray("ray://head:10001", 0.5, 2), False),
     ]
     printed = capsys.readouterr()
     assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in printed.err
     assert "the table itself" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--gpus 1", "--gpus is an option of --engine slurm and ray, and does nothing with --engine local"),
+        ("--engine local --address auto", "--address is an option of --engine ray, and does"),
+        ("--engine slurm --address auto", "--address is an option of --engine ray, and does"),
+        ("--engine ray --time 5", "--time is an option of --engine slurm, and does nothing with --engine ray"),
+        ("--engine ray --partition gpu", "--partition is an option of --engine slurm, and does"),
+        ("--engine slurm --gpus 0.5", "--gpus is 0.5, expected a whole number"),
+        ("--engine ray --gpus 1.5", "--gpus is 1.5, expected a whole number, or with --engine ray one below 1"),
+        ("--engine ray --gpus -1", "--gpus is -1, expected at least 0"),
+        ("--engine ray --gpus nan", "--gpus is nan, expected at least 0"),
+        ("--engine ray --cpus 0", "--cpus is 0, expected at least 1"),
+        ("--engine slurm --time 0", "--time is 0, expected at least 1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["table", "tune"])
+def test_an_option_of_another_engine_is_refused(
+    command: str, given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "table1", *given.split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_an_interrupt_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

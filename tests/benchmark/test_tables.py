@@ -20,12 +20,13 @@ from finished_run import write_finished_run
 from rich.console import Console
 from scipy import stats
 
-from benchmark.cells import queue, this_machine
-from benchmark.cells.cluster import Cluster, run_as_job
+from benchmark.cells import this_machine
 from benchmark.cells.display import Display
 from benchmark.cells.identity import Cell, cell_command
+from benchmark.cells.job import run_as_job
 from benchmark.cells.outcome import Outcome
 from benchmark.cells.queue import run_cells
+from benchmark.cells.slurm_jobs import Slurm
 from benchmark.cells.this_machine import visible_gpus
 from benchmark.cells.work import Work
 from benchmark.errors import ConfigurationError
@@ -672,18 +673,18 @@ def test_the_live_display_shows_rounds_and_failures(tmp_path: Path) -> None:
     assert "run12" not in later
 
 
-# --- on a cluster ---
+# --- on Slurm ---
 
 
 def test_cells_as_jobs_of_a_cluster(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("submitit")
     save(changed(("rows", 0, "overrides"), {"demo": ["--fail=no memory"]}))
-    cluster = Cluster(kind="local", gpus=0, minutes=5)
-    result = run_table("two", cluster=cluster, program=PROGRAM)
+    place = Slurm(kind="local", gpus=0, minutes=5)
+    result = run_table("two", place=place, program=PROGRAM)
     assert [outcome.error for outcome in result.failed.values()] == ["ValueError: no memory"]
     assert sorted((name.split("-")[0], how) for _, name, how in calls()) == [("alpha", "fresh"), ("beta", "fresh")]
     assert "FAILED: ValueError: no memory" in capsys.readouterr().out
-    run_table("two", cluster=cluster, program=PROGRAM)
+    run_table("two", place=place, program=PROGRAM)
     assert [(name.split("-")[0], how) for _, name, how in calls()[2:]] == [("alpha", "resumed")]
     assert "failed the last time: ValueError: no memory" in capsys.readouterr().out
 
@@ -702,7 +703,7 @@ def test_a_second_job_for_a_cell_ends_at_once(root: Path) -> None:
     assert run_as_job(cell, work) == ""  # finished by the other
     assert len(calls()) == 2
     Path("runs", cell.name, "record.json").unlink()
-    jobs = run_cells([cell], work, cluster=Cluster(kind="debug", gpus=0))
+    jobs = run_cells([cell], work, place=Slurm(kind="debug", gpus=0))
     assert jobs[cell.name].run_dir == Path("runs") / cell.name
 
 
@@ -710,8 +711,8 @@ def test_a_cancelled_call_cancels_its_jobs(root: Path) -> None:
     pytest.importorskip("submitit")
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     code = (
-        "from benchmark.tables.run_table import run_table; from benchmark.cells.cluster import Cluster\n"
-        f"run_table('two', cluster=Cluster(kind='local', gpus=0), program={list(PROGRAM)})"
+        "from benchmark.tables.run_table import run_table; from benchmark.cells.slurm_jobs import Slurm\n"
+        f"run_table('two', place=Slurm(kind='local', gpus=0), program={list(PROGRAM)})"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE + code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -726,10 +727,10 @@ def test_without_slurm_a_cluster_is_refused(root: Path, monkeypatch: pytest.Monk
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(root))
     with pytest.raises(ConfigurationError, match="no slurm here"):
-        run_table("two", cluster=Cluster(), program=PROGRAM)
+        run_table("two", place=Slurm(), program=PROGRAM)
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ConfigurationError, match=r"needs submitit: pip install"):
-        run_table("two", cluster=Cluster(), program=PROGRAM)
+        run_table("two", place=Slurm(), program=PROGRAM)
     assert calls() == []
 
 
@@ -998,12 +999,12 @@ def test_by_default_a_cell_for_each_gpu_or_else_core(
 ) -> None:
     chosen = []
 
-    class Machine(this_machine.ThisMachine):
-        def __init__(self, work: Work, jobs: int) -> None:
-            chosen.append(jobs)
-            super().__init__(work, jobs)
+    class Processes(this_machine.Processes):
+        def __init__(self, work: Work, at_a_time: int) -> None:
+            chosen.append(at_a_time)
+            super().__init__(work, at_a_time)
 
-    monkeypatch.setattr(queue, "ThisMachine", Machine)
+    monkeypatch.setattr(this_machine, "Processes", Processes)
     monkeypatch.setattr(this_machine, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(this_machine, "cores", lambda: cores)
     assert run_cells([], Work(Path("runs"))) == {}

@@ -1,0 +1,66 @@
+"""A cell that runs somewhere else, as a job of Slurm or a task of Ray: what the job does, and what its runner sees."""
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmark.cells.identity import Cell
+from benchmark.cells.lock import CellLock
+from benchmark.cells.outcome import finished_outcome
+from benchmark.cells.this_machine import end_all, start
+from benchmark.cells.work import Work
+from benchmark.records.record_file import is_finished
+
+BUSY = "busy"
+#: Seconds between two looks at the run. A job that waited for its end would not hear that it is cancelled.
+PAUSE = 0.1
+
+
+def run_as_job(cell: Cell, work: Work) -> str:
+    """Do one cell in this process's child; how it ended: ``""`` well, ``"busy"`` in other hands, else its error.
+
+    Whoever takes the lock first does the cell; a second job for it ends at once. The run ends with this process.
+    """
+    lock = CellLock(work.runs_dir / cell.name)
+    if not lock.acquire():
+        return BUSY
+    if finished_outcome(cell, work.folders, work.rerun_changed):
+        lock.release()
+        return ""
+    entry = start(cell, lock, work, None, None, ends_with_us=True)
+    try:
+        while not entry.done():
+            time.sleep(PAUSE)
+    except BaseException:
+        end_all([entry])
+        raise
+    error = "" if is_finished(work.runs_dir / cell.name) else entry.failure()
+    entry.close(error)
+    return error
+
+
+@dataclass
+class Job(ABC):
+    """A cell as a job; the job takes the lock where and when it runs."""
+
+    cell: Cell
+    log: Path
+    started: float = field(default_factory=time.monotonic, kw_only=True)
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the job has ended."""
+
+    @abstractmethod
+    def said(self) -> str:
+        """What :func:`run_as_job` returned, or what became of the job in place of that."""
+
+    def busy(self) -> bool:
+        return self.said() == BUSY
+
+    def failure(self) -> str:
+        return self.said() or f"ended without a record in {self.log.parent}; all machines have to share this folder"
+
+    def close(self, error: str) -> None:  # noqa: B027
+        """The job has noted it."""

@@ -1,0 +1,98 @@
+"""Cells as jobs of Slurm, through submitit."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmark.cells.identity import Cell
+from benchmark.cells.job import Job, run_as_job
+from benchmark.cells.lock import CellLock
+from benchmark.cells.work import Attempt, Work
+from benchmark.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Cells run as jobs of Slurm, one a job.
+
+    Attributes:
+        partition: of Slurm; None is the cluster's default.
+        minutes: time limit of a job; a run that reaches it fails, and continues when the table is started again.
+        gpus: of a job.
+        cpus: of a job.
+        kind: ``"slurm"``; ``"local"`` runs the same jobs as processes of this machine, ``"debug"`` in this process.
+    """
+
+    partition: str | None = None
+    minutes: int = 24 * 60
+    gpus: int = 1
+    cpus: int = 8
+    kind: str = "slurm"
+
+    def open(self, work: Work, jobs: int | None) -> "SlurmJobs":
+        """Find Slurm; by default all cells are jobs at a time.
+
+        Raises:
+            ConfigurationError: submitit or Slurm is missing.
+        """
+        try:
+            import submitit
+        except ImportError as error:
+            raise ConfigurationError(
+                "running on Slurm needs submitit: pip install 'federated-prompt-benchmark[slurm]'"
+            ) from error
+        folder = (work.runs_dir / ".jobs").absolute()
+        try:
+            executor = submitit.AutoExecutor(folder=folder, cluster=self.kind)
+        except RuntimeError as error:
+            raise ConfigurationError(f"no {self.kind} here ({error}); start this where sbatch works") from error
+        parameters: dict[str, Any] = {
+            "name": "federated",
+            "timeout_min": self.minutes,
+            "gpus_per_node": self.gpus,
+            "cpus_per_task": self.cpus,
+        }
+        if self.partition is not None:
+            parameters["slurm_partition"] = self.partition
+        executor.update_parameters(**parameters)
+        return SlurmJobs(work, jobs or sys.maxsize, executor)
+
+
+@dataclass
+class SlurmJob(Job):
+    """A cell as a job of Slurm."""
+
+    job: Any
+
+    def done(self) -> bool:
+        return bool(self.job.done())
+
+    def said(self) -> str:
+        try:
+            return str(self.job.result())
+        except Exception as error:  # submitit's own, an operating system's, or what the job raised
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"job {self.job.job_id}: {lines[-1][:300] if lines else type(error).__name__}"
+
+
+@dataclass
+class SlurmJobs:
+    """Starts cells as jobs of Slurm, by an executor of submitit."""
+
+    work: Work
+    at_a_time: int
+    executor: Any
+
+    def start(self, cell: Cell, lock: CellLock) -> SlurmJob:
+        lock.release()
+        job = self.executor.submit(run_as_job, cell, self.work)
+        return SlurmJob(cell, self.work.runs_dir / cell.name / "log.txt", job)
+
+    def end(self, running: Sequence[Attempt]) -> None:
+        for entry in running:
+            if isinstance(entry, SlurmJob) and not entry.done():
+                entry.job.cancel()
+
+    def close(self) -> None:
+        """There is nothing to close."""
