@@ -3,7 +3,7 @@
 Some keys of a file are no options of a run: three put it together with others, and ``search`` is for
 :mod:`benchmark.tuning`. ``data`` takes several files::
 
-    base: [methods/fedvpt.yaml, suites/digits.yaml]  # files that are read before this one, as seen from it
+    base: [methods/fedvpt.yaml, suites/digits.yaml]  # files that are read before this one
 
     data: [sources/cifar10.yaml, partitions/iid.yaml, {batch_size: 16}]  # files and mappings, later ones win
 
@@ -16,6 +16,9 @@ Some keys of a file are no options of a run: three put it together with others, 
       - methods: [fedvpt, pfedpg]
         model.init_args.training: {lr: 0.1, epochs: 1}  # an option and its whole value; null takes it away
 
+Files are named as seen from the one in which the name stands, or as ``--config`` takes them: from any folder,
+``configs/suites/digits.yaml`` and ``suites/digits`` are the one that came with the code.
+
 A file that gives settings of a method (``model.init_args``) is read after the one that names the method
 (``model.class_path``), wherever it stands; else later files win, as everywhere in ``lightning-cli``.
 """
@@ -27,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.shipped import shipped
+from benchmark.shipped import configuration, shipped
 from benchmark.yaml_files import read_mapping, read_yaml
 
 #: What is no option of a run.
@@ -42,8 +45,8 @@ class Layer:
         at: which of the given files it comes from, by position.
         path: the file.
         given: its content, as it stands there.
-        composed: options and values, where the file has one of :data:`KEYS` or a list of data; None of a file as
-            lightning-cli reads it.
+        composed: options and values, where the file has one of :data:`KEYS` or names data in another way than
+            lightning-cli reads; None of a file as that reads it.
     """
 
     at: int
@@ -132,12 +135,18 @@ def _with_bases(path: Path, at: int, inside: tuple[Path, ...] = ()) -> Iterator[
     if not isinstance(bases, list) or not all(isinstance(entry, str) for entry in bases):
         raise ConfigurationError(f"{path}: base: expected a list of configuration files, got {str(bases)[:80]}")
     for entry in bases:
-        yield from _with_bases(path.parent / entry, at, (*inside, path.resolve()))
+        yield from _with_bases(_named(entry, path), at, (*inside, path.resolve()))
     name = given.get("method")
     if not isinstance(name, str | None):
         raise ConfigurationError(f"{path}: method: expected the name by which suites know it, got {str(name)[:80]}")
     if set(given) != {"base"}:
         yield Layer(at, path, given)
+
+
+def _named(entry: str, path: Path) -> Path:
+    """The file that a file names: as seen from it, else as ``--config`` takes it."""
+    beside = path.parent / entry
+    return beside if beside.is_file() else configuration(entry) or beside
 
 
 def _method_first(files: Sequence[Layer]) -> list[Layer]:
@@ -152,7 +161,9 @@ def _method_first(files: Sequence[Layer]) -> list[Layer]:
 
 def _composed(file: Layer, method: str | None) -> Layer:
     """The file with what it gives a run of the method of this name."""
-    if not KEYS & set(file.given) and not isinstance(file.given.get("data"), list):
+    data = file.given.get("data")
+    elsewhere = isinstance(data, str) and _named(data, file.path) != file.path.parent / data
+    if not KEYS & set(file.given) and not isinstance(data, list) and not elsewhere:
         return file
     options = _inlined({key: value for key, value in file.given.items() if key not in KEYS}, file.path)
     entries = file.given.get("per_method", [])
@@ -173,13 +184,22 @@ def _inlined(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What stands in a file, with the files that it refers to in their places and those of ``data`` put together."""
     content: dict[str, Any] = inlined(given, path)
     data = content.get("data")
-    if isinstance(data, list):
+    if isinstance(data, str):
+        content["data"] = _read(data, path)
+    elif isinstance(data, list):
+        data = [_read(entry, path) for entry in data]
         for entry in data:
             if not isinstance(entry, dict):
                 said = f"there is no file {entry!r}" if isinstance(entry, str) else f"got {str(entry)[:80]}"
                 raise ConfigurationError(f"{path}: data: expected files, as seen from it, and mappings; {said}")
         content["data"] = reduce(_merged, data, dict[str, Any]())
     return content
+
+
+def _read(entry: Any, path: Path) -> Any:
+    """What the file holds that an entry names; another entry as it is."""
+    named = _named(entry, path) if isinstance(entry, str) else None
+    return read_content(named) if named is not None and named.is_file() else entry
 
 
 def _put(options: dict[str, Any], option: str, value: Any, place: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 #: The folder of ``configs`` and ``results/paper``: the repository, or the installed package.
@@ -38,6 +39,14 @@ def configuration(name: str) -> Path | None:
         return None
     paths = (shipped(entry) for entry in (name, f"configs/{name}.yaml"))
     return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def no_such_configuration(name: str) -> str:
+    """What there is in place of a configuration of this name."""
+    names = list(configurations())
+    like = [known for known in names if known.rpartition("/")[2] == name] or get_close_matches(name, names)
+    hint = f" (did you mean {' or '.join(like)}?)" if like else ""
+    return f"there is no configuration {name!r}{hint}; `benchmark configs` lists their names"
 
 
 def configurations() -> Iterator[str]:

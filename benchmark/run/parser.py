@@ -24,7 +24,7 @@ from benchmark.run.choices import (
     is_base,
     no_such_class,
 )
-from benchmark.shipped import configuration
+from benchmark.shipped import configuration, no_such_configuration
 from benchmark.yaml_files import check_yaml, read_mapping
 
 #: Options of earlier versions, which the configurations of their runs hold as null.
@@ -204,7 +204,7 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
         if any(sign in value for sign in ("{", "\n", ": ")):  # a text in place of a file
             kept += [argument] if equals else [argument, value]
         elif path is None and not os.path.exists(value) and not value.endswith((".yaml", ".yml")):
-            raise ConfigurationError(f"there is no configuration {value!r}; `benchmark configs` lists their names")
+            raise ConfigurationError(no_such_configuration(value))
         elif group:
             check_file(path or Path(value), group)
             kept.append(f"{name}={path}")

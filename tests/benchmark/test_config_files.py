@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from refusal import refused
 
 import methods
 from benchmark.commands import main as benchmark_main
@@ -218,6 +219,24 @@ def test_a_source_and_a_partition_take_the_place_of_a_suites_in_files_and_as_opt
     Path("plain.yaml").write_text(f"data: [{CONFIGS / names[0]}.yaml, {CONFIGS / names[1]}.yaml]\n")
     assert resolved(f"--config={run}", "--config=plain.yaml") == given
     assert resolved("--config=plain.yaml", f"--config={run}")["data"]["partition"] != given["data"]["partition"]
+
+
+@pytest.mark.parametrize("data", ["sources/digits", "configs/sources/digits.yaml"])
+def test_a_file_anywhere_names_those_that_came_with_the_code(folder: Path, data: str) -> None:
+    Path("named.yaml").write_text(f"base: [methods/headtune, configs/suites/digits.yaml]\ndata: [{data}]\n")
+    Path("single.yaml").write_text(f"data: {data}\n")
+    given = resolved("--config=named.yaml")
+    assert given["model"]["class_path"] == "methods.HeadTune"
+    assert given["data"]["source"]["class_path"] == "datamodules.digits.DigitDomains"
+    assert resolved("--config=methods/headtune", "--config=suites/digits", "--config=single.yaml") == given
+    Path("configs/sources").mkdir(parents=True)
+    Path("configs/sources/digits.yaml").write_text("batch_size: 3\n")
+    assert options(Path("single.yaml")) == {"data": {"batch_size": 3}}  # one of the present folder goes before
+
+
+def test_a_name_that_is_none_is_answered_with_those_like_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, main, ["fit", "--config=fedvpt_digits", "--data=digits"])
+    assert "there is no configuration 'digits' (did you mean sources/digits or suites/digits?); `benchmark con" in line
 
 
 # --- a cell of a table ---
