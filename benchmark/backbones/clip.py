@@ -150,7 +150,10 @@ def _load_file(model: "CLIP", name: str, path: Path, resize: bool) -> None:
     from benchmark.backbones.micro import IDS_KEY, expand_token_rows
 
     if not path.is_file():
-        raise ConfigurationError(f"{path}: no such file; the weights of {name!r} are expected there")
+        raise ConfigurationError(
+            f"{path}: no such file; the weights of {name!r} are expected there: give their file as the backbone's "
+            "checkpoint_path, or weights=hub, which downloads them"
+        )
     whole = [IDS_KEY, *(key for key, value in model.state_dict().items() if not value.is_floating_point())]
     try:
         state = load_state_dict(str(path), device="cpu", weights_only=True)

@@ -291,7 +291,10 @@ def _download(name: str, image_size: int | None) -> "VisionTransformer":
 def _load_file(vit: "VisionTransformer", name: str, path: Path) -> None:
     """Load a file of weights into the model; whatever the classifier holds is dropped."""
     if not path.is_file():
-        raise ConfigurationError(f"{path}: no such file; the weights of {name!r} are expected there")
+        raise ConfigurationError(
+            f"{path}: no such file; the weights of {name!r} are expected there: give their file as the backbone's "
+            "checkpoint_path, or weights=hub, which downloads them"
+        )
     try:
         load = _load_google if path.suffix.lower() == ".npz" else _load_state
         differences = load(vit, path)

@@ -26,6 +26,7 @@ from benchmark.tables.paper import read_paper
 if TYPE_CHECKING:  # an extra
     from jinja2 import Template
 
+RESULTS = Path("results")
 EXTRA = "the report needs Jinja2 and vl-convert-python: pip install 'federated-prompt-benchmark[report]'"
 
 
@@ -46,7 +47,7 @@ class Page:
     problems: list[str]
 
 
-def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path | None = None) -> Page:
+def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None = None) -> Page:
     """Write the page from ``results_dir/runs``, ``tables``, ``paper`` and ``figures``, and a further folder of runs.
 
     The same files give the same page. Without a ``paper``, the published numbers are those that came with the code.
@@ -54,10 +55,12 @@ def write_report(path: Path, results_dir: Path = Path("results"), runs_dir: Path
     Runs and tables that are damaged are left out, listed on the page and in the answer.
 
     Raises:
-        ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder, the page cannot be written where it should, or
+        ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder (without the usual ``results``, ``runs_dir`` is
+            enough), the page cannot be written where it should, or
             what makes it is not installed.
     """
-    for folder in (results_dir, *([runs_dir] if runs_dir else [])):
+    optional = runs_dir is not None and results_dir == RESULTS
+    for folder in (*([] if optional else [results_dir]), *([runs_dir] if runs_dir else [])):
         if not folder.is_dir():
             raise ConfigurationError(
                 f"{folder} is no folder; start the command in the repository's root, or name with --results_dir the "

@@ -1,6 +1,7 @@
 """A run's directory: made where it can be, held by one process at a time, and free of what killed ones left behind."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def last_checkpoint(run_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
-    """Hold the directory of a run that starts or goes on; one that stays empty is removed at the end.
+    """Hold the directory of a run that starts or goes on; one in which no file was written is removed at the end.
 
     Args:
         run_dir: made if it is not there.
@@ -37,8 +38,8 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
             try:
                 yield
             finally:
-                if made and [entry.name for entry in run_dir.glob("*")] == [LOCK]:
-                    (run_dir / LOCK).unlink()
+                if made and all(entry.is_dir() or entry.name == LOCK for entry in run_dir.rglob("*")):
+                    shutil.rmtree(run_dir)
     finally:
         for folder in made:
             with contextlib.suppress(OSError, ValueError):  # not empty, or never made

@@ -10,7 +10,7 @@ from refusal import refused
 
 from benchmark.run.cli import main
 from benchmark.run.recorder import Recorder
-from benchmark.run.run_directory import LOCK, FileLock
+from benchmark.run.run_directory import LOCK, FileLock, claimed
 
 BASE = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--trainer.max_epochs=2"]
 
@@ -36,6 +36,16 @@ def test_no_place_for_a_run(run_dir: str, message: str, capsys: pytest.CaptureFi
     assert message in refused(capsys, main, [*BASE, f"--run_dir={run_dir}"])
     assert Path("afile").read_text() == "precious"
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("files", [[], ["csv/metrics.csv"]])
+def test_a_run_that_wrote_no_file_leaves_no_directory(files: list[str]) -> None:
+    with claimed(Path("deep/run"), None):
+        Path("deep/run/csv").mkdir()  # as loggers do when they are made
+        for name in files:
+            Path("deep/run", name).touch()
+    assert Path("deep").exists() == bool(files)
+    assert all(Path("deep/run", name).exists() for name in files)
 
 
 def test_a_directory_belongs_to_one_process(capsys: pytest.CaptureFixture[str]) -> None:

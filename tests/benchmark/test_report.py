@@ -307,6 +307,17 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
         write_report(tmp_path / "page.html", tmp_path / "nowhere")
 
 
+def test_own_runs_are_enough_where_there_is_no_folder_of_results(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_report(Path("mine.html"), runs_dir=results / "runs").runs == len(list((results / "runs").iterdir()))
+    with pytest.raises(ConfigurationError, match="results is no folder"):
+        write_report(Path("mine.html"))
+    with pytest.raises(ConfigurationError, match="nowhere is no folder"):
+        write_report(Path("mine.html"), Path("nowhere"), results / "runs")
+
+
 def test_a_run_that_kept_only_class_counts_shows_its_partition(results: Path, tmp_path: Path) -> None:
     shutil.copytree(results / "runs" / "b0", tmp_path / "runs" / "b0")
     manifest = tmp_path / "runs" / "b0" / "manifest.json"
