@@ -1,5 +1,6 @@
 """Who holds how many images of which class, as a picture."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,10 @@ if TYPE_CHECKING:  # slow to import
     from matplotlib.axes import Axes
 
 
+#: Of a title, on an inch.
+LETTERS = 11
+
+
 def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], path: str | Path, title: str) -> None:
     """Draw how many images of each class each client holds, as a PNG, written atomically.
 
@@ -23,7 +28,7 @@ def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], pat
         counts: [N, C], images.
         class_names: [C].
         path: of the PNG; missing folders are made.
-        title: line above the map.
+        title: above the map, in as many lines as it needs.
 
     Raises:
         ValueError: the shapes do not agree.
@@ -36,7 +41,7 @@ def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], pat
     figure = new_figure(width, height)
     axes = figure.add_subplot()
     draw_counts(axes, counts, class_names)
-    axes.set_title(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, int(LETTERS * width)), fontsize=11)
     save_figure(figure, path)
 
 

@@ -28,6 +28,17 @@ def test_a_readable_png(tmp_path, clients, classes):
         assert len(image.convert("RGB").getcolors(1 << 20)) > 20  # drawn, not blank
 
 
+def test_a_long_title_is_not_cut_off(tmp_path):
+    title = (
+        "DirichletMerged(alpha=0.3, num_clients=5, min_size=8, test_fraction=0.25, max_retries=10000), seed 1, train"
+    )
+    partition_heatmap(np.ones((5, 10), dtype=int), [f"class_{c}" for c in range(10)], tmp_path / "map.png", title)
+    with Image.open(tmp_path / "map.png") as image:
+        pixels = np.asarray(image.convert("L"))
+    assert pixels[:, [0, -1]].min() == 255
+    assert pixels[: len(pixels) // 10].min() < 100  # it is there
+
+
 def test_an_old_figure_is_kept_when_drawing_fails(tmp_path, monkeypatch):
     path = tmp_path / "map.png"
     draw(path, 3, 4)
