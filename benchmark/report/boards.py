@@ -164,7 +164,8 @@ def _heads(board: Board) -> list[str]:
 def _row(experiment: Experiment, board: Board) -> list[Cell]:
     method = experiment.first.method
     own = points_of(experiment)
-    numbers = [
+    codes = len({canonical(run.record.code) for run in experiment.runs})
+    scores = [
         *(
             mean_std(statistic_of(experiment, point, "last", "average")) if point in own else ""
             for point in board.points
@@ -172,14 +173,17 @@ def _row(experiment: Experiment, board: Board) -> list[Cell]:
         mean_std(_averages(experiment, "last10")),
         mean_std(_averages(experiment, "best_on_test")),
         *(mean_std(_averages(experiment, "last", name)) for name in ("worst", "worst_decile", "std")),
-        _tuning(experiment.first),
-        str(len(experiment.runs)),
-        mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0],
-        mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0],
+    ]
+    numbers = [
+        *map(Cell, scores),
+        Cell(_tuning(experiment.first)),
+        Cell(str(len(experiment.runs)), f"of {codes} codes" if codes > 1 else ""),
+        Cell(mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0]),
+        Cell(mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0]),
     ]
     above = "ranked above: " if experiment in board.alike else ""
     note = above + experiment.name.removeprefix(_named(experiment.first)).removeprefix(method).strip(" ()")
-    return [Cell(_named(experiment.first), note, board.anchor), *map(Cell, numbers)]
+    return [Cell(_named(experiment.first), note, board.anchor), *numbers]
 
 
 def _tuning(run: Run) -> str:

@@ -1,7 +1,6 @@
 """What is read of a row's records on one data group: a line of a table, and its numbers, one for each seed."""
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
+from benchmark.records.hashes import canonical
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.summary import client_values
@@ -61,9 +61,9 @@ class Line:
     @property
     def seeds_by_code(self) -> list[list[int]]:
         """The finished seeds, those that one code made together; records of before don't know theirs."""
-        found: dict[str, list[int]] = {}
+        found: dict[bytes, list[int]] = {}
         for seed, record in self.records.items():
-            found.setdefault(json.dumps(record.code, sort_keys=True), []).append(seed)
+            found.setdefault(canonical(record.code), []).append(seed)
         return list(found.values())
 
 

@@ -17,9 +17,10 @@ from benchmark.errors import ConfigurationError
 from benchmark.records.classes import own
 from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import Run, group, read_runs
-from benchmark.report.boards import boards
+from benchmark.report.boards import boards, ranking
 from benchmark.report.grid import Cell
 from benchmark.report.page import write_report
+from benchmark.tables.paper import read_paper
 
 #: Names and addresses within the library, which is written into the page, are its own.
 LIBRARY = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
@@ -61,6 +62,15 @@ def test_runs_are_grouped_over_seeds_and_told_apart(results: Path) -> None:
     ]
     assert found[0].place == ("CIFAR-10", "Dirichlet(0.1), 3 clients, 2 a round", "PaperCNN")
     assert not found[0].first.demo
+
+
+@pytest.mark.parametrize(("codes", "note"), [(("1", "1"), ""), (("1", "2"), "of 2 codes")])
+def test_seeds_of_different_code_are_said(codes: tuple[str, str], note: str, tmp_path: Path) -> None:
+    for seed, digest in enumerate(codes):
+        write_run(tmp_path / str(seed), "FedAvg", seed, [0.5, 0.7, 0.9], code={"my_method": digest})
+    (board,) = boards(group(read_runs([tmp_path])[0]))
+    table = ranking(board, read_paper([]))
+    assert Cell("2", note) in table.rows[0]
 
 
 def test_two_folders_of_one_name_are_no_two_seeds(tmp_path: Path) -> None:
