@@ -2,8 +2,8 @@
 
 They stand there under ``search``, which is no option of a run::
 
-search:
-  model.init_args.training.lr: [0.01, 0.05, 0.1, 0.25]
+    search:
+      model.init_args.training.lr: [0.01, 0.05, 0.1, 0.25]
 """
 
 import json
