@@ -10,7 +10,7 @@ def placed(value: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device; a GPU fetches it when it comes to it, and the host goes on."""
     if device.type == "cpu":
         return value.to(device)  # whoever reads it must have it
-    if device.type == "cuda" and value.device.type == "cpu":
+    if value.device.type == "cpu" and torch.cuda.is_initialized():
         value = value.pin_memory()  # a copy from other memory of the host waits
     return value.to(device, non_blocking=True)
 

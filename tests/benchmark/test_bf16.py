@@ -118,12 +118,12 @@ def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypa
         simulation.images.pool.labels = mode.from_tensor(pool.labels).to(CUDA)
         with cuda_autocast():
             for item in range(len(plan.steps)):
-                method.validation_step(Block((plan[item].to(CUDA),)), item)
+                method.validation_step(Block((plan[item],)).to(CUDA), item)
             if conf != "PerFedAvg":  # whose loss takes a gradient
                 round = Round(1, first.cohort, 0)
                 received = simulation.received(method.server.rule, round, first.cohort)
                 cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
-                batch = simulation.mini_batch(first.to(CUDA))
+                batch = simulation.mini_batch(Block((first,)).to(CUDA).steps[0])
                 made = simulation.clients("client_loss", method.client_loss, cohort, len(first.clients), batch)
                 losses = made[0] if isinstance(made, tuple) else made
                 assert losses.shape == (len(first.clients),)
