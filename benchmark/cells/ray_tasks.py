@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from concurrent import futures
@@ -15,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmark.cells.identity import Cell
-from benchmark.cells.job import Job, run_as_job
+from benchmark.cells.job import BUSY, PAUSE, Job, run_as_job
 from benchmark.cells.lock import CellLock
 from benchmark.cells.this_machine import GRACE_SECONDS
 from benchmark.cells.work import Attempt, Work
@@ -24,6 +25,8 @@ from benchmark.errors import ConfigurationError
 #: Bytes of memory that tasks and runner share; Ray takes no less. What they say is a line.
 SHARED_MEMORY = 80 * 2**20
 CONNECT_SECONDS = 5.0
+#: How long a task waits for a cell in other hands: those of a run whose worker was killed, and which is asked to end.
+LET_GO_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,10 @@ def run_as_task(cell: Cell, work: Work, folder: Path) -> str:
         os.chdir(folder)
     except OSError as error:
         return f"{socket.gethostname()} does not share the folder of this command: {error}"
-    return run_as_job(cell, work)
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while (said := run_as_job(cell, work)) == BUSY and time.monotonic() < deadline:
+        time.sleep(PAUSE)
+    return said
 
 
 @dataclass
