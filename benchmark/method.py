@@ -25,6 +25,7 @@ from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Block
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
+from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.engine.roles import Roles, read_roles
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
@@ -135,9 +136,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
         self.simulation.clients.one_by_one = data.one_by_one
         self.evaluation = Evaluation(self.simulation)
+        steps = self.simulation.local_steps
         if data.compile_steps is not None:
-            steps = self.simulation.local_steps
             steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, data.compile_steps, bf16)
+        elif not data.one_by_one:
+            steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots)
         self.train(self.training)
         return self.simulation
 

@@ -7,6 +7,9 @@ from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import Checked
 from benchmark.seeds import numpy_generator
 
+#: Numbers of several clients whose differences are taken at once, in a processor's cache.
+TOGETHER = 2**18
+
 
 def weighted_mean(values: Values, weights: Tensor) -> Values:
     """``sum_k w_k x_k / sum_k w_k`` of every tensor.
@@ -19,9 +22,12 @@ def weighted_mean(values: Values, weights: Tensor) -> Values:
     # Client after client, around the first one's values: identical updates give those values back bit for bit.
     first = [rows[0] for rows in values.values()]
     mean = [value.clone() for value in first]
-    for place, part in enumerate(share[1:], start=1):
-        away = torch._foreach_sub([rows[place] for rows in values.values()], first)
-        torch._foreach_add_(mean, away, alpha=part)
+    together = max(1, TOGETHER // max(1, sum(value.numel() for value in first)))
+    for start in range(1, len(share), together):
+        away = torch._foreach_sub([rows[start : start + together] for rows in values.values()], first)
+        clients = zip(*(rows.unbind() for rows in away), strict=True)
+        for part, of_client in zip(share[start : start + together], clients, strict=True):
+            torch._foreach_add_(mean, of_client, alpha=part)
     return dict(zip(values, mean, strict=True))
 
 

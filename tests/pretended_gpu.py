@@ -110,11 +110,13 @@ class PretendedGPU(TorchDispatchMode):
 
     Attributes:
         waits: what the host waited for, and where, in order.
+        kernels: operations that the device carried out; views take none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.kernels = 0
         self._patches = ExitStack()
 
     def __enter__(self) -> Self:
@@ -226,6 +228,10 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name in WAITING:
         _note(name)
     made = func(*host_args, **host_kwargs)
+    returned = func._schema.returns
+    if not returned or returned[0].alias_info is None or returned[0].alias_info.is_write:
+        for gpu in _switched_on:
+            gpu.kernels += 1
     if name.endswith("_") and func._schema.is_mutable:
         return None if name.startswith("_foreach") else args[0]
     return _to_device(made)

@@ -2,18 +2,26 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 from federation import build, fit, learned
 from lightning.pytorch.callbacks import Callback
 from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
+from torch import nn
 
+from benchmark.contract import LocalTraining
+from benchmark.engine import recorded_step
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress
+from benchmark.speed.measure import RandomImages
+from datamodules.federated import FederatedDataModule
+from datamodules.partition import IID
+from datamodules.transform import ImageTransform
+from methods.fedavg import FedAvg
 
 #: Two clients of 9 and 4 images, which do not end together.
 TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
@@ -98,21 +106,69 @@ def waits_with(fault: str) -> list[str]:
 
 
 def waits_of_round(conf: str) -> list[str]:
-    """The waits of a whole round without an evaluation, its plan, broadcast, collection and aggregation among them."""
+    """The waits of a whole round without an evaluation, its plan, broadcast, collection and aggregation among them.
 
-    class Third(Callback):
-        """Notes what is waited for in the third of three rounds, of which the second is evaluated."""
-
-        waited: list[str]
-
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            self.before = len(gpu.waits)
-
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.waited = gpu.waits[self.before :]
-
-    third = Third()
+    Of the third of three rounds, of which the second is evaluated.
+    """
     method, data = build(conf, *TINY)
     with PretendedGPU() as gpu:
-        fit(method, data, 3, [third], settings=SETTINGS | trainer_settings())
-    return third.waited
+        last = _LastRound(gpu)
+        fit(method, data, 3, [last], settings=SETTINGS | trainer_settings())
+    return last.waits
+
+
+def recorded_round(clients: int, steps: int) -> tuple[list[str], int]:
+    """Waits and kernels of a round of clients that go together, each with so many small steps, once these are recorded.
+
+    The network has eight tensors.
+    """
+
+    class Small(nn.Module):
+        num_features = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(48, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, self.layers(x.flatten(1)))
+
+    method = FedAvg(10, clients, Small(), training=LocalTraining(lr=0.1, epochs=1))
+    images = RandomImages(4 * steps * clients, 10 * clients, size=4)
+    data = FederatedDataModule(images, IID(clients), ImageTransform(), batch_size=4, cohort_width=clients)
+    # A round in which no record is made, nor compared.
+    rounds = (recorded_step.BEFORE_RECORDING + 2 * recorded_step.TIMED + 2) // steps + 2
+    with PretendedGPU() as gpu, patch.object(recorded_step, "WORTHWHILE", float("inf")):  # it has a CPU's clock
+        last = _LastRound(gpu)
+        fit(
+            method,
+            data,
+            rounds,
+            [last],
+            settings=SETTINGS | {"check_val_every_n_epoch": rounds + 1} | trainer_settings(),
+        )
+    return last.waits, last.kernels
+
+
+class _LastRound(Callback):
+    """Notes what is waited for in a round, and its kernels; that of the last one is left.
+
+    Args:
+        gpu: that it runs on.
+    """
+
+    waits: list[str]
+    kernels: int
+
+    def __init__(self, gpu: PretendedGPU) -> None:
+        self._gpu = gpu
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin anew."""
+        self._before = (len(self._gpu.waits), self._gpu.kernels)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Take what there is."""
+        self.waits, self.kernels = self._gpu.waits[self._before[0] :], self._gpu.kernels - self._before[1]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from time import perf_counter
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -12,10 +12,12 @@ from torch import Tensor
 from benchmark.contract import Client, ClientMethod, Loss, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.compiled_step import CompiledLoss
+from benchmark.engine.gradients import clip_each_client, refuse_held_graph
 from benchmark.engine.kept_rows import momenta_of, owners
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.mistakes import place, tensors
 from benchmark.engine.plan import Step
+from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
@@ -43,6 +45,8 @@ class LocalSteps:
         self.slots = slots
         #: makes the losses in place of operation by operation
         self.compiled: CompiledLoss | None = None
+        #: repeats steps that were recorded; in place of ``compiled``
+        self.recorded: RecordedSteps | None = None
         #: called after every step with its cohort, for measurements
         self.on_step: list[Callable[[Cohort, Step], None]] = []
         #: per client and tensor, what steps have moved when the client's own last step was done
@@ -60,7 +64,7 @@ class LocalSteps:
             if phase.optimizer == "adam":
                 settings.pop("momentum")
             groups.append({"params": [self.slots.of(name) for name in names], **settings})
-        return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0)
+        return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0, foreach=True)
 
     def step(self, cohort: Cohort, step: Step, batch: MiniBatch, phase: Phase, optimizer: Optimizer) -> None:
         """Take one step of the clients in ``step``.
@@ -72,19 +76,29 @@ class LocalSteps:
             phase: what is trained.
             optimizer: the phase's.
         """
-        count = len(step.clients)
-        if self.compiled is not None:
-            made = self.compiled(cohort, step, batch)
-        else:
-            part = (step.stage, step.phase)
-            made = self.clients(
-                "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
-            )
-        losses, named = self._read(made, count)
-        optimizer.zero_grad()
-        losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
+        visit = self.recorded.visit(cohort, step, batch) if self.recorded is not None else None
+        made = visit.repeated if visit is not None else None
+        if made is None or (visit is not None and visit.wanted):
+            began, count = perf_counter(), len(step.clients)
+            for slot in self.slots.values():
+                slot.grad = None
+            if self.compiled is not None:
+                loss = self.compiled(cohort, step, batch)
+            else:
+                part = (step.stage, step.phase)
+                loss = self.clients(
+                    "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
+                )
+            losses, named = self._read(loss, count)
+            losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
+            made = losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
+            if visit is not None:
+                visit.learn(made, perf_counter() - began)
+        losses, named, gradients = made
+        for name, gradient in gradients.items():
+            self.slots.of(name).grad = gradient
         if phase.clip is not None:
-            self._clip_each_client(phase.clip)
+            clip_each_client(gradients.values(), phase.clip)
         if phase.transform is None:
             optimizer.step()
         else:
@@ -133,7 +147,7 @@ class LocalSteps:
             if slot.requires_grad:
                 if phase.restart:
                     slot.data.copy_(self.method.get_parameter(name).expand_as(slot))
-                _refuse_held_graph(type(self.method).__name__, name, slot)
+                refuse_held_graph(type(self.method).__name__, name, slot)
         self._finished = {}
 
     def _transformed_step(
@@ -162,14 +176,6 @@ class LocalSteps:
                 )
             self.slots.of(name).data[:count] = before[name][:count] + value
 
-    def _clip_each_client(self, limit: float) -> None:
-        """Scale every client's own gradient to at most ``limit``; clipping the stack would couple clients."""
-        gradients = [slot.grad for slot in map(self.slots.of, self.slots.names) if slot.grad is not None]
-        squares = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
-        scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale.view(-1, *(1,) * (gradient.ndim - 1)))
-
     def _keep_finished(self, cohort: Cohort, step: Step, phase: Phase, optimizer: Optimizer) -> None:
         """Set aside what the steps moved of clients at their own last step; write all back when the phase ends.
 
@@ -188,13 +194,3 @@ class LocalSteps:
             moved[name][k].copy_(value)
         self._finished = {}
         cohort.momenta |= {row: (owners(cohort, phase), moved[row]) for row in kept.values()}
-
-
-def _refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
-    """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently."""
-    accumulator = cast(Any, slot.view_as(slot).grad_fn).next_functions[0][0]
-    if tuple(accumulator._input_metadata[0].shape) != tuple(slot.shape):
-        raise RuntimeError(
-            f"{method} holds a tensor of an earlier cohort with the graph that made it, which spoils the gradient of "
-            f"{name!r}; detach what is kept from a step"
-        )

@@ -91,22 +91,10 @@ class ClientMap:
             ConfigurationError: the function does what cannot be done for many clients at once.
         """
         own, common = cohort.rows(count), cohort.received.common
-        # One client of a method that trains everything needs no mapping, which would cost a tenth of a small network's
-        # step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what a product of
-        # matrices rounds by its number of rows.)
-        plain = count == 1 and (self.one_by_one or not self._has_frozen)
-        if plain:
-            squeezed = tree_map(lambda part: part.squeeze(0), (own, rows))
-            call = partial(self._of_one_client(function), cohort.round, common, *squeezed)
-        else:
-            call = partial(self.mapped(function), cohort.round, common, own, rows)
+        call = partial(self.stacked(function, count), cohort.round, common, own, rows)
         try:
             with self._watch.over(name, (*part, count > 1), cohort.class_counts.device, call):
-                made = call()
-                for part_of_it in tree_leaves(made) if plain else ():
-                    if not isinstance(part_of_it, Tensor):  # as vmap says it
-                        raise ValueError(f"must only return Tensors, got type {type(part_of_it)}")
-            return tree_map(lambda part: part.unsqueeze(0), made) if plain else made
+                return call()
         except Exception as error:
             told = error if isinstance(error, ConfigurationError) else explained(self._method, name, error)
             if self.one_by_one:
@@ -124,10 +112,25 @@ class ClientMap:
         """Return ``(round, common, own, rows) -> results [K, ...]``."""
         return vmap(self._of_one_client(function), in_dims=(None, None, 0, 0))
 
-    def _of_one_client(self, function: ClientFunction) -> Callable[..., Any]:
-        """Return ``(round, common, own, rows) -> function(client, *rows)`` with the client's values in the method."""
+    def stacked(self, function: ClientFunction, count: int) -> Callable[..., Any]:
+        """Return the same for so many clients; one client alone of a method that trains everything is not mapped.
+
+        Mapping would cost a tenth of a small network's step. (With a frozen backbone it costs nothing that counts, and
+        all widths agree up to what a product of matrices rounds by its number of rows.)
+        """
+        if count > 1 or (self._has_frozen and not self.one_by_one):
+            return self.mapped(function)
+        return self._of_one_client(function, alone=True)
+
+    def _of_one_client(self, function: ClientFunction, alone: bool = False) -> Callable[..., Any]:
+        """Return ``(round, common, own, rows) -> function(client, *rows)`` with the client's values in the method.
+
+        Called ``alone``, not by vmap, its rows and results have a leading 1.
+        """
 
         def one(round: Round, common: Values, own: dict[str, Values], rows: tuple[Any, ...]) -> Any:
+            if alone:
+                own, rows = tree_map(lambda part: part.squeeze(0), (own, rows))
             values, facts = own["values"], own["facts"]
             client = Client(
                 values,
@@ -141,6 +144,14 @@ class ClientMap:
             )
             # torch would look for tied parameters at every step, which takes a twentieth of a small network's.
             named = {place: value for name, value in values.items() for place in self._places[name]}
-            return functional_call(self._call, named, (function, client, *rows), tie_weights=False)
+            made = functional_call(self._call, named, (function, client, *rows), tie_weights=False)
+            return _with_leading_one(made) if alone else made
 
         return one
+
+
+def _with_leading_one(made: Any) -> Any:
+    for part in tree_leaves(made):
+        if not isinstance(part, Tensor):  # as vmap says it
+            raise ValueError(f"must only return Tensors, got type {type(part)}")
+    return tree_map(lambda part: part.unsqueeze(0), made)

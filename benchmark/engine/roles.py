@@ -117,3 +117,8 @@ def _check_phase(title: str, phase: Phase) -> None:
             f"{title}: optimizer_state {phase.optimizer_state!r} keeps the momentum of SGD, but the optimizer is "
             f"{phase.optimizer} with momentum {momenta}; set training.momentum, or optimizer_state to fresh"
         )
+
+
+def overrides(method: ClientMethod, name: str) -> bool:
+    """Whether a method has a function of the contract as its own; the contract's does nothing."""
+    return getattr(type(method), name) is not getattr(ClientMethod, name)

@@ -17,7 +17,7 @@ from benchmark.engine.mistakes import tensors
 from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Step
 from benchmark.engine.reports import Reports
-from benchmark.engine.roles import Roles, phases_of
+from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.watch import Watch
 from benchmark.federation import Broadcast, Federation, Round, Values
 from benchmark.placing import placed
@@ -123,9 +123,10 @@ class Simulation:
             class_counts=placed(self.federation.class_counts[list(clients)], self.device),
             own_images=self.images.own_images(clients) if asked else {},
         )
-        with torch.no_grad():
-            made = self.clients("prepare", lambda c: self.method.prepare(c, stage, split), cohort, len(clients))
-        cohort.prepared = tensors(self.method, "prepare", made)
+        if overrides(self.method, "prepare"):
+            with torch.no_grad():
+                made = self.clients("prepare", lambda c: self.method.prepare(c, stage, split), cohort, len(clients))
+            cohort.prepared = tensors(self.method, "prepare", made)
         return cohort
 
     # ------------------------------------------------------------------ training
@@ -140,8 +141,7 @@ class Simulation:
         phase = self.phases[step.stage][step.phase]
         if step.phase_start:
             factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
-            momenta = self._momenta(cohort, step, phase)
-            self.local_steps.start(phase, optimizer, factor, momenta)
+            self.local_steps.start(phase, optimizer, factor, self._momenta(cohort, step, phase))
         self.local_steps.step(cohort, step, self.mini_batch(step), phase, optimizer)
 
     def _momenta(self, cohort: Cohort, step: Step, phase: Phase) -> Values:
@@ -154,11 +154,12 @@ class Simulation:
     def mini_batch(self, step: Step) -> MiniBatch:
         """Return the mini-batches of a step's clients, [K, ...] throughout, with their noise."""
         batch = self.images.fill(step)
+        if not overrides(self.method, "draw_noise"):
+            return batch
         with drawn_in_float32():
             drawn = self._noise(step, batch.y.shape[1])
         kind = next(self.method.parameters()).dtype
-        noise = {name: value.to(kind) if value.dtype == torch.float32 else value for name, value in drawn.items()}
-        return replace(batch, noise=noise)
+        return replace(batch, noise={n: v.to(kind) if v.dtype == torch.float32 else v for n, v in drawn.items()})
 
     def _noise(self, step: Step, batch_size: int) -> Values:
         """Draw what the method needs of chance, for each client on its own key."""
@@ -182,10 +183,10 @@ class Simulation:
         """
         check_reported(cohort.totals, self.method, self.roles)
         values = self.slots.detached()
-        uploads = {name: values[name] for name in self.roles.shared + self.roles.uploaded}
-        uploads |= {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
+        reported = {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
+        uploads = {name: values[name] for name in self.roles.shared + self.roles.uploaded} | reported
         losses = [cohort.totals["loss"][0]] if cohort.totals else []
-        finite = finite_rows([*losses, *values.values(), *uploads.values()], len(cohort.clients))
+        finite = finite_rows([*losses, *values.values(), *reported.values()], len(cohort.clients))
         rows = [k for k, all_finite in enumerate(finite) if all_finite]
         names = [name for name in self.store.names if name.removeprefix(LAST) in self.roles.trained]
         kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in names}

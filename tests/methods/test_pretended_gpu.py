@@ -72,6 +72,14 @@ def test_a_round_waits_for_no_copy_to_the_gpu(conf: str, personal: int, process:
     assert places == Counter({"finite.py": 2, "reports.py": 1, "client_store.py": personal})
 
 
+def test_a_round_of_recorded_steps_takes_few_kernels_and_waits_twice(process: ProcessPoolExecutor) -> None:
+    """It waits for two answers: are all uploads finite, and all new values."""
+    waited, kernels = process.submit(runs_on_gpu.recorded_round, 50, 5).result()
+    places = Counter(place.split(" at ")[1].split(":")[0].rpartition("/")[2] for place in waited)
+    assert places == Counter({"finite.py": 2, "reports.py": 1})
+    assert kernels <= 400
+
+
 @pytest.mark.parametrize(
     ("fault", "word"),
     [

@@ -1,0 +1,73 @@
+"""What a method's modules hold besides the numbers in their tensors: whether any of it has changed."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from benchmark.contract import Stage
+
+#: torch's and Lightning's own business
+FOREIGN = frozenset(vars(LightningModule())) - {"training", "_parameters", "_buffers", "_modules", "_forward_hooks"}
+
+
+class Attributes:
+    """Remembers the attributes of a module and its submodules, by stage, and sees when one is another.
+
+    Containers and data classes are what they were if what they hold is; tensors, modules and all else if they are the
+    same objects.
+
+    Args:
+        method: the module.
+        engine: modules in it that are none of a method's own.
+    """
+
+    def __init__(self, method: nn.Module, engine: Sequence[nn.Module]) -> None:
+        self._modules = [module for module in method.modules() if module not in engine]
+        self._known: dict[Stage, list[dict[str, Any]]] = {}
+
+    def unchanged(self, stage: Stage) -> bool:
+        """Whether all is as when the stage was last asked about; what is new is remembered."""
+        known = self._known.get(stage)
+        if known is not None and all(
+            _same(own, held) for own, held in zip(map(_own, self._modules), known, strict=True)
+        ):
+            return True
+        self._known[stage] = [{name: _kept(value) for name, value in _own(module).items()} for module in self._modules]
+        return False
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in FOREIGN}
+
+
+def _kept(value: Any) -> Any:
+    """Return a copy of containers and data classes, as deep as they go; of all else the object."""
+    if isinstance(value, dict):
+        return {key: _kept(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_kept(held) for held in value]
+    if isinstance(value, set):
+        return set(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _kept(getattr(value, field.name)) for field in fields(value)}
+    return value
+
+
+def _same(value: Any, kept: Any) -> bool:
+    """Whether a value is as it was when ``_kept`` returned this of it."""
+    if value is kept:
+        return True
+    if isinstance(kept, dict):
+        if isinstance(value, dict):
+            return value.keys() == kept.keys() and all(_same(held, kept[key]) for key, held in value.items())
+        return is_dataclass(value) and all(_same(getattr(value, name, kept), held) for name, held in kept.items())
+    if isinstance(kept, list):
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(kept)
+            and all(_same(held, before) for held, before in zip(value, kept, strict=True))
+        )
+    return isinstance(kept, int | float | str | set) and type(value) is type(kept) and bool(value == kept)

@@ -1,0 +1,90 @@
+"""The operations that torch carries out in a function, below autograd and vmap."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+#: What no list holds: draws, numbers that Python reads, shapes that depend on numbers.
+REFUSED = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of a tensor: all but its numbers."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Layout":
+        """That of a tensor."""
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+class Recorder(TorchDispatchMode):
+    """While it is on, writes down every operation below autograd and vmap; tensors stay alive, to be known again.
+
+    Args:
+        inputs: what may be another tensor when the list is repeated; any tensor that is neither an input nor made by an
+            operation stays the same one.
+
+    Attributes:
+        graph: the operations, one call each.
+        outside: per node the tensor that stays the same.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.outside: dict[Node, Tensor] = {}
+        self._known: dict[int, tuple[Tensor, Node]] = {}
+        for number, tensor in enumerate(inputs):
+            self._know(tensor, self.graph.placeholder(f"input{number}"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out an operation and write it down.
+
+        Raises:
+            ValueError: it is none that can be repeated.
+        """
+        if any(tag in REFUSED for tag in func.tags) and not _of_positions(func, args):
+            raise ValueError(f"{func} draws random numbers, or Python would have to read numbers")
+        made = func(*args, **(kwargs or {}))
+        node = self.graph.call_function(func, *tree_map(self.written, (args, kwargs or {})))
+        if isinstance(made, Tensor):
+            self._know(made, node)
+        elif isinstance(made, list | tuple):
+            for number, part in enumerate(made):
+                if isinstance(part, Tensor):
+                    self._know(part, self.graph.call_function(getitem, (node, number)))
+        return made
+
+    def _know(self, tensor: Tensor, node: Node) -> None:
+        node.meta["layout"] = Layout.of(tensor)
+        self._known[id(tensor)] = (tensor, node)
+
+    def written(self, value: Any) -> Any:
+        """Return what stands for a value in the list: a node for a tensor."""
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._known:
+            node = self.graph.get_attr(f"outside{len(self.outside)}")
+            self.outside[node] = value
+            self._know(value, node)
+        return self._known[id(value)][1]
+
+
+def _of_positions(func: Any, args: Any) -> bool:
+    """Whether it takes elements at positions: as many as there are, while a mask would be counted first."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])

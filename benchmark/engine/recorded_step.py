@@ -1,0 +1,198 @@
+"""A cohort's step recorded once as a list of operations, and repeated without Python, vmap and autograd around them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from benchmark.contract import ClientMethod, MiniBatch, Stage
+from benchmark.engine.attributes import Attributes
+from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.plan import Step
+from benchmark.engine.recording import Gradients, inputs, recorded
+from benchmark.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+#: Steps of a kind that are taken as they are written before it is recorded, which takes as long as hundreds of them.
+BEFORE_RECORDING = 16
+#: Repeated steps that are timed.
+TIMED = 8
+#: Seconds of a step on a CPU above which arithmetic is nearly all of it, so that nothing is gained.
+SMALL_STEP = 0.03
+#: A recorded step that takes more than so much of the time of the same one as it is written, is not used.
+WORTHWHILE = 0.95
+#: Times that a method's attributes may change between phases before its steps are no longer recorded.
+CHANGES = 4
+
+
+@dataclass
+class _Kind:
+    """Steps of one stage, phase and shape.
+
+    Attributes:
+        seen: how many were taken as they are written.
+        plain: seconds of the fastest of them.
+        repeated: the same of repeated ones.
+        repeats: how many were repeated.
+        program: the recorded operations.
+        trusted: whether they gave what a step as it is written did, on other numbers than those of the recording.
+        given_up: it is not recorded any more.
+    """
+
+    seen: int = 0
+    plain: float = float("inf")
+    repeated: float = float("inf")
+    repeats: int = 0
+    program: Callable[..., Gradients] | None = None
+    trusted: bool = False
+    given_up: bool = False
+
+
+class Visit:
+    """One step in front of its record.
+
+    Args:
+        owner: keeps the records.
+        kind: the step's.
+        tensors: what it reads.
+        cohort: the clients.
+        step: which of them.
+        batch: their mini-batches.
+
+    Attributes:
+        repeated: what the record gives, where one is used.
+        wanted: whether the step is to be taken as it is written too, or alone: something is learned from it.
+    """
+
+    def __init__(
+        self, owner: "RecordedSteps", kind: _Kind, tensors: list[Tensor], cohort: Cohort, step: Step, batch: MiniBatch
+    ) -> None:
+        self._owner, self._kind, self._tensors = owner, kind, tensors
+        self._cohort, self._step, self._batch = cohort, step, batch
+        self.repeated = self._repeat() if kind.trusted else None
+        # At the 8th repeated one, the 16th, the 32nd and so on.
+        self.wanted = self.repeated is None or (kind.repeats >= TIMED and kind.repeats.bit_count() == 1)
+
+    def _repeat(self) -> Gradients:
+        kind = self._kind
+        began = perf_counter()
+        made = self._run()
+        kind.repeats += 1
+        if kind.repeats <= TIMED:
+            kind.repeated = min(kind.repeated, perf_counter() - began)
+            if kind.repeats == TIMED and kind.repeated > WORTHWHILE * kind.plain:
+                self._owner.give_up(kind, self._step, "it is not faster")
+        return made
+
+    def learn(self, made: Gradients, seconds: float) -> None:
+        """Take in what the step as it is written gave, and how long it took.
+
+        Raises:
+            ConfigurationError: the record gives other numbers, although it once gave the same.
+        """
+        kind, owner = self._kind, self._owner
+        if self.repeated is not None:
+            if not _equal(made, self.repeated):
+                raise ConfigurationError(
+                    f"{type(owner.method).__name__}.client_loss depends on something outside of the method that has "
+                    f"changed (seen in round {self._cohort.round.number}): make it an attribute of the method, or "
+                    "return it from prepare"
+                )
+            return
+        kind.plain = min(kind.plain, seconds)
+        kind.seen += 1
+        if kind.program is not None:
+            kind.trusted = _equal(made, self._run())
+            if not kind.trusted:
+                owner.give_up(kind, self._step, "its numbers differ")
+        elif kind.seen > BEFORE_RECORDING:
+            owner.record(kind, self._tensors[-1].is_cuda, self._cohort, self._step, self._batch)
+
+    def _run(self) -> Gradients:
+        assert self._kind.program is not None
+        with torch.no_grad():
+            return self._kind.program(*self._tensors)
+
+
+class RecordedSteps:
+    """Has steps taken as they are written until their kind has been recorded, and repeats the record from then on.
+
+    A record is the list of the operations that torch carries out in a step, forward and backward, after Python, vmap
+    and autograd have done their part: the same operations on the same numbers, so that every bit of the result is
+    equal. It holds for one stage, phase, number of clients and shape. Before it is used, its losses and gradients were
+    equal to those of a later step as it is written; and so they are looked at again at its 8th use, its 16th, its 32nd
+    and so on. Where an attribute of the method has changed since, or a submodule's, it is recorded anew.
+
+    Args:
+        method: whose loss.
+        clients: maps it.
+        slots: what is trained.
+    """
+
+    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots) -> None:
+        self.method = method
+        self.clients = clients
+        self.slots = slots
+        self._attributes = Attributes(method, (slots,))
+        self._kinds: dict[tuple[Any, ...], _Kind] = {}
+        self._changes = 0
+
+    def visit(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Visit | None:
+        """Look up a step's record, and repeat it if there is one; None where there will not be any."""
+        if self._changes > CHANGES:
+            return None
+        if step.phase_start and not self._attributes.unchanged(step.stage):
+            self._forget(step.stage)
+        tensors, names = inputs(cohort, batch)
+        shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors)
+        key = (step.stage, step.phase, batch.phase, batch.split, len(step.clients), names, shapes)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind()
+        return None if kind.given_up else Visit(self, kind, tensors, cohort, step, batch)
+
+    def _forget(self, stage: Stage) -> None:
+        """Drop the records of a stage, since an attribute has changed."""
+        dropped = [key for key, kind in self._kinds.items() if key[0] is stage and kind.program is not None]
+        for key in dropped:
+            self._kinds[key] = _Kind(plain=self._kinds[key].plain)
+        self._changes += bool(dropped)
+        if self._changes > CHANGES:
+            log.info("steps of %s are not recorded: its attributes change", type(self.method).__name__)
+
+    def record(self, kind: _Kind, on_gpu: bool, cohort: Cohort, step: Step, batch: MiniBatch) -> None:
+        """Record a step, unless it is large or cannot be."""
+        if not on_gpu and kind.plain > SMALL_STEP:
+            return self.give_up(kind, step, "it is large")
+        sets = "the loss sets attributes of the method"
+        if not self._attributes.unchanged(step.stage):
+            return self.give_up(kind, step, sets)
+        try:
+            kind.program = recorded(self.method, self.clients, self.slots, cohort, step, batch)
+        except Exception as error:  # whatever torch says: nothing is lost but time
+            return self.give_up(kind, step, str(error).splitlines()[0] if str(error) else type(error).__name__)
+        if not self._attributes.unchanged(step.stage):
+            self.give_up(kind, step, sets)
+
+    def give_up(self, kind: _Kind, step: Step, why: str) -> None:
+        """Have all further steps of a kind taken as they are written."""
+        kind.given_up, kind.program, kind.trusted = True, None, False
+        what = f"a step of {type(self.method).__name__} ({step.stage}, phase {step.phase}, {len(step.clients)} clients)"
+        log.info("%s is taken as it is written: %s", what, why)
+
+
+def _equal(made: Gradients, again: Gradients) -> bool:
+    """Whether every number is equal, bit for bit."""
+    first, of = tree_flatten(made)
+    second, like = tree_flatten(again)
+    return of == like and all(
+        a is b is None or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
+        for a, b in zip(first, second, strict=True)
+    )

@@ -1,0 +1,78 @@
+"""A cohort's step, forward and backward, as the operations that torch carries out in it."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from benchmark.contract import ClientMethod, MiniBatch
+from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.plan import Step
+from benchmark.engine.straight_line import straight_line
+from benchmark.federation import Values
+
+#: Losses [K], what was reported with them, and the gradient of every slot that is trained, None where it has none.
+Gradients = tuple[Tensor, Values, dict[str, Tensor | None]]
+
+
+class _Unread:
+    """Stands for the round while a step is recorded: what depends on it cannot be repeated in the next one."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(f"the loss reads client.round.{name}, where prepare could")
+
+
+def inputs(cohort: Cohort, batch: MiniBatch) -> tuple[list[Tensor], tuple[tuple[str, ...], ...]]:
+    """Return the tensors that a step reads, in order, and their names part by part."""
+    parts = (cohort.received.common, *cohort.rows(len(cohort.clients)).values(), batch.noise, batch.features)
+    tensors = [tensor for part in parts for tensor in part.values()]
+    return [*tensors, batch.x, batch.y, batch.mask], tuple(map(tuple, parts))
+
+
+def recorded(
+    method: ClientMethod, clients: ClientMap, slots: Slots, cohort: Cohort, step: Step, batch: MiniBatch
+) -> Callable[..., Gradients]:
+    """Record a step: return a function of its ``inputs`` that gives its losses and gradients, bit for bit.
+
+    Args:
+        method: whose loss.
+        clients: maps it.
+        slots: what is trained.
+        cohort: the clients.
+        step: which of them.
+        batch: their mini-batches.
+
+    Raises:
+        Exception: whatever torch cannot record, or the loss reads the round.
+    """
+    count = len(step.clients)
+    tensors, _ = inputs(cohort, batch)
+    _, layout = tree_flatten((cohort.received.common, cohort.rows(len(cohort.clients)), batch.noise, batch.features))
+
+    def gradients(*given: Tensor) -> Gradients:
+        common, own, noise, features = tree_unflatten(given[:-3], layout)
+        trained = {name: own["values"][name].requires_grad_() for name in own["values"] if _is_trained(slots, name)}
+        if count < len(cohort.clients):
+            own = tree_map(lambda rows: rows[:count], own)
+        x, y, mask = given[-3:]
+        mini_batch = MiniBatch(x, y, mask, batch.phase, batch.split, noise, features)
+        made = clients.stacked(method.client_loss, count)(cast(Any, _Unread()), common, own, (mini_batch,))
+        losses, named = made if isinstance(made, tuple) else (made, {})
+        found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+        laid_out = [_laid_out(gradient, of) for gradient, of in zip(found, trained.values(), strict=True)]
+        return losses.detach(), tree_map(Tensor.detach, named), dict(zip(trained, laid_out, strict=True))
+
+    with torch.enable_grad():
+        return cast(Callable[..., Gradients], straight_line(gradients, [tensor.detach() for tensor in tensors]))
+
+
+def _is_trained(slots: Slots, name: str) -> bool:
+    return slots.of(name).requires_grad
+
+
+def _laid_out(gradient: Tensor | None, of: Tensor) -> Tensor | None:
+    """Put a gradient into the parameter's order in memory, as autograd does."""
+    return gradient if gradient is None or gradient.stride() == of.stride() else gradient.contiguous()

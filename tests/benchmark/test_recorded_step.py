@@ -1,0 +1,185 @@
+"""Steps that were recorded once and are repeated: equal in every bit, recorded anew, or left as they are."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from federation import build, fit, learned
+from torch import Tensor
+
+import methods
+from benchmark.contract import Client, Loss, MiniBatch
+from benchmark.engine import recorded_step
+from benchmark.engine.recorded_step import RecordedSteps
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Round, Uploads, Values
+from benchmark.server import ServerRule
+from methods.fedavg import FedAvg
+
+QUICK = ("FedAvg", "FedBABU", "PFedPT")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the second step of a kind, however large it is and whether or not that is faster."""
+    monkeypatch.setattr(recorded_step, "BEFORE_RECORDING", 1)
+    monkeypatch.setattr(recorded_step, "SMALL_STEP", float("inf"))
+    monkeypatch.setattr(recorded_step, "WORTHWHILE", float("inf"))
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the methods whose steps were repeated, one a step."""
+    found: list[str] = []
+    visit = RecordedSteps.visit
+
+    def counted(self: RecordedSteps, *arguments: Any) -> Any:
+        made = visit(self, *arguments)
+        if made is not None and made.repeated is not None:
+            found.append(type(self.method).__name__)
+        return made
+
+    monkeypatch.setattr(RecordedSteps, "visit", counted)
+    return found
+
+
+def results(
+    conf: str, *overrides: str, recorded: bool, rounds: int = 3, change: Callable[[Any], None] | None = None
+) -> Values:
+    """What a method has learned after some rounds of ragged clients."""
+    torch.manual_seed(0)
+    method, data = build(conf, *overrides)
+    if change is not None:
+        change(method)
+    with pytest.MonkeyPatch.context() as patch:
+        if not recorded:
+            patch.setattr(recorded_step, "BEFORE_RECORDING", 10**9)
+        fit(method, data, rounds)
+    return learned(method)
+
+
+def require_equal(conf: str, *overrides: str, **settings: Any) -> None:
+    """Every bit with records is as without."""
+    plain = results(conf, *overrides, recorded=False, **settings)
+    found = results(conf, *overrides, recorded=True, **settings)
+    assert plain.keys() == found.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("conf", QUICK)
+def test_a_repeated_step_is_equal_in_every_bit(conf: str, width: int, repeated: list[str]) -> None:
+    require_equal(conf, f"--data.cohort_width={width}")
+    assert len(repeated) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("conf", sorted(set(methods.__all__) - {*QUICK, "ZeroShotCLIP"}))
+def test_so_it_is_with_every_method(conf: str, width: int, repeated: list[str]) -> None:
+    require_equal(conf, f"--data.cohort_width={width}")
+    assert repeated
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("--model.training.momentum=0.9", "--model.training.clip=0.1", "--model.training.weight_decay=0.01"),
+        ("--model.training.optimizer=adam",),
+        ("--data.drop_last=true", "--data.batch_size=4"),
+    ],
+    ids=["clipped", "adam", "drop_last"],
+)
+def test_so_it_is_whatever_a_phase_has(overrides: tuple[str, ...], repeated: list[str]) -> None:
+    require_equal("FedAvg", "--data.cohort_width=1", *overrides)
+    assert repeated
+
+
+class Warmed(ServerRule):
+    """Sets an attribute of the method before each round, as a schedule would."""
+
+    def __init__(self, method: "Scaled", last: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "method", method)
+        self.last = last
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """The mean; the next round's weight grows up to that of the last one."""
+        self.method.weights["loss"] = min(round.number, self.last) / 4
+        return super().aggregate(round, shared, uploads)
+
+
+OUTSIDE = {"weight": 1.0}
+
+
+class Scaled(FedAvg):
+    """FedAvg, its loss weighted with a number that Python holds."""
+
+    last = 0
+    outside = False
+    asks = False
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Loss:
+        """Cross-entropy times the number."""
+        if not hasattr(self, "weights"):
+            self.weights = {"loss": 0.25}
+        weight = OUTSIDE["weight"] if self.outside else self.weights["loss"]
+        if self.asks:
+            weight = 1.0 / client.round.number
+        loss = super().client_loss(client, batch)
+        assert isinstance(loss, Tensor)
+        return loss * weight
+
+    def make_server(self) -> ServerRule:
+        """A server that changes it."""
+        return Warmed(self, self.last) if self.last else ServerRule()
+
+
+def become(**attributes: Any) -> Callable[[FedAvg], None]:
+    """Make a FedAvg a Scaled one with these attributes."""
+
+    def change(method: FedAvg) -> None:
+        method.__class__ = Scaled
+        method.weights = {"loss": 0.25}
+        for name, value in attributes.items():
+            setattr(method, name, value)
+
+    return change
+
+
+def test_an_attribute_that_changes_is_seen(repeated: list[str]) -> None:
+    require_equal("FedAvg", "--data.cohort_width=1", rounds=5, change=become(last=3))
+    assert repeated
+
+
+def test_steps_of_a_method_whose_attributes_keep_changing_are_left_as_they_are(
+    repeated: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "benchmark"):
+        require_equal("FedAvg", "--data.cohort_width=1", rounds=8, change=become(last=99))
+    assert "steps of Scaled are not recorded: its attributes change" in caplog.text
+
+
+def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "benchmark"):
+        require_equal("FedAvg", "--data.cohort_width=1", change=become(asks=True))
+    assert not repeated
+    assert "the loss reads client.round.number, where prepare could" in caplog.text
+
+
+def test_what_changes_outside_of_the_method_is_refused_sooner_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Moving(ServerRule):
+        """Changes a number that nobody but Python knows of."""
+
+        def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+            """The mean."""
+            if round.number == 3:
+                monkeypatch.setitem(OUTSIDE, "weight", 0.5)
+            return super().aggregate(round, shared, uploads)
+
+    monkeypatch.setattr(Scaled, "make_server", lambda self: Moving())
+    with pytest.raises(ConfigurationError, match=r"Scaled\.client_loss depends on something outside of the method"):
+        results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=become(outside=True))

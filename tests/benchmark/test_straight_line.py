@@ -1,0 +1,122 @@
+"""A recorded list of operations, shortened: the same numbers in fewer operations."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmark.engine.straight_line import straight_line
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def run(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Counter[str]]:
+    """What the shortened record of a function gives, and its operations."""
+    recorded = straight_line(function, tensors)
+    with Counting() as counting:
+        made = recorded(*tensors)
+    return made, counting.counts
+
+
+def test_what_has_no_effect_is_left_out() -> None:
+    x = torch.randn(3, 4)
+    made, counts = run(lambda x: x.detach().expand(3, 4).view(3, 4) * 1 + x.view(12).view(3, 4), x)
+    assert torch.equal(made, x + x)
+    assert counts == {"view": 2, "add": 1}
+
+
+def test_a_view_of_another_shape_stays() -> None:
+    x = torch.randn(1, 4)
+    made, counts = run(lambda x: x.expand(3, 4) + 1, x)
+    assert torch.equal(made, x.expand(3, 4) + 1)
+    assert counts == {"expand": 1, "add": 1}
+
+
+def test_a_product_with_one_that_makes_another_type_stays() -> None:
+    x = torch.arange(3)
+    made, _ = run(lambda x: x * 1.0, x)
+    assert made.dtype == torch.float32
+
+
+def test_an_operation_is_done_once_and_one_on_another_number_again() -> None:
+    x = torch.randn(5)
+    made, counts = run(lambda x: (x.exp() + x.exp()) * (x.ne(1) & x.ne(True) & x.ne(2)), x)
+    assert torch.equal(made, (x.exp() * 2) * x.ne(1) * x.ne(2))
+    assert counts["exp"] == 1
+    assert counts["ne"] >= 2
+
+
+def test_what_depends_on_no_input_is_made_once() -> None:
+    x = torch.randn(4)
+    made, counts = run(lambda x: x + torch.arange(4) + torch.zeros_like(x) + torch.tensor(2.0), x)
+    assert torch.equal(made, x + torch.arange(4) + 2.0)
+    assert counts == {"add": 3}
+
+
+def test_numbers_of_a_tensor_from_outside_may_change() -> None:
+    x, outside = torch.randn(4), torch.ones(4)
+    recorded = straight_line(lambda x: x * outside.exp(), [x])
+    outside.fill_(2.0)
+    assert torch.equal(recorded(x), x * outside.exp())
+
+
+def test_what_is_written_into_stays_as_it_was() -> None:
+    def function(x: Tensor) -> Tensor:
+        total = torch.zeros(4)
+        total[:2] += x[:2]
+        first = total.clone()
+        total.mul_(3)
+        return first + total
+
+    x = torch.randn(4)
+    recorded = straight_line(function, [x])
+    for _ in range(3):
+        assert torch.equal(recorded(x), function(x))
+
+
+def test_every_result_is_its_receivers_own() -> None:
+    x = torch.randn(4)
+    recorded = straight_line(lambda x: (x, x.view(2, 2), x.exp(), x.exp(), torch.ones(3)), [x])
+    made = recorded(x)
+    for result in made:
+        result.zero_()
+    assert (x != 0).all()
+    again = recorded(x)
+    assert torch.equal(again[2], x.exp())
+    assert torch.equal(again[3], x.exp())
+    assert torch.equal(again[4], torch.ones(3))
+
+
+def test_one_of_several_results_is_taken() -> None:
+    x = torch.randn(2, 1, 4, 4)
+    made, counts = run(lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True), x)
+    expected = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+    assert counts["max_pool2d_with_indices"] == 1
+
+
+def test_random_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="draws random numbers"):
+        straight_line(lambda x: x + torch.rand(4), [torch.randn(4)])
+
+
+def test_positions_may_be_looked_up_and_masks_not() -> None:
+    x, positions = torch.randn(4), torch.tensor([2, 0])
+    recorded = straight_line(lambda x, at: x[at], [x, positions])
+    assert torch.equal(recorded(x, positions.flip(0)), x[positions.flip(0)])
+    with pytest.raises(ValueError, match="would have to read numbers"):
+        straight_line(lambda x: x[x > 0], [x])
