@@ -157,11 +157,10 @@ class EvaluationPlan:
         if source >= 0 and self.training is not None:
             drawn = self.training[source]
             return replace(step, index=drawn.index, mask=drawn.mask, uniform=drawn.uniform)
-        index = torch.zeros(len(step.clients), size, dtype=torch.int64)
-        mask = torch.zeros(len(step.clients), size, dtype=torch.bool)
-        for k, client in enumerate(step.clients):
-            own = self.held_out[step.split][client][step.number * size : (step.number + 1) * size]
-            rows = torch.from_numpy(np.asarray(own))
-            index[k, : len(rows)] = rows
-            mask[k, : len(rows)] = True
-        return replace(step, index=index, mask=mask)
+        held = self.held_out[step.split]
+        begin = step.number * size
+        rows = [held[client][begin : begin + size] for client in step.clients]
+        mask = np.arange(size) < np.fromiter(map(len, rows), np.int64, len(rows))[:, np.newaxis]
+        index = np.zeros(mask.shape, dtype=np.int64)
+        index[mask] = np.concatenate(rows)
+        return replace(step, index=torch.from_numpy(index), mask=torch.from_numpy(mask))
