@@ -22,8 +22,9 @@ from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveIn
 from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import reordered
-from datamodules.manifest import make_manifest
+from datamodules.manifest import FromManifest, Manifest, make_manifest
 from datamodules.partition import ClientSplits, Partition
+from datamodules.partition.splits import class_counts
 from datamodules.source import ImagePool, ImageSource
 from datamodules.transform import ImageTransform
 
@@ -147,6 +148,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         #: set from the partition: per split that has one, its own classes in the order in which labels are counted
         self.label_spaces: dict[str, tuple[int, ...]] = {}
         self._pool: ImagePool | None = None
+        #: with the labels of the data set
+        self._recorded_pool: ImagePool | None = None
         #: what the Trainer iterates over; from the engine, once a method has joined
         self.loaders: Loaders | None = None
 
@@ -155,6 +158,13 @@ class FederatedDataModule(Checked, LightningDataModule):
         """All images; read when the data are set up."""
         assert self._pool is not None, "setup() comes first"
         return self._pool
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The record of the split, see :mod:`datamodules.manifest`; made when first asked for."""
+        assert self._recorded_pool is not None, "setup() comes first"
+        made = make_manifest(self.partition, self._recorded_pool, self.splits, self.source, self.partition_seed)
+        return made | ({"label_orders": self.label_orders} if self.label_orders > 1 else {})
 
     def setup(self, stage: str = "fit") -> None:
         """Read the images and divide them; with a Trainer, match them to the backbone of its method.
@@ -184,21 +194,19 @@ class FederatedDataModule(Checked, LightningDataModule):
         began = time.monotonic()
         pool = self.source.load()
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
-        self.manifest = make_manifest(self.partition, pool, splits, self.source, self.partition_seed)
+        self._recorded_pool = pool
+        if isinstance(self.partition, FromManifest):
+            self.partition.check_names(self.source)
         if self.label_orders > 1:
             pool = replace(pool, labels=reordered(pool.labels, splits, self.label_orders, self.num_classes))
-            self.manifest["label_orders"] = self.label_orders
         self._pool = pool
         self.splits = splits
         self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
         self.train_sizes = {client: len(rows) for client, rows in self.train_indices.items()}
-        labels = pool.labels.numpy()
-        counts = [
-            np.bincount(labels[rows], minlength=self.num_classes) for _, rows in sorted(self.train_indices.items())
-        ]
+        labels, rows = pool.labels.numpy(), [rows for _, rows in sorted(self.train_indices.items())]
         #: training images of each class, without those held out, [N, C]
-        self.class_counts = torch.from_numpy(np.stack(counts))
+        self.class_counts = torch.from_numpy(class_counts(rows, labels, self.num_classes))
         sizes, seconds = self.train_sizes.values(), time.monotonic() - began
         log.info(
             f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "

@@ -1,7 +1,10 @@
 """The record of a partition: enough to check it, to compare it and to run on it again."""
 
+import gc
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.partition.splits import class_counts
 from datamodules.source import ImagePool, ImageSource
 
 FORMAT = 1
@@ -63,22 +67,25 @@ def make_manifest(
     if isinstance(partition, FromManifest):
         partition.check_names(source)
         return {**partition.manifest, "images_sha256": images_sha256(pool)}
-    labels, num_classes = pool.labels.numpy(), len(source.class_names)
-    clients = []
-    for name, train, test in zip(partition.client_names(source), splits.train, splits.test, strict=True):
-        clients.append(
+    labels, names = pool.labels.numpy(), partition.client_names(source)
+    sides = [_listed(held, labels, len(source.class_names)) for held in (splits.train, splits.test)]
+    with _collector_at_rest():
+        clients = [
             {
                 "name": name,
                 "train_size": len(train),
                 "test_size": len(test),
-                "train_classes": np.bincount(labels[train], minlength=num_classes).tolist(),
-                "test_classes": np.bincount(labels[test], minlength=num_classes).tolist(),
-                "train_sha256": indices_sha256(train),
-                "test_sha256": indices_sha256(test),
-                "train": train.tolist(),
-                "test": test.tolist(),
+                "train_classes": train_classes,
+                "test_classes": test_classes,
+                "train_sha256": train_sha256,
+                "test_sha256": test_sha256,
+                "train": train,
+                "test": test,
             }
-        )
+            for name, (train, train_classes, train_sha256), (test, test_classes, test_sha256) in zip(
+                names, *sides, strict=True
+            )
+        ]
     return {
         "format": FORMAT,
         "algorithm": type(partition).__name__,
@@ -92,6 +99,29 @@ def make_manifest(
         **_further_splits(splits),
         "clients": clients,
     }
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Python's collector looks through millions of new lists again and again, which takes as long as making them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _listed(held: Sequence[Indices], labels: Indices, num_classes: int) -> Iterator[tuple[list[int], list[int], str]]:
+    """Yield for each client its indices, its images by class, and the sha256 of its indices."""
+    counts = class_counts(held, labels, num_classes).tolist()
+    together = np.concatenate(held).astype("<i8")
+    numbers, data, begin = together.tolist(), memoryview(together.tobytes()), 0
+    for indices, classes in zip(held, counts, strict=True):
+        end = begin + len(indices)
+        yield numbers[begin:end], classes, hashlib.sha256(data[8 * begin : 8 * end]).hexdigest()
+        begin = end
 
 
 def _further_splits(splits: ClientSplits) -> Manifest:

@@ -1,7 +1,7 @@
 """What grows with the number of clients, at a fixed number of participants, and with the number of classes of a prompt.
 
 Every number of clients has a process of its own, so that the peak memory is its own. The images are tiny and the
-network is small: what is left is the engine's bookkeeping. ``python -m benchmark.speed.growth N`` is such a process.
+network is small: what is left is the engine's bookkeeping. ``python -m benchmark.speed.growth N [PARTICIPANTS]`` is such a process.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from methods.fedper import FedPer
 from methods.promptfl import PromptFL
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
+#: numbers of clients of which WIDE take part in a round, in one cohort
+MANY, WIDE = (10_000, 1_000_000), 1_000
 PARTICIPANTS, IMAGES, SIZE = 10, 2, 8
 #: of DermaMNIST and CIFAR-10, EMNIST's balanced letters and digits, CIFAR-100, DomainNet
 CLASSES = (10, 47, 100, 345)
@@ -89,12 +91,13 @@ class _SaveAtEnd(Callback):
         self.state_bytes = sum(rows.numel() * rows.element_size() for rows in pl_module.store.buffers())
 
 
-def grow(clients: int, rounds: int = 20) -> Grown:
+def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS) -> Grown:
     """Train FedPer, whose heads are personal, with so many clients, in this process.
 
     Args:
-        clients: N, at least PARTICIPANTS.
+        clients: N.
         rounds: at least two.
+        participants: clients of a round, at most N; they are stepped together.
     """
     began = time.perf_counter()
     data = FederatedDataModule(
@@ -102,8 +105,8 @@ def grow(clients: int, rounds: int = 20) -> Grown:
         IID(clients),
         ImageTransform(),
         batch_size=IMAGES,
-        clients_per_round=PARTICIPANTS,
-        cohort_width=PARTICIPANTS,
+        clients_per_round=participants,
+        cohort_width=participants,
     )
     save = _SaveAtEnd()
     laps = fit(FedPer(10, clients, SmallBackbone(), training=TRAINING), data, rounds, callbacks=[save])
@@ -117,13 +120,14 @@ def grow(clients: int, rounds: int = 20) -> Grown:
     )
 
 
-def grow_apart(clients: int) -> Grown:
+def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
     """As ``grow``, in a process of its own.
 
     Raises:
         ConfigurationError: that process failed.
     """
-    command = [sys.executable, "-m", "benchmark.speed.growth", str(clients)]
+    numbers = [clients] if participants == PARTICIPANTS else [clients, participants]
+    command = [sys.executable, "-m", "benchmark.speed.growth", *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = " / ".join(done.stderr.strip().splitlines()[-3:])
@@ -159,6 +163,21 @@ def client_rows(numbers: tuple[int, ...]) -> list[Row]:
     return rows
 
 
+def wide_rows(numbers: tuple[int, ...], participants: int) -> list[Row]:
+    """Round and set-up by the number of clients, of whom many take part, against the first number."""
+    grown = {clients: grow_apart(clients, participants) for clients in numbers}
+    first = grown[numbers[0]]
+    rounds = [
+        Row("round", f"{participants:,} of {n:,} clients", found.round, found.round / first.round, memory=found.memory)
+        for n, found in grown.items()
+    ]
+    set_ups = [
+        Row("set-up", f"{n:,} clients, {participants:,} a round", found.set_up, found.set_up / first.set_up)
+        for n, found in grown.items()
+    ]
+    return rounds + set_ups
+
+
 def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rounds: int = 3) -> list[Row]:
     """A round of PromptFL with the micro CLIP by the number of classes, against the first number.
 
@@ -187,11 +206,13 @@ def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rou
 
 def run(folder: Path) -> tuple[str, list[Row]]:
     """Numbers of clients, then numbers of classes."""
-    rows = [*client_rows(CLIENTS), *class_rows(CLASSES)]
+    rows = [*client_rows(CLIENTS), *wide_rows(MANY, WIDE), *class_rows(CLASSES)]
     return "What grows with the clients (FedPer, 8 x 8 pixels) and with the classes (PromptFL, micro CLIP)", rows
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmark.speed.growth", description=__doc__)
-    parser.add_argument("clients", type=int, help=f"number of clients, at least {PARTICIPANTS}")
-    print(json.dumps(asdict(grow(parser.parse_args().clients))))
+    parser.add_argument("clients", type=int, help="number of clients")
+    parser.add_argument("participants", type=int, nargs="?", default=PARTICIPANTS, help="of a round; default 10")
+    given = parser.parse_args()
+    print(json.dumps(asdict(grow(given.clients, participants=given.participants))))

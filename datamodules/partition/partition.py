@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
-from datamodules.partition.splits import ClientSplits, check_splits
+from datamodules.partition.splits import ClientSplits, ascending, check_splits
 from datamodules.source import ImagePool, ImageSource
 
 #: Splits that every federation may have.
@@ -53,9 +53,9 @@ class Partition(Checked):
                 f"{', '.join(RESERVED)} are taken"
             )
         splits = ClientSplits(
-            [np.sort(indices).astype(np.int64) for indices in splits.train],
-            [np.sort(indices).astype(np.int64) for indices in splits.test],
-            {name: [np.sort(indices).astype(np.int64) for indices in held] for name, held in splits.others.items()},
+            ascending(splits.train),
+            ascending(splits.test),
+            {name: ascending(held) for name, held in splits.others.items()},
             splits.label_spaces,
         )
         check_splits(splits, pool)

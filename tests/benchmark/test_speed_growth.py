@@ -44,6 +44,24 @@ def test_rows_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> 
     assert [row.memory for row in rows] == [7, 7, None, None, None, None]
 
 
+def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def apart(clients: int, participants: int) -> growth.Grown:
+        asked.append((clients, participants))
+        return growth.Grown(clients / 100, clients / 10, 1.0, 1, 1, 7)
+
+    monkeypatch.setattr(growth, "grow_apart", apart)
+    rows = growth.wide_rows((100, 1000), 50)
+    assert asked == [(100, 50), (1000, 50)]
+    assert [(row.what, row.work, row.ratio) for row in rows] == [
+        ("round", "50 of 100 clients", 1.0),
+        ("round", "50 of 1,000 clients", 10.0),
+        ("set-up", "100 clients, 50 a round", 1.0),
+        ("set-up", "1,000 clients, 50 a round", 10.0),
+    ]
+
+
 def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         growth.subprocess,
