@@ -21,6 +21,7 @@ from benchmark.speed.measure import Row, report, rows_table
 
 #: in the order in which they run; first those that the project's targets name
 CASES = (
+    "targets",
     "engine",
     "vit",
     "features",

@@ -6,6 +6,7 @@ one process, in turns.
 
 import copy
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,50 +15,80 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmark.backbones.cnn import PaperCNN
+from benchmark.backbones.pixel_prompts import PaddingPrompt
+from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.contract import LocalTraining
+from benchmark.method import FederatedMethod
 from benchmark.speed.measure import RandomImages, Row, device, fit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 from methods.fedavg import FedAvg
+from methods.pfedpt import PFedPT
 
-CLIENTS, IMAGES, BATCH, LR = 10, 160, 16, 0.005
+CLIENTS, IMAGES, BATCH = 10, 160, 16
+TRAINING = LocalTraining(lr=0.005, epochs=1)
+PROMPT = LocalTraining(lr=1.0, momentum=0.5, epochs=1)
 
 
-def engine(width: int, rounds: int) -> float:
+def fedavg(backbone: nn.Module) -> FedAvg:
+    """FedAvg of all weights."""
+    return FedAvg(10, CLIENTS, backbone, training=TRAINING)
+
+
+def pfedpt(backbone: nn.Module) -> PFedPT:
+    """The same after a phase that trains each client's frame of 4 pixels."""
+    return PFedPT(10, CLIENTS, backbone, training=TRAINING, visual_prompt=PaddingPrompt(training=PROMPT))
+
+
+def engine(width: int, rounds: int, method: Callable[[], FederatedMethod] = lambda: fedavg(PaperCNN())) -> float:
     """Seconds of the best round, local training and aggregation, of the engine with this cohort width."""
     torch.manual_seed(0)
     data = FederatedDataModule(
         _source(), IID(CLIENTS), ImageTransform(), batch_size=BATCH, cohort_width=width, eval_batch_size=BATCH
     )
-    return fit(FedAvg(10, CLIENTS, PaperCNN(), training=LocalTraining(lr=LR, epochs=1)), data, rounds).best
+    return fit(method(), data, rounds).best
 
 
 def _source() -> RandomImages:
     return RandomImages(CLIENTS * IMAGES, 10 * CLIENTS)
 
 
-def plain(rounds: int) -> float:
-    """Seconds of the best round of a loop over clients with one copy of the model each, and nothing else."""
+def plain(rounds: int, network: Callable[[], nn.Module] | None = None, prompted: bool = False) -> float:
+    """Seconds of the best round of a loop over clients with one copy of the model each, and nothing else.
+
+    Args:
+        rounds: at least two.
+        network: images [B, 3, 32, 32] to logits [B, 10]; pFedPT's CNN by default.
+        prompted: each client first trains a frame of pixels of its own.
+    """
     torch.manual_seed(0)
     pool = _source().load()
     images, labels = pool.images.to(device()), pool.labels.to(device())
     transform = ImageTransform()
-    model = nn.Sequential(*_plain_cnn(), nn.Linear(192, 10)).to(device())
+    model = (network or plain_cnn)().to(device())
+    prompts = [PaddingPrompt().to(device()) if prompted else None for _ in range(CLIENTS)]
     indices = {k: np.arange(k * IMAGES, (k + 1) * IMAGES) for k in range(CLIENTS)}
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
         total = [torch.zeros_like(p) for p in model.parameters()]
-        for client in range(CLIENTS):
+        for client, prompt in enumerate(prompts):
             local = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(local.parameters(), LR)
-            order = torch.from_numpy(np.random.default_rng(client).permutation(indices[client])).to(device())
-            for rows in order.split(BATCH):
-                loss = F.cross_entropy(local(transform(images[rows], None)), labels[rows])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+            phases: list[tuple[nn.Module, LocalTraining]] = [(local, TRAINING)]
+            for part, training in [*([] if prompt is None else [(prompt, PROMPT)]), *phases]:
+                model_rests = part is prompt
+                local.requires_grad_(not model_rests)
+                optimizer = torch.optim.SGD(part.parameters(), training.lr, training.momentum)
+                order = torch.from_numpy(np.random.default_rng(client).permutation(indices[client])).to(device())
+                for rows in order.split(BATCH):
+                    x = transform(images[rows], None)
+                    if prompt is not None:
+                        x = prompt(x, {}) if model_rests else prompt(x, {}).detach()
+                    loss = F.cross_entropy(local(x), labels[rows])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
             for mean, value in zip(total, local.parameters(), strict=True):
                 mean.add_(value.detach(), alpha=1 / CLIENTS)
         for parameter, mean in zip(model.parameters(), total, strict=True):
@@ -68,15 +99,21 @@ def plain(rounds: int) -> float:
     return min(seconds[1:])
 
 
-def _plain_cnn() -> list[nn.Module]:
-    """The same network from ordinary layers."""
+def plain_vit() -> nn.Module:
+    """PFedPT's tiny ViT with its classifier."""
+    backbone = TinyViT()
+    return nn.Sequential(backbone, nn.Linear(backbone.num_features, 10))
+
+
+def plain_cnn() -> nn.Module:
+    """PFedPT's CNN from ordinary layers."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 64), (64, 64)):
         layers += [nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2)]
     layers.append(nn.Flatten())
     for inputs, outputs in ((1600, 394), (394, 192)):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return layers
+    return nn.Sequential(*layers, nn.Linear(192, 10))
 
 
 def run(folder: Path, turns: int = 3) -> tuple[str, list[Row]]:

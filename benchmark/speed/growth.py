@@ -1,7 +1,8 @@
 """What grows with the number of clients, at a fixed number of participants, and with the number of classes of a prompt.
 
 Every number of clients has a process of its own, so that the peak memory is its own. The images are tiny and the
-network is small: what is left is the engine's bookkeeping. ``python -m benchmark.speed.growth N [PARTICIPANTS]`` is such a process.
+network is small: what is left is the engine's bookkeeping. ``python -m benchmark.speed.growth N [PARTICIPANTS]`` is
+such a process.
 """
 
 import argparse

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import torch
+from torch import Tensor, nn
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.prompted_clip import PromptedCLIP
@@ -97,6 +98,35 @@ def frozen_clip(name: str) -> PromptedCLIP:
 def class_names() -> list[str]:
     """Names of the classes for the text tower."""
     return [f"class {number}" for number in range(CLASSES)]
+
+
+class TinyNetwork(nn.Module):
+    """Three small linear layers: as many tensors as pfl-research's CNN, next to no arithmetic.
+
+    Attributes:
+        num_features: 8.
+    """
+
+    num_features = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()]
+        self.layers = nn.Sequential(nn.Linear(3 * 4 * 4, 8), nn.ReLU(), *inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features [B, 8] of images [B, 3, 4, 4]."""
+        return cast(Tensor, self.layers(x.flatten(1)))
+
+
+def tiny() -> Work:
+    """What is left of a round where tensors are tiny: the host's time."""
+    return Work(
+        "FedAvg, tiny tensors",
+        lambda clients: FedAvg(CLASSES, clients, TinyNetwork(), training=TRAINING),
+        size=4,
+        batch=10,
+    )
 
 
 def cnn() -> Work:

@@ -1,0 +1,157 @@
+"""What the engine is to reach, and what it reaches here: its own cost, against plain loops, and recorded steps.
+
+The host's time is the process's CPU time with one thread, of pfl-research's CIFAR-10 setting (50 clients with five
+steps each) with tiny tensors, so that next to no arithmetic is in it. The cases ``peers`` and ``growth`` have the
+targets against other simulators and of a million clients.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmark.backbones.cnn import PaperCNN
+from benchmark.backbones.tiny_vit import TinyViT
+from benchmark.engine import recorded_step
+from benchmark.engine.local_training import LocalSteps
+from benchmark.speed import engine
+from benchmark.speed.measure import Row, fit
+from benchmark.speed.workloads import Work, fedpgp, fedvpt, headtune, promptfl, tiny
+
+CLIENTS, STEPS = 50, 5
+#: Milliseconds of a round in all, and beside its steps; operations that take a kernel.
+HOST, BESIDE, KERNELS = 9.0, 1.5, 400
+#: Of the loop's time, at ten clients together.
+LOOP = 0.65
+#: A round on kept features, of the time of the same without recorded steps.
+KEPT = 0.5
+
+
+class HostTime(Callback):
+    """CPU seconds of each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+        self._began = time.process_time()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """A round ends, and the next begins."""
+        self.rounds.append(time.process_time() - self._began)
+        self._began = time.process_time()
+
+
+class Kernels(Callback):
+    """Counts the operations of the last round that take a kernel on a GPU: all but views."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mode = _Counting()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Count anew."""
+        if trainer.current_epoch == trainer.max_epochs - 1:
+            self._mode.__enter__()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Take the count."""
+        if trainer.current_epoch == trainer.max_epochs - 1:
+            self._mode.__exit__(None, None, None)
+            self.count = self._mode.count
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func._schema.returns
+        self.count += not returned or returned[0].alias_info is None or returned[0].alias_info.is_write
+        return func(*args, **(kwargs or {}))
+
+
+def verdict(found: float, target: float) -> str:
+    """In words, whether a number is at most its target."""
+    return f"target {target:g}: {'met' if found <= target else 'not met'}"
+
+
+def host_rows(rounds: int) -> list[Row]:
+    """CPU time of a round in all and beside its steps, and its kernels; ratios are to the targets."""
+    work = f"{CLIENTS} clients x {STEPS} steps, tiny tensors, one thread"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        whole = _host_time(rounds, [])
+        with patch.object(LocalSteps, "step", lambda *_: None):
+            beside = _host_time(rounds, [])
+        counted = Kernels()
+        _host_time(rounds, [counted])
+    finally:
+        torch.set_num_threads(threads)
+    milliseconds = {"a round": (1000 * whole, HOST), "beside its steps": (1000 * beside, BESIDE)}
+    rows = [
+        Row(f"host: {part}", work, found / 1000, found / target, note=f"ms, {verdict(found, target)}")
+        for part, (found, target) in milliseconds.items()
+    ]
+    kernels = f"{counted.count} kernels, {verdict(counted.count, KERNELS)}"
+    return [*rows, Row("host: kernels of a round", work, 0.0, counted.count / KERNELS, note=kernels)]
+
+
+def _host_time(rounds: int, callbacks: list[Callback]) -> float:
+    """Best round's CPU seconds, once steps are recorded."""
+    small, clock = tiny(), HostTime()
+    fit(small.method(CLIENTS), small.data(CLIENTS, STEPS * small.batch, CLIENTS), rounds, callbacks=[clock, *callbacks])
+    return min(clock.rounds[rounds // 2 :])
+
+
+def loop_rows(rounds: int, turns: int) -> list[Row]:
+    """Rounds of the engine with ten clients together, each against a bare loop of the same mathematics, in turns."""
+    pairs: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
+        "FedAvg, pFedPT's CNN": (lambda: engine.plain(rounds), lambda: engine.engine(10, rounds)),
+        "pFedPT, its CNN": (
+            lambda: engine.plain(rounds, prompted=True),
+            lambda: engine.engine(10, rounds, lambda: engine.pfedpt(PaperCNN())),
+        ),
+        "FedAvg, tiny ViT": (
+            lambda: engine.plain(rounds, engine.plain_vit),
+            lambda: engine.engine(10, rounds, lambda: engine.fedavg(TinyViT())),
+        ),
+    }
+    rows = []
+    work = f"{engine.CLIENTS} clients x {engine.IMAGES // engine.BATCH} steps of {engine.BATCH} images"
+    for name, (loop, stacked) in pairs.items():
+        times = [(loop(), stacked()) for _ in range(turns)]
+        bare, ours = (min(column) for column in zip(*times, strict=True))
+        rows.append(Row(f"{name}: a bare loop", work, bare, 1.0))
+        rows.append(Row(f"{name}: engine, width 10", work, ours, ours / bare, note=verdict(ours / bare, LOOP)))
+    return rows
+
+
+def kept_rows(works: list[Work], clients: int, rounds: int, turns: int) -> list[Row]:
+    """Rounds on kept features with recorded steps, against the same steps as they are written, in turns."""
+    rows = []
+    for work in works:
+        best = {"as written": float("inf"), "recorded": float("inf")}
+        for _ in range(turns):
+            for name in best:
+                before = recorded_step.BEFORE_RECORDING if name == "recorded" else 10**9
+                with patch.object(recorded_step, "BEFORE_RECORDING", before):
+                    laps = fit(work.method(clients), work.data(clients, 4 * work.batch, clients), rounds)
+                best[name] = min(best[name], *laps.rounds[rounds // 2 :])
+        amount = f"{clients} clients x 4 steps of {work.batch} images"
+        share = best["recorded"] / best["as written"]
+        rows.append(Row(f"{work.name}: as written", amount, best["as written"], 1.0))
+        rows.append(Row(f"{work.name}: recorded", amount, best["recorded"], share, note=verdict(share, KEPT)))
+    return rows
+
+
+def run(folder: Path, rounds: int = 60) -> tuple[str, list[Row]]:
+    """The host's time, then loops, then kept features."""
+    works = [promptfl("micro_clip"), fedpgp("micro_clip"), headtune("micro_vit", 32), fedvpt("micro_vit", 32)]
+    rows = [*host_rows(rounds), *loop_rows(3, 2), *kept_rows(works, 4, 12, 2)]
+    return "Targets: the engine's own cost, and what it is worth against plain loops", rows

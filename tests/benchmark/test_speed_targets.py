@@ -1,0 +1,37 @@
+"""The case that says which targets are met."""
+
+import pytest
+
+from benchmark.speed import engine, targets
+from benchmark.speed.workloads import headtune
+
+
+def test_a_target_is_met_up_to_itself() -> None:
+    assert targets.verdict(0.65, 0.65) == "target 0.65: met"
+    assert targets.verdict(9.1, 9.0) == "target 9: not met"
+
+
+def test_the_hosts_time_is_less_without_steps_and_kernels_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "CLIENTS", 3)
+    monkeypatch.setattr(targets, "STEPS", 2)
+    whole, beside, kernels = targets.host_rows(rounds=16)
+    assert 0 < beside.seconds < whole.seconds
+    assert kernels.ratio is not None
+    # two steps of at least a kernel for each of eight tensors' update and gradient, forward and backward
+    assert 2 * 30 < kernels.ratio * targets.KERNELS < 300
+
+
+def test_rows_compare_with_a_loop_and_with_steps_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CLIENTS", 2)
+    monkeypatch.setattr(engine, "IMAGES", 16)
+    rows = targets.loop_rows(2, 1)
+    assert [row.what for row in rows[::2]] == [
+        "FedAvg, pFedPT's CNN: a bare loop",
+        "pFedPT, its CNN: a bare loop",
+        "FedAvg, tiny ViT: a bare loop",
+    ]
+    loop, stacked = rows[2:4]
+    assert stacked.ratio == pytest.approx(stacked.seconds / loop.seconds)
+    kept = targets.kept_rows([headtune("micro_vit", 32)], 2, 8, 1)
+    assert [row.what.rpartition(": ")[2] for row in kept] == ["as written", "recorded"]
+    assert kept[0].ratio == 1.0
