@@ -51,8 +51,8 @@ report: $(STAMP) ## results/report.html: everything recorded, on one page that o
 reproduction: $(STAMP) ## results/REPRODUCTION.md: every published table, and what was run of it
 	$(BIN)/benchmark reproduction
 
-bench: $(STAMP) ## speed measurements; some of them, or in so many minutes: CASES="engine vit" MINUTES=8
-	$(BIN)/python -m benchmark.speed $(CASES) $(if $(MINUTES),--minutes $(MINUTES))
+bench: $(STAMP) ## speed measurements; some of them, or in so many minutes: CASES="engine vit" MINUTES=8; or AGAINST=revision
+	$(BIN)/python -m benchmark.speed $(CASES) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAINST),--against $(AGAINST))
 
 docs: $(STAMP) ## build/site: the documentation as pages, warnings are errors
 	@# Material announces its successor with each build; that is no warning about these pages.

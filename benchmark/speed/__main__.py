@@ -1,13 +1,15 @@
 """``python -m benchmark.speed [CASE ...]``: run cases, print a table each, write ``results/speed/CASE.json``.
 
 Several cases run one after the other, each in a process of its own, so that none inherits another's memory, and one
-table of all of them comes last. ``--minutes`` ends that in time, on a borrowed GPU for example.
+table of all of them comes last. ``--minutes`` ends that in time, on a borrowed GPU for example. ``--against REVISION``
+measures them with the code of an older revision too, in turns, and ends in one table of both.
 """
 
 import argparse
 import contextlib
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmark.errors import ConfigurationError
+from benchmark.speed import against
 from benchmark.speed.measure import Row, report, rows_table
 
 #: in the order in which they run; first those that the project's targets name
@@ -48,12 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default all")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files and pictures")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes; what was measured by then is kept")
+    parser.add_argument("--against", metavar="REVISION", help="measure that code of git too, and compare")
     given = parser.parse_args(arguments)
     if unknown := sorted(set(given.cases) - set(CASES)):
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
     if given.minutes is not None and given.minutes <= 0:
         parser.error(f"--minutes must be more than 0, got {given.minutes:g}")
     cases = given.cases or list(CASES)
+    if given.against is not None:
+        if given.minutes is not None:
+            parser.error("--minutes and --against do not go together; name fewer cases")
+        try:
+            failed = against.compare(
+                cases, given.against, given.out, lambda case, out, code: run_case(case, out, None, code)
+            )
+        except ConfigurationError as error:
+            parser.error(str(error))
+        print(failed, end="\n" * bool(failed))
+        return 1 if failed else 0
     if len(cases) == 1 and given.minutes is None:
         title, rows = importlib.import_module(f"benchmark.speed.{cases[0]}").run(given.out)
         report(cases[0], title, rows, given.out)
@@ -71,7 +87,7 @@ def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:
         if left is not None and left <= 0:
             failed[case] = "not begun, the time was up"
             continue
-        if why := _run_case(case, folder, left):
+        if why := run_case(case, folder, left):
             failed[case] = why
     named = []
     for case in (case for case in cases if case not in failed):
@@ -83,16 +99,19 @@ def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:
     return 1 if failed else 0
 
 
-def _run_case(case: str, folder: Path, seconds: float | None) -> str:
-    """One case in a process of its own; why it has no result, or ``""``."""
-    with subprocess.Popen([*COMMAND, case, "--out", str(folder)]) as process:
+def run_case(case: str, folder: Path, seconds: float | None, code: Path | None = None) -> str:
+    """One case in a process of its own, with the code in a folder or this one; why it has no result, or ``""``."""
+    env = None if code is None else {**os.environ, "PYTHONPATH": str(code)}
+    with subprocess.Popen([*COMMAND, case, "--out", str(folder)], cwd=code, env=env) as process:
         try:
             status = process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
             process.send_signal(signal.SIGINT)  # it ends what it has started
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=GRACE_SECONDS)
             process.kill()
+            if isinstance(why, KeyboardInterrupt):
+                raise
             return "stopped, the time was up"
     return f"ended with status {status}" if status else ""
 
