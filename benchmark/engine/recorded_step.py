@@ -83,7 +83,7 @@ class Visit:
     def _repeat(self) -> Gradients:
         kind = self._kind
         began = perf_counter()
-        made = self._run()
+        made = self.run()
         kind.repeats += 1
         if kind.repeats <= TIMED:
             kind.repeated = min(kind.repeated, perf_counter() - began)
@@ -109,13 +109,14 @@ class Visit:
         kind.plain = min(kind.plain, seconds)
         kind.seen += 1
         if kind.program is not None:
-            kind.trusted = _equal(made, self._run())
+            kind.trusted = _equal(made, self.run())
             if not kind.trusted:
                 owner.give_up(kind, self._step, "its numbers differ")
         elif kind.seen > BEFORE_RECORDING:
             owner.record(kind, self._tensors[-1].is_cuda, self._cohort, self._step, self._batch)
 
-    def _run(self) -> Gradients:
+    def run(self) -> Gradients:
+        """Carry out the recorded operations."""
         assert self._kind.program is not None
         with torch.no_grad():
             return self._kind.program(*self._tensors)

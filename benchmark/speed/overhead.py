@@ -18,10 +18,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmark.drawing import new_figure, save_figure
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.plan import Blocks
+from benchmark.engine.recorded_step import Visit
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.rounds import Server
 from benchmark.speed.measure import Row, device, fit, now
-from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl
+from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny
 
 CLIENTS, STEPS = 8, 10
 PICTURE = "where_the_time_goes.png"
@@ -94,6 +95,7 @@ class Stopwatch(Callback):
         functions = [
             (ARITHMETIC, method, "client_loss"),
             (ARITHMETIC, torch.Tensor, "backward"),
+            (ARITHMETIC, Visit, "run"),
             (LIGHTNING, LightningOptimizer, "step"),  # the optimizer inside it is arithmetic
             ("engine: steps", method, "training_step"),
             ("engine: plan", data, "train_dataloader"),
@@ -210,11 +212,11 @@ def draw(shares: Sequence[tuple[str, dict[str, float]]], path: Path) -> None:
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:
-    """Four works, their parts, and the picture."""
+    """Five works, their parts, and the picture; the first one with all clients together and its steps recorded."""
     rows, shares = [], []
-    for work in (cnn(), fedvpt("micro_vit", 32), fedvpt(*large_vit()), promptfl(large_clip())):
-        width = CLIENTS if device() == "cuda" else 1
-        seconds = parts_of_round(work, CLIENTS, width, rounds=4)
+    for work in (tiny(), cnn(), fedvpt("micro_vit", 32), fedvpt(*large_vit()), promptfl(large_clip())):
+        width = CLIENTS if device() == "cuda" or work.size < 8 else 1
+        seconds = parts_of_round(work, CLIENTS, width, rounds=12 if work.size < 8 else 4)
         shares.append((work.name, seconds))
         note = waits_of_round(work, CLIENTS, width) if device() == "cuda" else ""
         amount = f"a round of {CLIENTS} clients x {STEPS} steps of {work.batch} images, width {width}"
