@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.against is not None:
         if given.minutes is not None:
             parser.error("--minutes and --against do not go together; name fewer cases")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the older code is taken away
         try:
             failed = against.compare(
                 cases, given.against, given.out, lambda case, out, code: run_case(case, out, None, code)
