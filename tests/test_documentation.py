@@ -119,7 +119,7 @@ def check(words: list[str]) -> None:
         case "python":
             assert arguments[1] in ("pytest", "benchmark.speed")
             if arguments[1] == "benchmark.speed":
-                assert set(arguments[2:]) <= {*CASES, "--minutes", "8"}
+                assert set(arguments[2:]) <= {*CASES, "--minutes", "8", "--against", "HEAD~20"}
         case "wandb":
             assert arguments[0] == "sweep"
             assert Path(arguments[1]).is_file()

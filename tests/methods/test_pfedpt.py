@@ -248,7 +248,8 @@ def test_moons_contrast_is_log_2_at_the_first_participation_alone(monkeypatch: p
 
     original = methods.moon.model_contrast
     monkeypatch.setattr(methods.moon, "model_contrast", spy)
-    everybody = [*FEW, prompt(), SHORT, "--data.cohort_width=1", "--data.clients_per_round=4"]
+    # One by one: a step that is recorded and repeated calls nobody.
+    everybody = [*FEW, prompt(), SHORT, "--data.one_by_one=true", "--data.cohort_width=1", "--data.clients_per_round=4"]
     method, data = build("MOON", *everybody)
     fit(method, data, 2)
     far = [(values - math.log(2)).abs().max().item() for values in seen]
