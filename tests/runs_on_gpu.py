@@ -15,6 +15,7 @@ from benchmark.contract import LocalTraining
 from benchmark.engine import recorded_step
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
+from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress
 from benchmark.speed.measure import RandomImages
@@ -150,6 +151,30 @@ def recorded_round(clients: int, steps: int) -> tuple[list[str], int]:
             settings=SETTINGS | {"check_val_every_n_epoch": rounds + 1} | trainer_settings(),
         )
     return last.waits, last.kernels
+
+
+def recorded_frozen(conf: str) -> tuple[dict[str, float], int]:
+    """How far a run of recorded steps is from the CPU's of steps as they are written, and how many were repeated."""
+    repeated = 0
+    visit = RecordedSteps.visit
+
+    def counted(steps: RecordedSteps, *arguments: Any) -> recorded_step.Visit | None:
+        nonlocal repeated
+        made = visit(steps, *arguments)
+        repeated += made is not None and made.repeated is not None
+        return made
+
+    with (
+        patch.object(recorded_step, "BEFORE_RECORDING", 1),
+        patch.object(recorded_step, "WORTHWHILE", float("inf")),
+        patch.object(RecordedSteps, "visit", counted),
+    ):
+        found, _ = on_gpu(conf, ("--model.init_args.training.epochs=4",))
+    method, data = build(conf, *TINY, "--model.init_args.training.epochs=4")
+    with patch.object(recorded_step, "BEFORE_RECORDING", 10**9):
+        fit(method, data, 2, settings=SETTINGS)
+    off = {name: (found[name].double() - value.double()).abs().max().item() for name, value in learned(method).items()}
+    return off, repeated
 
 
 class _LastRound(Callback):

@@ -1,13 +1,16 @@
 """A function of one client, called for all clients of a cohort at once."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
+from benchmark.backbones.merged_layers import MergedLayers
 from benchmark.contract import Client, ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.mistakes import explained
@@ -57,6 +60,7 @@ class ClientMap:
         self._call = _Call(method)
         self._has_frozen = roles.has_frozen
         self._watch = watch
+        self._merged = MergedLayers()
         #: for a debugger: cohorts hold one client each, which is called in plain PyTorch
         self.one_by_one = False
         places: dict[int, list[str]] = {}
@@ -144,10 +148,16 @@ class ClientMap:
             )
             # torch would look for tied parameters at every step, which takes a twentieth of a small network's.
             named = {place: value for name, value in values.items() for place in self._places[name]}
-            made = functional_call(self._call, named, (function, client, *rows), tie_weights=False)
+            with self._merging(client.class_counts.device):
+                made = functional_call(self._call, named, (function, client, *rows), tie_weights=False)
             return _with_leading_one(made) if alone else made
 
         return one
+
+    def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Have frozen layers merge the clients on a GPU; a CPU gains nothing, and its results keep every bit."""
+        merging = self._has_frozen and device.type != "cpu" and not torch.compiler.is_compiling()
+        return self._merged if merging else nullcontext()
 
 
 def _with_leading_one(made: Any) -> Any:

@@ -4,7 +4,7 @@ A CPU's own autocast leaves other operations alone, so that runs on a CPU say li
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.client_store import ClientStore
@@ -64,9 +65,9 @@ def to_fake_cuda(method: nn.Module, mode: FakeTensorMode) -> None:
             module._buffers[name] = mode.from_tensor(value).to(CUDA)
 
 
-def set_up(conf: str) -> tuple[Any, Any]:
+def set_up(conf: str, *overrides: str) -> tuple[Any, Any]:
     """Method and data as a Trainer sets them up."""
-    method, data = build(conf)
+    method, data = build(conf, *overrides)
     server = Server(method.make_server())
     trainer = SimpleNamespace(
         datamodule=data,
@@ -128,3 +129,55 @@ def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypa
                 losses = made[0] if isinstance(made, tuple) else made
                 assert losses.shape == (len(first.clients),)
                 assert losses.device == CUDA
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operations that take a kernel, and notes in which types products of matrices are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.products: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, returned = func.overloadpacket.__name__, func._schema.returns
+        view = returned and returned[0].alias_info is not None and not returned[0].alias_info.is_write
+        self.count += not view and name not in ("device", "_unsafe_view")
+        if name in ("mm", "addmm", "bmm"):
+            self.products |= {value.dtype for value in args}
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of_a_loss(conf: str, bf16: bool) -> Kernels:
+    """What the second loss of a cohort takes, when weights have been cast."""
+    method, data = set_up(conf, "--data.cache_features=false")
+    first = next(iter(data.loaders.training(1))).steps[0]
+    simulation = method.simulation
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        to_fake_cuda(method, mode)
+        method._device = CUDA
+        pool = data.pool
+        simulation.images.pool.images = mode.from_tensor(pool.images).to(CUDA)
+        simulation.images.pool.labels = mode.from_tensor(pool.labels).to(CUDA)
+        round = Round(1, first.cohort, 0)
+        received = simulation.received(method.server.rule, round, first.cohort)
+        cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
+        batch = simulation.mini_batch(Block((first,)).to(CUDA).steps[0])
+        with cuda_autocast() if bf16 else nullcontext():
+            for _ in range(2):
+                with Kernels() as kernels:
+                    simulation.clients("client_loss", method.client_loss, cohort, len(first.clients), batch)
+    return kernels
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("conf", ["FedVPT", "PromptFL"])
+def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmark.engine.simulation.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
+    monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
+    merged = kernels_of_a_loss(conf, bf16)
+    monkeypatch.setattr("benchmark.engine.mapping.MergedLayers", nullcontext)
+    by_torch_s_rules = kernels_of_a_loss(conf, bf16)
+    assert merged.count <= 0.8 * by_torch_s_rules.count
+    assert torch.bfloat16 in merged.products if bf16 else merged.products == {torch.float32}

@@ -80,6 +80,13 @@ def test_a_round_of_recorded_steps_takes_few_kernels_and_waits_twice(process: Pr
     assert kernels <= 400
 
 
+@pytest.mark.parametrize("conf", ["FedVPT", "PromptFL"])
+def test_steps_through_merged_layers_are_recorded(conf: str, process: ProcessPoolExecutor) -> None:
+    off, repeated = process.submit(runs_on_gpu.recorded_frozen, conf).result()
+    assert repeated > 0
+    assert {name: difference for name, difference in off.items() if not difference <= USUAL} == {}
+
+
 @pytest.mark.parametrize(
     ("fault", "word"),
     [

@@ -1,0 +1,142 @@
+"""Frozen layers and attention of all clients as one operation each, where torch's rules for ``vmap`` make several."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class MergedLayers(TorchFunctionMode):
+    """While it is on, clients under ``vmap`` are merged into the batch of frozen layers and of fused attention.
+
+    torch maps a linear layer that all clients share to a product and an addition, in float32 where autocast has made
+    the rest bfloat16, and fused attention to its plain operations or, on a CPU, to a loop. Here each is the operation
+    that a single client with as many images would take. Under autocast a frozen weight is cast once, not in each step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: per frozen parameter its version, and itself in another type
+        self._casts = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is F.linear:
+            return self._linear(*args, **named)
+        if func is F.scaled_dot_product_attention and named.keys() <= {"attn_mask", "scale", "is_causal", "dropout_p"}:
+            return _attention(*args, **named)
+        return func(*args, **named)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if is_functorch_wrapped_tensor(weight) or (bias is not None and is_functorch_wrapped_tensor(bias)):
+            return F.linear(input, weight, bias)  # each client's own
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            kind = _autocast(input)
+            if kind is not None:
+                input, weight = input.to(kind), self._cast(weight, kind)
+                bias = None if bias is None else self._cast(bias, kind)
+            if is_batchedtensor(input):
+                made: Tensor = _Linear.apply(input, weight, bias)
+                return made
+        return F.linear(input, weight, bias)
+
+    def _cast(self, value: Tensor, kind: torch.dtype) -> Tensor:
+        """Return a frozen value in another type: the one that was made when it last changed."""
+        if value.dtype == kind or value.requires_grad:
+            return value.to(kind)
+        version, cast = self._casts.get(value, (-1, None))
+        if version != value._version or cast.dtype != kind:
+            with torch.inference_mode(False), torch.no_grad():
+                cast = value.to(kind)
+            if isinstance(value, FakeTensor) or not isinstance(cast, FakeTensor):  # else a step is being recorded
+                self._casts[value] = (value._version, cast)
+        return cast
+
+
+def _autocast(x: Tensor) -> torch.dtype | None:
+    """The type of numbers that autocast would have a layer compute in, None where it is off or x is of no such type."""
+    kind = x.device.type
+    on = x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+class _Merged(torch.autograd.Function):
+    """Is only called under vmap, whose rule is all it has; gradients are of what that rule does."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+
+class _Linear(_Merged):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, None, None], x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, int]:
+        return F.linear(x.movedim(in_dims[0], 0), weight, bias), 0
+
+
+class _Attention(_Merged):
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float | None,
+    ) -> tuple[Tensor, int]:
+        # [K, ..., h, T, d], then [K * ..., h, T, d]: the fused kernels take four dimensions
+        query, key, value = (
+            part.movedim(dim, 0) if dim is not None else part.expand(info.batch_size, *part.shape)
+            for part, dim in zip((query, key, value), in_dims, strict=False)
+        )
+        leading = query.shape[:-3]
+        query, key, value = (part.flatten(0, -4) for part in (query, key, value))
+        made = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+        return made.unflatten(0, leading), 0
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    parts = (query, key, value)
+    kind = _autocast(query)
+    if kind is not None:
+        query, key, value = parts = tuple(part.to(kind) for part in parts)  # type: ignore[assignment]
+    own_mask = attn_mask is not None and (is_functorch_wrapped_tensor(attn_mask) or attn_mask.ndim > 2)
+    alike = query.ndim == key.ndim == value.ndim >= 3 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+    if alike and not own_mask and not dropout_p and any(map(is_batchedtensor, parts)):
+        if kind is not None and attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(kind)
+        made: Tensor = _Attention.apply(*parts, attn_mask, is_causal, scale)
+        return made
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+    )
