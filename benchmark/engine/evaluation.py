@@ -32,6 +32,7 @@ class Evaluation:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._received = Broadcast()
         self._fitted = False
+        self._untrained = False
 
     def start(self) -> None:
         """Begin a new evaluation of all clients."""
@@ -43,8 +44,13 @@ class Evaluation:
         if step.first:
             self.simulation.ranks.busy_with = step.cohort
             self._received = self.simulation.received(rule, round, step.cohort)
+            own = any(name in self._received.own for name in self.simulation.roles.shared)
+            # Before the first round a client's own state is the server's, whose steps come just before.
+            self._untrained = step.point == "local" and round.number == 0 and not own and not self._fitted
             self._fitted = False
-        if step.stage is Stage.EVALUATE:
+        if self._untrained:
+            self._score_as_server(step)
+        elif step.stage is Stage.EVALUATE:
             self._score(step, round)
         else:
             self._fit(step, round, rule)
@@ -65,10 +71,20 @@ class Evaluation:
                 f"{place(method, 'client_logits')} must return logits [B, C] of the {batch.y.shape[1]} images of a "
                 f"mini-batch; it returns {given}"
             )
-        key = (step.point, step.split)
+        self._of(step, made.shape[-1]).update(made, batch.y, step.clients)
+
+    def _score_as_server(self, step: Step) -> None:
+        """Take the scores of the server's state for the clients' own, which is equal to it."""
+        if step.number == 0:
+            server, clients = self.scores["server", step.split], [*step.clients]
+            self._of(step, server.num_classes).add(clients, server.counts[clients], server.loss_sum[clients])
+
+    def _of(self, step: Step, classes: int) -> ClientScores:
+        """Return the scores at a step's point on its split."""
+        key, simulation = (step.point, step.split), self.simulation
         if key not in self.scores:
-            self.scores[key] = ClientScores(simulation.federation.num_clients, made.shape[-1]).to(simulation.device)
-        self.scores[key].update(made, batch.y, step.clients)
+            self.scores[key] = ClientScores(simulation.federation.num_clients, classes).to(simulation.device)
+        return self.scores[key]
 
     def _values(self, step: Step) -> Values:
         """Return what clients differ in; what all have in common is the method's own."""
