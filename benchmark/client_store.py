@@ -23,6 +23,7 @@ class ClientStore(nn.Module):
     def __init__(self, initial: Mapping[str, Tensor], num_clients: int) -> None:
         super().__init__()
         self.names = tuple(initial)
+        self._places = _Places()
         for name, value in initial.items():
             rows = value.detach().cpu().unsqueeze(0).repeat(num_clients, *(1,) * value.ndim)
             self.register_buffer(self._key(name), rows)
@@ -45,7 +46,8 @@ class ClientStore(nn.Module):
 
     def rows(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
         """Copy the rows of these clients, [K, ...], to ``device``."""
-        return placed(self.all_rows(name)[list(clients)], device)
+        held = self.all_rows(name)
+        return placed(held[self._places.of(clients, held.device)], device)
 
     def rows_of(self, names: Mapping[str, str], clients: Sequence[int], device: torch.device) -> Values:
         """Copy the rows of these clients of several tensors: ``names`` tells under which name each one is kept."""
@@ -53,5 +55,22 @@ class ClientStore(nn.Module):
 
     def write(self, name: str, clients: Sequence[int], values: Tensor) -> None:
         """Replace the rows of these clients by ``values`` [K, ...]."""
-        rows = self.all_rows(name)
-        rows[list(clients)] = values.detach().to("cpu", rows.dtype)
+        held = self.all_rows(name)
+        held[self._places.of(clients, held.device)] = placed(values.detach(), held.device).to(held.dtype)
+
+
+class _Places:
+    """Numbers of rows, where these lie; those of a cohort are asked for again and again.
+
+    An object of its own: what changes in a module is taken for a change of the method.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[int, ...], torch.device, Tensor] | None = None
+
+    def of(self, clients: Sequence[int], device: torch.device) -> Tensor:
+        """Return them as int64 [K] on the device."""
+        numbers = tuple(clients)
+        if self._last is None or self._last[:2] != (numbers, device):
+            self._last = (numbers, device, placed(torch.tensor(numbers, dtype=torch.int64), device))
+        return self._last[2]

@@ -12,7 +12,7 @@ from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
 from torch import nn
 
 from benchmark.contract import LocalTraining
-from benchmark.engine import recorded_step
+from benchmark.engine import placed_store, recorded_step
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
 from benchmark.engine.recorded_step import RecordedSteps
@@ -106,13 +106,22 @@ def waits_with(fault: str) -> list[str]:
         return on_gpu("FedBABU", ())[1]
 
 
-def waits_of_round(conf: str) -> list[str]:
+def differ_by_place_of_rows(conf: str) -> list[str]:
+    """Names of what differs in a bit between a run whose clients' rows lie on the GPU and one where on the host."""
+    momenta = {"PFedPT": ("--model.init_args.training.optimizer_state=client",)}.get(conf, ())
+    there, _ = on_gpu(conf, momenta)
+    with patch.object(placed_store, "ROOM", 0.0):
+        host, _ = on_gpu(conf, momenta)
+    return [name for name, value in there.items() if not torch.equal(value.nan_to_num(), host[name].nan_to_num())]
+
+
+def waits_of_round(conf: str, room: bool) -> list[str]:
     """The waits of a whole round without an evaluation, its plan, broadcast, collection and aggregation among them.
 
-    Of the third of three rounds, of which the second is evaluated.
+    Of the third of three rounds, of which the second is evaluated; with or without room for clients' rows on the GPU.
     """
     method, data = build(conf, *TINY)
-    with PretendedGPU() as gpu:
+    with PretendedGPU() as gpu, patch.object(placed_store, "ROOM", 1.0 if room else 0.0):
         last = _LastRound(gpu)
         fit(method, data, 3, [last], settings=SETTINGS | trainer_settings())
     return last.waits

@@ -1,22 +1,28 @@
 """The clients' rows over several ranks: each lies with one, and visits those that step its client."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmark.client_store import ClientStore
+from benchmark.engine.memory import free_memory
 from benchmark.engine.ranks import Ranks
 from benchmark.federation import Values
+from benchmark.placing import fetched_together
+
+#: Of a GPU's free memory, what all clients' rows may take there at most.
+ROOM = 0.25
 
 
 class PlacedStore(ClientStore):
     """A store that holds the rows of this rank's clients; with one rank those of all.
 
     Rows that another rank steps are brought there before, and sent home after: what is trained moves, and no rank
-    holds more than its part and its visitors.
+    holds more than its part and its visitors. With one rank the rows lie on the GPU if they take a quarter of its free
+    memory at most; else in host memory, from where those of a cohort travel.
 
     Args:
         initial: per name, the value every client starts from, any shape.
@@ -56,6 +62,34 @@ class PlacedStore(ClientStore):
         for client, value in zip(clients, values.detach().to("cpu", self.all_rows(name).dtype), strict=True):
             self._row(name, client).copy_(value)
         return None
+
+    def write_all(self, rows: Mapping[str, tuple[Sequence[int], Tensor]]) -> None:
+        """Replace rows of several tensors, per name of some clients; the host waits for the device once at most."""
+        values = {name: value for name, (_, value) in rows.items()}
+        if not self.on_device:
+            values = fetched_together(values)
+        for name, (clients, _) in rows.items():
+            self.write(name, clients, values[name])
+
+    # ------------------------------------------------------------------ where rows lie
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the rows lie where the method does, not in host memory."""
+        return any(rows.device.type != "cpu" for rows in self.buffers())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Go to a GPU with the method around, where there is room and nobody else's clients visit; else stay."""
+        super()._apply(fn, recurse)
+        if not self.names:
+            return self
+        device = fn(next(self.buffers())[:0]).device
+        size = sum(rows.numel() * rows.element_size() for rows in self.buffers())
+        if device.type != "cpu" and (self.ranks.count > 1 or size > ROOM * free_memory(device)):
+            device = torch.device("cpu")
+        for name, rows in self.named_buffers():
+            setattr(self, name, rows.to(device))
+        return self
 
     # ------------------------------------------------------------------ between ranks
 

@@ -192,8 +192,8 @@ class Simulation:
         kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in names}
         if PARTICIPATED in self.store.names:
             kept[PARTICIPATED] = (cohort.clients, torch.ones(len(cohort.clients)))
-        for name, (whose, value) in (kept | cohort.momenta).items():
-            self.store.write(name, [whose[k] for k in rows], value if all(finite) else value[rows])
+        ended = {name: ([whose[k] for k in rows], value) for name, (whose, value) in (kept | cohort.momenta).items()}
+        self.store.write_all(ended if all(finite) else {name: (whose, v[rows]) for name, (whose, v) in ended.items()})
         self.reports.add(cohort, rows)
         # Copies: the slots are the next cohort's soon.
         sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}

@@ -57,7 +57,7 @@ class PersonalMovement(Callback):
         reports = method.simulation.reports
         for prefix, names in self._names.items() if self._before else ():
             now = [method.store.all_rows(name) for name in names]
-            start = [method.get_parameter(name).cpu() for name in names]
+            start = [method.get_parameter(name).to(rows.device) for name, rows in zip(names, now, strict=True)]
             for what, others in (("change", [self._before[name] for name in names]), ("distance", start)):
                 whole = torch.full((method.num_clients,), torch.nan, dtype=torch.float64)
                 whole[method.store.held] = _distances(now, others)
@@ -67,4 +67,4 @@ class PersonalMovement(Callback):
 def _distances(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Per client [N] the L2 norm over all tensors of rows [N, ...] minus others [N, ...] or [...]."""
     squares = [(r.double() - o.double()).flatten(1).square().sum(1) for r, o in zip(rows, others, strict=True)]
-    return torch.stack(squares).sum(0).sqrt()
+    return torch.stack(squares).sum(0).sqrt().cpu()

@@ -46,10 +46,9 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 def check(process: ProcessPoolExecutor, conf: str, overrides: tuple[str, ...]) -> None:
-    """The GPU leaves behind what the CPU does, and no step of the second round waits but for kept momenta."""
+    """The GPU leaves behind what the CPU does, and no step of the second round waits."""
     off, waited = process.submit(runs_on_gpu.compare, conf, overrides).result()
-    kept = "optimizer_state=client" in " ".join(overrides)
-    assert [place for place in waited if not (kept and "/client_store.py" in place)] == []
+    assert waited == []
     tolerance = TOLERANCE.get(conf, USUAL)
     assert {name: difference for name, difference in off.items() if not difference <= tolerance} == {}
 
@@ -64,12 +63,19 @@ def test_so_it_does_whatever_a_run_has(conf: str, overrides: tuple[str, ...], pr
     check(process, conf, overrides)
 
 
-@pytest.mark.parametrize(("conf", "personal"), [("FedAvg", 0), ("FedPer", 2), ("FedVPT", 3)])
-def test_a_round_waits_for_no_copy_to_the_gpu(conf: str, personal: int, process: ProcessPoolExecutor) -> None:
-    """It waits for what comes back alone: are uploads and new values finite, losses, rows of clients."""
-    waited = process.submit(runs_on_gpu.waits_of_round, conf).result()
+@pytest.mark.parametrize("room", [True, False], ids=["rows on the GPU", "rows in host memory"])
+@pytest.mark.parametrize("conf", ["FedAvg", "FedPer", "FedVPT"])
+def test_a_round_waits_for_no_copy_to_the_gpu(conf: str, room: bool, process: ProcessPoolExecutor) -> None:
+    """It waits for what comes back alone: are uploads and new values finite, losses, and rows that lie on the host."""
+    waited = process.submit(runs_on_gpu.waits_of_round, conf, room).result()
     places = Counter(place.split(" at ")[1].split(":")[0].rpartition("/")[2] for place in waited)
-    assert places == Counter({"finite.py": 2, "reports.py": 1, "client_store.py": personal})
+    brought = {} if room or conf == "FedAvg" else {"placing.py": 1}
+    assert places == Counter({"finite.py": 2, "reports.py": 1, **brought})
+
+
+@pytest.mark.parametrize("conf", ["FedPer", "PFedPT", "FedVPT"])
+def test_where_clients_rows_lie_changes_no_bit(conf: str, process: ProcessPoolExecutor) -> None:
+    assert process.submit(runs_on_gpu.differ_by_place_of_rows, conf).result() == []
 
 
 def test_a_round_of_recorded_steps_takes_few_kernels_and_waits_twice(process: ProcessPoolExecutor) -> None:
