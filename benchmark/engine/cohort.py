@@ -95,6 +95,10 @@ class Cohort:
             return own
         return {part: {name: value[:count] for name, value in rows.items()} for part, rows in own.items()}
 
+    def scalars(self) -> Values:
+        """Return the sums of what the steps reported of each client as one number, float64 [K]."""
+        return {name: total.double() for name, (total, _) in self.totals.items() if total.ndim == 1}
+
     def report(self, named: Values) -> None:
         """Add what a step of the first clients reported to the totals."""
         for name, value in named.items():

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from benchmark.federation import Values
+from benchmark.placing import fetched_together
+
 
 def finite_rows(tensors: Sequence[Tensor], count: int) -> list[bool]:
     """For each row, whether all its numbers are finite in all of the tensors; waits for the device once.
@@ -13,10 +16,25 @@ def finite_rows(tensors: Sequence[Tensor], count: int) -> list[bool]:
         tensors: [count, ...] each, on one device.
         count: number of rows.
     """
+    return finite_rows_and(tensors, count, {})[0]
+
+
+def finite_rows_and(tensors: Sequence[Tensor], count: int, numbers: Values) -> tuple[list[bool], Values]:
+    """The same, and with it other numbers in host memory, for the same wait.
+
+    Args:
+        tensors: [count, ...] each, on one device.
+        count: number of rows.
+        numbers: float64, on the same device.
+
+    Returns:
+        Whether the rows are finite, and the numbers.
+    """
     rows = [t.detach().reshape(count, -1) for t in tensors if t.is_floating_point() and t.numel()]
-    if not rows:
-        return [True] * count
     # A sum is finite only if all its terms are, and ten times as fast; that of huge terms may not be, so then look.
-    if torch.stack([row.sum(1).double() for row in rows]).isfinite().all():
-        return [True] * count
-    return torch.stack([row.isfinite().all(1) for row in rows]).all(0).tolist()
+    sums = {str(place): row.sum(1).double() for place, row in enumerate(rows)}
+    fetched = fetched_together({**numbers, **sums})
+    given = {name: fetched[name] for name in numbers}
+    if not sums or torch.stack([fetched[place] for place in sums]).isfinite().all():
+        return [True] * count, given
+    return torch.stack([row.isfinite().all(1) for row in rows]).all(0).tolist(), given

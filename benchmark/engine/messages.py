@@ -84,7 +84,8 @@ def check_server_state(rule: ServerRule, round: Round, shared: Values, ranks: Ra
         ConfigurationError: shared values or the rule's own are not finite, or others on another rank.
     """
     title = type(rule).__name__
-    for values in (list(shared.values()), [*rule.parameters(), *rule.buffers()]):
+    made = [] if type(rule) is ServerRule else [*shared.values()]  # a mean of finite numbers is finite
+    for values in (made, [*rule.parameters(), *rule.buffers()]):
         if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
             raise ConfigurationError(
                 f"training diverged: values that {title} made of finite uploads were not finite in round "

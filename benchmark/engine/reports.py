@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmark.engine.cohort import Cohort
+from benchmark.federation import Values
 
 
 class Reports:
@@ -20,14 +21,14 @@ class Reports:
         self.num_clients = num_clients
         self._values: dict[str, Tensor] = {}
 
-    def add(self, cohort: Cohort, rows: Sequence[int]) -> None:
-        """Add the scalars that the steps of these rows of a cohort reported."""
+    def add(self, cohort: Cohort, rows: Sequence[int], totals: Values) -> None:
+        """Add the scalars that the steps of these rows of a cohort reported; ``totals`` are its in host memory."""
         chosen = list(rows)
-        for name, (total, steps) in cohort.totals.items():
-            if total.ndim == 1:
-                if name not in self._values:
-                    self._values[name] = torch.full((self.num_clients,), math.nan, dtype=torch.float64)
-                self._values[name][[cohort.clients[k] for k in chosen]] = total.cpu().double()[chosen] / steps[chosen]
+        for name, total in totals.items():
+            if name not in self._values:
+                self._values[name] = torch.full((self.num_clients,), math.nan, dtype=torch.float64)
+            steps = cohort.totals[name][1]
+            self._values[name][[cohort.clients[k] for k in chosen]] = total[chosen] / steps[chosen]
 
     def of(self, clients: Sequence[int]) -> dict[str, list[float]]:
         """Return the numbers of these clients, by name."""

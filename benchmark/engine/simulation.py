@@ -7,7 +7,7 @@ import torch
 
 from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.finite import finite_rows
+from benchmark.engine.finite import finite_rows_and
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners
 from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
@@ -185,16 +185,16 @@ class Simulation:
         values = self.slots.detached()
         reported = {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
         uploads = {name: values[name] for name in self.roles.shared + self.roles.uploaded} | reported
-        losses = [cohort.totals["loss"][0]] if cohort.totals else []
-        finite = finite_rows([*losses, *values.values(), *reported.values()], len(cohort.clients))
-        rows = [k for k, all_finite in enumerate(finite) if all_finite]
+        numbers = [*values.values(), *reported.values(), *([cohort.totals["loss"][0]] if cohort.totals else [])]
+        finite, totals = finite_rows_and(numbers, len(cohort.clients), cohort.scalars())
+        rows = [k for k, of_row in enumerate(finite) if of_row]
         names = [name for name in self.store.names if name.removeprefix(LAST) in self.roles.trained]
         kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in names}
         if PARTICIPATED in self.store.names:
             kept[PARTICIPATED] = (cohort.clients, torch.ones(len(cohort.clients)))
         ended = {name: ([whose[k] for k in rows], value) for name, (whose, value) in (kept | cohort.momenta).items()}
         self.store.write_all(ended if all(finite) else {name: (whose, v[rows]) for name, (whose, v) in ended.items()})
-        self.reports.add(cohort, rows)
+        self.reports.add(cohort, rows, totals)
         # Copies: the slots are the next cohort's soon.
         sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}
         return tuple(cohort.clients[k] for k in rows), sent
