@@ -1,6 +1,6 @@
 """Copies between the host and a device: to the device nobody waits for them, from it once for all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,13 +24,14 @@ def placed_together(values: Sequence[Tensor], device: torch.device) -> list[Tens
     return [piece.view(value.shape) for piece, value in zip(pieces, values, strict=True)]
 
 
-def fetched_together(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fetched_together(values: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors in host memory, by one copy for each type of numbers; those that lie there stay as they are."""
-    fetched: dict[str, Tensor] = {}
-    for kind in dict.fromkeys(value.dtype for value in values.values()):
-        alike = {name: value.detach() for name, value in values.items() if value.dtype == kind}
-        there = {name: value for name, value in alike.items() if value.device.type != "cpu"}
-        together = torch.cat([value.reshape(-1) for value in there.values()]).cpu() if there else torch.empty(0)
-        pieces = together.split([value.numel() for value in there.values()]) if there else ()
-        fetched |= alike | {n: piece.view(there[n].shape) for n, piece in zip(there, pieces, strict=True)}
+    fetched = [value.detach() for value in values]
+    for kind in dict.fromkeys(value.dtype for value in values):
+        there = [n for n, value in enumerate(fetched) if value.dtype == kind and value.device.type != "cpu"]
+        if there:
+            together = torch.cat([fetched[n].reshape(-1) for n in there]).cpu()
+            pieces = together.split([fetched[n].numel() for n in there])
+            for n, piece in zip(there, pieces, strict=True):
+                fetched[n] = piece.view(fetched[n].shape)
     return fetched

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -39,10 +38,10 @@ class MergedLayers(TorchFunctionMode):
         if is_functorch_wrapped_tensor(weight) or (bias is not None and is_functorch_wrapped_tensor(bias)):
             return F.linear(input, weight, bias)  # each client's own
         if not (torch.is_grad_enabled() and weight.requires_grad):
-            kind = _autocast(input)
-            if kind is not None:
-                input, weight = input.to(kind), self._cast(weight, kind)
-                bias = None if bias is None else self._cast(bias, kind)
+            device = input.device.type
+            if torch.is_autocast_enabled(device) and input.dtype != torch.float64:  # which autocast leaves alone
+                kind = torch.get_autocast_dtype(device)
+                weight, bias = self._cast(weight, kind), None if bias is None else self._cast(bias, kind)
             if is_batchedtensor(input):
                 made: Tensor = _Linear.apply(input, weight, bias)
                 return made
@@ -56,16 +55,8 @@ class MergedLayers(TorchFunctionMode):
         if version != value._version or cast.dtype != kind:
             with torch.inference_mode(False), torch.no_grad():
                 cast = value.to(kind)
-            if isinstance(value, FakeTensor) or not isinstance(cast, FakeTensor):  # else a step is being recorded
-                self._casts[value] = (value._version, cast)
+            self._casts[value] = (value._version, cast)
         return cast
-
-
-def _autocast(x: Tensor) -> torch.dtype | None:
-    """The type of numbers that autocast would have a layer compute in, None where it is off or x is of no such type."""
-    kind = x.device.type
-    on = x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if on else None
 
 
 class _Merged(torch.autograd.Function):
@@ -127,14 +118,9 @@ def _attention(
     scale: float | None = None,
 ) -> Tensor:
     parts = (query, key, value)
-    kind = _autocast(query)
-    if kind is not None:
-        query, key, value = parts = tuple(part.to(kind) for part in parts)  # type: ignore[assignment]
     own_mask = attn_mask is not None and (is_functorch_wrapped_tensor(attn_mask) or attn_mask.ndim > 2)
     alike = query.ndim == key.ndim == value.ndim >= 3 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
     if alike and not own_mask and not dropout_p and any(map(is_batchedtensor, parts)):
-        if kind is not None and attn_mask is not None and attn_mask.is_floating_point():
-            attn_mask = attn_mask.to(kind)
         made: Tensor = _Attention.apply(*parts, attn_mask, is_causal, scale)
         return made
     return F.scaled_dot_product_attention(

@@ -65,11 +65,11 @@ class PlacedStore(ClientStore):
 
     def write_all(self, rows: Mapping[str, tuple[Sequence[int], Tensor]]) -> None:
         """Replace rows of several tensors, per name of some clients; the host waits for the device once at most."""
-        values = {name: value for name, (_, value) in rows.items()}
+        values = [value for _, value in rows.values()]
         if not self.on_device:
             values = fetched_together(values)
-        for name, (clients, _) in rows.items():
-            self.write(name, clients, values[name])
+        for (name, (clients, _)), value in zip(rows.items(), values, strict=True):
+            self.write(name, clients, value)
 
     # ------------------------------------------------------------------ where rows lie
 
@@ -83,12 +83,13 @@ class PlacedStore(ClientStore):
         super()._apply(fn, recurse)
         if not self.names:
             return self
-        device = fn(next(self.buffers())[:0]).device
+        some = next(self.buffers())
+        device = fn(some[:0]).device
         size = sum(rows.numel() * rows.element_size() for rows in self.buffers())
-        if device.type != "cpu" and (self.ranks.count > 1 or size > ROOM * free_memory(device)):
-            device = torch.device("cpu")
-        for name, rows in self.named_buffers():
-            setattr(self, name, rows.to(device))
+        fits = device.type == "cpu" or (self.ranks.count == 1 and size <= ROOM * free_memory(device))
+        if fits and device != some.device:  # rows that lie there already are not asked whether there is room
+            for name, rows in self.named_buffers():
+                setattr(self, name, rows.to(device))
         return self
 
     # ------------------------------------------------------------------ between ranks

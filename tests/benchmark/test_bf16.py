@@ -132,7 +132,7 @@ def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypa
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the operations that take a kernel, and notes in which types products of matrices are taken."""
+    """Counts the operations that take a kernel, and notes in which types linear layers are computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Kernels(TorchDispatchMode):
         name, returned = func.overloadpacket.__name__, func._schema.returns
         view = returned and returned[0].alias_info is not None and not returned[0].alias_info.is_write
         self.count += not view and name not in ("device", "_unsafe_view")
-        if name in ("mm", "addmm", "bmm"):
+        if name in ("mm", "addmm"):  # attention without a kernel of its own, all there is here, multiplies in float32
             self.products |= {value.dtype for value in args}
         return func(*args, **(kwargs or {}))
 
@@ -180,4 +180,4 @@ def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch
     monkeypatch.setattr("benchmark.engine.mapping.MergedLayers", nullcontext)
     by_torch_s_rules = kernels_of_a_loss(conf, bf16)
     assert merged.count <= 0.8 * by_torch_s_rules.count
-    assert torch.bfloat16 in merged.products if bf16 else merged.products == {torch.float32}
+    assert merged.products == {torch.bfloat16 if bf16 else torch.float32}

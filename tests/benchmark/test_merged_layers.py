@@ -1,32 +1,19 @@
 """Frozen layers and attention that merge clients into the batch: torch's numbers, in fewer operations."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from operations import Operations
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.backbones.merged_layers import MergedLayers
 
 CLIENTS, IMAGES, TOKENS, HEADS, WIDTH = 3, 2, 5, 2, 8
 #: torch's own rule loops over clients here, and says so; what is merged does not.
 UNMERGED = pytest.mark.filterwarnings("ignore:There is a performance drop")
-
-
-class Operations(TorchDispatchMode):
-    """Counts operations by name, and those that cast to another type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Block(nn.Module):

@@ -6,28 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from operations import Operations
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.engine.straight_line import straight_line
-
-
-class Counting(TorchDispatchMode):
-    """Counts operations by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def run(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Counter[str]]:
     """What the shortened record of a function gives, and its operations."""
     recorded = straight_line(function, tensors)
-    with Counting() as counting:
+    with Operations() as counting:
         made = recorded(*tensors)
     return made, counting.counts
 
