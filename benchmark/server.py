@@ -42,6 +42,14 @@ class ServerRule(Checked, nn.Module):
 
     federation: Federation
 
+    @property
+    def takes_the_mean(self) -> bool:
+        """Whether new values are this class's mean: of each parameter by itself, finite where the uploads are.
+
+        A rule that keeps ``aggregate`` may say so: where uploads are many, it is given some parameters at a time.
+        """
+        return type(self) is ServerRule
+
     def start(self, initial: Values, federation: Federation) -> None:
         """Make what the rule keeps, before the first round or before a saved state is loaded.
 

@@ -22,7 +22,6 @@ from benchmark.method import FederatedMethod
 from benchmark.run.checkpoint import AtomicCheckpointIO, round_checkpoint
 from benchmark.run.cli import TRAINER_DEFAULTS
 from benchmark.run.recorder import Recorder
-from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 
 ROUNDS = 3
@@ -153,7 +152,7 @@ def require_roles(subject: MethodUnderCheck) -> FederatedMethod:
         require(still, f"{name} is not shared but moved on the server; write into no parameter in a step")
     moved = {n for n, v in clients_and_server(method).items() if not torch.equal(v, start[n])}
     resting = [name for name in method.roles.personal if f"store.{name}" not in moved]
-    if type(method.server.rule) is ServerRule:
+    if method.server.rule.takes_the_mean:
         resting += sorted(set(method.roles.shared) - moved)
     require(not resting, f"{resting[:3]} are never trained; name them in local_phases, or take them out of the roles")
     return method

@@ -61,7 +61,7 @@ class Arrivals:
         other rules see all of them.
         """
         shared, sizes = simulation.shared(), simulation.federation.train_sizes
-        if type(rule) is not ServerRule:
+        if not rule.takes_the_mean:
             return rule.aggregate(round, shared, self._uploads(None, simulation.ranks, sizes))
         new: Values = {}
         for names in self._groups(shared):

@@ -42,16 +42,18 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
     client = simulation.federation.training_clients[0]
     simulation.store.bring([client])
     received = simulation.received(rule, Round(1, (client,), simulation.federation.seed), (client,))
-    # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
+    fits = most
+    # On a CPU a large network's mini-batch takes seconds; one image shows that it is large. On a GPU it has frozen
+    # weights cast, which all clients share, so that they do not count with the mini-batch.
     for images in (1, min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values()))):
-        if most > 1:
+        if fits > 1:
             step, upload = bytes_per_client(simulation, received, images, resident)
             room = CPU_STEP
             if device.type == "cuda":
                 room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
-            most = min(most, max(1, room // step))
+            fits = max(1, room // step)
     simulation.store.dismiss()
-    return most
+    return min(most, fits)
 
 
 def balanced(most: int, sizes: Sequence[int], ranks: int) -> int:
@@ -103,7 +105,8 @@ def bytes_per_client(
         initial = {name: simulation.method.get_parameter(name) for name in simulation.roles.slots}
         slots = Slots(initial)
         # Mapped in any case, as for several clients: a single one of a method that trains everything is not.
-        clients = ClientMap(simulation.method, replace(simulation.roles, has_frozen=True), simulation.watch)
+        roles = replace(simulation.roles, has_frozen=True)
+        clients = ClientMap(simulation.method, roles, simulation.watch, simulation.clients.merged)
         local_steps = LocalSteps(simulation.method, clients, slots)
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)

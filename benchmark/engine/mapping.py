@@ -53,14 +53,18 @@ class ClientMap:
         method: whose parameters the functions see.
         roles: of its parameters.
         watch: over what a function must not do.
+        merged: another map's, of the same method.
+
+    Attributes:
+        merged: holds what it has cast of frozen parameters.
     """
 
-    def __init__(self, method: ClientMethod, roles: Roles, watch: Watch) -> None:
+    def __init__(self, method: ClientMethod, roles: Roles, watch: Watch, merged: MergedLayers | None = None) -> None:
         self._method = method
         self._call = _Call(method)
         self._has_frozen = roles.has_frozen
         self._watch = watch
-        self._merged = MergedLayers()
+        self.merged = MergedLayers() if merged is None else merged
         #: for a debugger: cohorts hold one client each, which is called in plain PyTorch
         self.one_by_one = False
         places: dict[int, list[str]] = {}
@@ -157,7 +161,7 @@ class ClientMap:
     def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
         """Have frozen layers merge the clients on a GPU; a CPU gains nothing, and its results keep every bit."""
         merging = self._has_frozen and device.type != "cpu" and not torch.compiler.is_compiling()
-        return self._merged if merging else nullcontext()
+        return self.merged if merging else nullcontext()
 
 
 def _with_leading_one(made: Any) -> Any:

@@ -84,7 +84,7 @@ def check_server_state(rule: ServerRule, round: Round, shared: Values, ranks: Ra
         ConfigurationError: shared values or the rule's own are not finite, or others on another rank.
     """
     title = type(rule).__name__
-    made = [] if type(rule) is ServerRule else [*shared.values()]  # a mean of finite numbers is finite
+    made = [] if rule.takes_the_mean else [*shared.values()]  # a mean of finite numbers is finite
     for values in (made, [*rule.parameters(), *rule.buffers()]):
         if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
             raise ConfigurationError(

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.client_store import ClientStore
 from benchmark.contract import Stage
+from benchmark.engine.capacity import bytes_per_client
 from benchmark.engine.evaluation_plan import EvaluationPlan
 from benchmark.engine.plan import Block
 from benchmark.engine.rounds import Server
@@ -100,6 +101,14 @@ def test_a_convolution_under_autocast_comes_out_in_bfloat16() -> None:
     assert shared.shape == stacked.shape == (3, 2, 64, 1, 1)
 
 
+def on_the_gpu(method: Any, data: Any, mode: FakeTensorMode) -> None:
+    """Parameters, images and labels lie there."""
+    to_fake_cuda(method, mode)
+    method._device = CUDA
+    pool = method.simulation.images.pool
+    pool.images, pool.labels = (mode.from_tensor(part).to(CUDA) for part in (data.pool.images, data.pool.labels))
+
+
 @pytest.mark.parametrize("conf", CONVOLUTIONAL)
 def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation of the server's state and, where torch can run it without a driver, a training step's loss."""
@@ -112,11 +121,7 @@ def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypa
     first = next(iter(data.loaders.training(1))).steps[0]
     simulation = method.simulation
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        to_fake_cuda(method, mode)
-        method._device = CUDA
-        pool = data.pool
-        simulation.images.pool.images = mode.from_tensor(pool.images).to(CUDA)
-        simulation.images.pool.labels = mode.from_tensor(pool.labels).to(CUDA)
+        on_the_gpu(method, data, mode)
         with cuda_autocast():
             for item in range(len(plan.steps)):
                 method.validation_step(Block((plan[item],)).to(CUDA), item)
@@ -154,11 +159,7 @@ def kernels_of_a_loss(conf: str, bf16: bool) -> Kernels:
     first = next(iter(data.loaders.training(1))).steps[0]
     simulation = method.simulation
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        to_fake_cuda(method, mode)
-        method._device = CUDA
-        pool = data.pool
-        simulation.images.pool.images = mode.from_tensor(pool.images).to(CUDA)
-        simulation.images.pool.labels = mode.from_tensor(pool.labels).to(CUDA)
+        on_the_gpu(method, data, mode)
         round = Round(1, first.cohort, 0)
         received = simulation.received(method.server.rule, round, first.cohort)
         cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
@@ -181,3 +182,22 @@ def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch
     by_torch_s_rules = kernels_of_a_loss(conf, bf16)
     assert merged.count <= 0.8 * by_torch_s_rules.count
     assert merged.products == {torch.bfloat16 if bf16 else torch.float32}
+
+
+def test_frozen_weights_in_bfloat16_count_for_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are cast once, whichever cohort comes first; the width is made of what comes with each client."""
+    monkeypatch.setattr("benchmark.engine.simulation.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
+    monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)  # torch's engine needs the driver
+    method, data = set_up("FedVPT", "--data.cache_features=false")
+    simulation = method.simulation
+    monkeypatch.setattr(simulation.images, "precision", cuda_autocast)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        on_the_gpu(method, data, mode)
+        received = simulation.received(method.server.rule, Round(1, (0,), 0), (0,))
+        first, *later = [bytes_per_client(simulation, received, 4)[0] for _ in range(3)]
+    linear = [module for block in method.backbone.vit.blocks for module in block.modules() if type(module) is nn.Linear]
+    cast = 2 * sum(value.numel() for module in linear for value in module.parameters())
+    assert later[0] == later[1]
+    assert first - later[0] == pytest.approx(cast, rel=1e-3)

@@ -230,6 +230,39 @@ def test_a_server_that_diverges_ends_the_run() -> None:
         fit(method, data, 1, [Server(Lost())])
 
 
+class FirstFour(ServerRule):
+    """The mean, with a selection of its own."""
+
+    takes_the_mean = True
+
+    def select(self, number: int) -> list[int]:
+        return [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("rule", [ServerRule, FirstFour])
+def test_a_mean_of_much_is_taken_parameter_by_parameter(
+    rule: type[ServerRule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    asked: list[int] = []
+    aggregate = ServerRule.aggregate
+
+    def noted(self: ServerRule, round: Round, shared: Values, uploads: Uploads) -> Values:
+        asked.append(len(shared))
+        return aggregate(self, round, shared, uploads)
+
+    monkeypatch.setattr(ServerRule, "aggregate", noted)
+    for together in (2**28, 1):
+        asked.clear()
+        monkeypatch.setattr("benchmark.engine.arrivals.TOGETHER", together)
+        method, data = build("FedAvg", "--data.clients_per_round=4")
+        fit(method, data, 1, [Server(rule())])
+        count = len(method.roles.shared)
+        assert asked == ([count] if together > 1 else [1] * count)
+        results.append(method.simulation.shared())
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+
+
 def test_images_without_a_prediction_count_as_wrong_and_are_named() -> None:
     method, data = build("FedVPT")
     with pytest.warns(UserWarning, match=r"of 6 of 66 images of split 'test' at point 'server'.*\(clients \[5\]\)"):
