@@ -8,6 +8,7 @@ order and with which smallest client, and the runs compared here must have exact
 
 from datamodules.partition.at_most_classes import AtMostClasses
 from datamodules.partition.dirichlet_merged import DirichletMerged
+from datamodules.partition.dirichlet_pfllib import DirichletPFLlib
 from datamodules.partition.dirichlet_shared import DirichletShared
 from datamodules.partition.disjoint_classes import DisjointClasses
 from datamodules.partition.domain_per_client import DomainPerClient
@@ -22,6 +23,7 @@ __all__ = [
     "AtMostClasses",
     "ClientSplits",
     "DirichletMerged",
+    "DirichletPFLlib",
     "DirichletShared",
     "DisjointClasses",
     "DomainPerClient",

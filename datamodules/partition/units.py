@@ -47,7 +47,9 @@ def units_of(labels: Indices, group: Indices) -> Units:
     return Units(members, pairs[1], sizes.astype(np.int64), labels_in_group[which.reshape(-1)] > 1)
 
 
-def split_units(units: Units, held: Sequence[Indices], test_fraction: float, rng: np.random.Generator) -> ClientSplits:
+def split_units(
+    units: Units, held: Sequence[Indices], test_fraction: float, rng: np.random.Generator | np.random.RandomState
+) -> ClientSplits:
     """Split each client's units at random into train and test, not stratified.
 
     Of n images ``floor((1 - test_fraction) n)`` train, more where a whole unit does not fit into the test

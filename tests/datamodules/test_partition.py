@@ -12,6 +12,7 @@ from datamodules.partition import (
     AtMostClasses,
     ClientSplits,
     DirichletMerged,
+    DirichletPFLlib,
     DirichletShared,
     DisjointClasses,
     DomainPerClient,
@@ -230,6 +231,54 @@ def test_a_hundred_thousand_clients_are_refused_soon(partition, train, test):
         split(partition, pool)
 
 
+def as_the_code_draws(labels, num_clients, alpha, min_size, test_fraction, seed):
+    """Train and test images of each client, in the order in which PFLlib's code asks NumPy for numbers."""
+    stream = np.random.RandomState(seed)
+    held = [[]]
+    while min(map(len, held)) < min_size:
+        held = [[] for _ in range(num_clients)]
+        for c in range(max(labels) + 1):
+            images = np.array([i for i, label in enumerate(labels) if label == c])
+            stream.shuffle(images)
+            p = stream.dirichlet([alpha] * num_clients)
+            p = np.array([share * (len(mine) < len(labels) / num_clients) for share, mine in zip(p, held, strict=True)])
+            cuts = [int(end * len(images)) for end in np.cumsum(p / p.sum())[:-1]]
+            held = [mine + part.tolist() for mine, part in zip(held, np.split(images, cuts), strict=True)]
+    sides = []
+    for mine in held:
+        order = stream.permutation(len(mine))
+        tested = len(mine) - int((1 - test_fraction) * len(mine))
+        sides.append(([mine[i] for i in order[tested:]], [mine[i] for i in order[:tested]]))
+    return sides
+
+
+@pytest.mark.parametrize(("alpha", "clients", "min_size"), [(0.3, 50, 8), (0.3, 50, 20), (2.0, 7, 60)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dirichlet_pfllib_draws_the_numbers_of_the_code(alpha, clients, min_size, seed):
+    partition = DirichletPFLlib(alpha, clients, numpy_seed=seed, min_size=min_size)
+    splits = split(partition, CIFAR10_LIKE, seed=7)
+    expected = as_the_code_draws(CIFAR10_LIKE.labels.tolist(), clients, alpha, min_size, 0.25, seed)
+    for train, test, sides in zip(splits.train, splits.test, expected, strict=True):
+        assert train.tolist() == sorted(sides[0])
+        assert test.tolist() == sorted(sides[1])
+
+
+def test_dirichlet_pfllib_at_the_codes_scale():
+    """The first clients' counts of pFedPT's CIFAR-10, seed 1; a matter of NumPy's first generator alone."""
+    pool = make_pool(np.tile(np.arange(10), 6000).tolist(), [False] * 60_000)
+    splits = DirichletPFLlib(0.3, 50).split(pool, np.random.default_rng(0))
+    sizes = sorted(map(len, map(np.concatenate, zip(splits.train, splits.test, strict=True))))
+    assert (sizes[0], sizes[25], sizes[-1]) == (145, 1211, 3105)
+    assert sum(map(len, splits.train)) == 44_984
+
+
+def test_dirichlet_pfllib_gives_up():
+    with pytest.raises(
+        ConfigurationError, match=r"min_size=119 images; in the best of 20 draws one had \d+; raise alpha"
+    ):
+        split(DirichletPFLlib(0.3, 50, min_size=119, max_retries=20), CIFAR10_LIKE)
+
+
 def test_iid_deals_evenly():
     labels = np.array([0] * 7 + [1] * 6)
     members = [np.flatnonzero(labels == c) for c in (0, 1)]
@@ -354,7 +403,9 @@ def grouped(copies):
     return make_pool(labels.tolist(), [False] * len(labels), group=np.repeat(np.arange(240), copies).tolist())
 
 
-@pytest.mark.parametrize("partition", [DirichletMerged(0.5, 6), PathologicalPFLlib(2, 6), IIDPFLlib(6)], ids=name)
+@pytest.mark.parametrize(
+    "partition", [DirichletMerged(0.5, 6), DirichletPFLlib(0.5, 6), PathologicalPFLlib(2, 6), IIDPFLlib(6)], ids=name
+)
 @pytest.mark.parametrize("copies", [2, 6])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_merged_forms_keep_groups_whole(partition, copies, seed):

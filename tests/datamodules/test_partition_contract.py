@@ -25,6 +25,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "BaseToNovel": {"num_clients": 3, "shots": 5},
     "DirichletFewShot": {"alpha": 1.0, "num_clients": 3, "shots": 12},
     "DirichletMerged": {"alpha": 0.5, "num_clients": 5},
+    "DirichletPFLlib": {"alpha": 0.5, "num_clients": 5},
     "DirichletShared": {"alpha": 0.5, "num_clients": 5, "min_size": 5},
     "DisjointClasses": {"classes_per_client": 2},
     "DomainPerClient": {},
