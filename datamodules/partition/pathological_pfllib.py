@@ -3,18 +3,22 @@
 import numpy as np
 
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import NumClients, PositiveInt
+from benchmark.ranges import NumClients, PositiveInt, Seed
 from datamodules.partition.members import check_class_count, members_by_class
 from datamodules.partition.partition import Partition
 from datamodules.partition.splits import ClientSplits, Indices
 from datamodules.partition.units import Units, split_units, units_of
 from datamodules.source import ImagePool
 
+Draws = np.random.Generator | np.random.RandomState
+
 
 def pathological_pfllib(
-    units: Units, num_clients: int, classes_per_client: int, min_size: int, rng: np.random.Generator
+    units: Units, num_clients: int, classes_per_client: int, min_size: int, rng: Draws
 ) -> list[Indices]:
     """The units of each client in PFLlib's pathological form. See ``PathologicalPFLlib``.
+
+    With NumPy's first generator they are the published code's, which takes the images of a class as they are stored.
 
     Raises:
         ConfigurationError: a class has too few images for its clients.
@@ -37,8 +41,12 @@ def pathological_pfllib(
                 f"class {units.labels[members[0]]} has {n} images, too few for {len(clients)} clients "
                 f"(num_clients={num_clients}, classes_per_client={classes_per_client}); use fewer clients"
             )
-        sizes = rng.integers(low, high, size=len(clients) - 1)
-        parts = units.cut(rng.permutation(members), np.concatenate([[0], np.cumsum(sizes), [n]]))
+        if isinstance(rng, np.random.RandomState):
+            order, sizes = members, rng.randint(low, high, size=len(clients) - 1)
+        else:
+            sizes = rng.integers(low, high, size=len(clients) - 1)
+            order = rng.permutation(members)
+        parts = units.cut(order, np.concatenate([[0], np.cumsum(sizes), [n]]))
         for client, part in zip(clients, parts, strict=True):
             held[client].append(part)
         wanted[clients] -= 1
@@ -46,9 +54,15 @@ def pathological_pfllib(
 
 
 def pathological_split(
-    labels: Indices, group: Indices, num_clients: int, classes_per_client: int, rng: np.random.Generator
+    labels: Indices,
+    group: Indices,
+    num_clients: int,
+    classes_per_client: int,
+    numpy_seed: int | None,
+    own: np.random.Generator,
 ) -> ClientSplits:
     """PFLlib's pathological form with pFedPT's constants: at least 8 images per client, 75 % of them train."""
+    rng = own if numpy_seed is None else np.random.RandomState(numpy_seed)
     units = units_of(labels, group)
     return split_units(units, pathological_pfllib(units, num_clients, classes_per_client, 8, rng), 0.25, rng)
 
@@ -67,19 +81,27 @@ class PathologicalPFLlib(Partition):
     Args:
         classes_per_client: classes of each client (pFedPT: 5 of 10, 50 of 100).
         num_clients: N (pFedPT: 50).
+        numpy_seed: with 1 the published code's draw: a client has as many images of each class on each side, and those
+            very images where the pool has the official order, as with ``DirichletPFLlib``; ``partition_seed`` changes
+            nothing then. None: a draw by ``partition_seed``.
     """
 
     paper_setting = "pathological*"
 
-    def __init__(self, classes_per_client: PositiveInt, num_clients: NumClients) -> None:
+    def __init__(
+        self, classes_per_client: PositiveInt, num_clients: NumClients, numpy_seed: Seed | None = None
+    ) -> None:
         self.classes_per_client = classes_per_client
         self.num_clients: int = num_clients
+        self.numpy_seed = numpy_seed
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Hand out the classes in order, then split every client."""
         labels = pool.labels.numpy()
         check_class_count("classes_per_client", self.classes_per_client, len(np.unique(labels)))
-        return pathological_split(labels, pool.group.numpy(), self.num_clients, self.classes_per_client, rng)
+        return pathological_split(
+            labels, pool.group.numpy(), self.num_clients, self.classes_per_client, self.numpy_seed, rng
+        )
 
 
 class IIDPFLlib(Partition):
@@ -89,14 +111,17 @@ class IIDPFLlib(Partition):
 
     Args:
         num_clients: N.
+        numpy_seed: as for ``PathologicalPFLlib``.
     """
 
     paper_setting = "iid"
 
-    def __init__(self, num_clients: NumClients) -> None:
+    def __init__(self, num_clients: NumClients, numpy_seed: Seed | None = None) -> None:
         self.num_clients: int = num_clients
+        self.numpy_seed = numpy_seed
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Hand out every class to every client, then split every client."""
         labels = pool.labels.numpy()
-        return pathological_split(labels, pool.group.numpy(), self.num_clients, len(np.unique(labels)), rng)
+        classes = len(np.unique(labels))
+        return pathological_split(labels, pool.group.numpy(), self.num_clients, classes, self.numpy_seed, rng)

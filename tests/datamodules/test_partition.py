@@ -231,6 +231,13 @@ def test_a_hundred_thousand_clients_are_refused_soon(partition, train, test):
         split(partition, pool)
 
 
+def as_the_code_splits(mine, test_fraction, stream):
+    """What scikit-learn's ``train_test_split`` makes of a client's images: first the tested ones."""
+    order = stream.permutation(len(mine))
+    tested = len(mine) - int((1 - test_fraction) * len(mine))
+    return [mine[i] for i in order[tested:]], [mine[i] for i in order[:tested]]
+
+
 def as_the_code_draws(labels, num_clients, alpha, min_size, test_fraction, seed):
     """Train and test images of each client, in the order in which PFLlib's code asks NumPy for numbers."""
     stream = np.random.RandomState(seed)
@@ -244,12 +251,7 @@ def as_the_code_draws(labels, num_clients, alpha, min_size, test_fraction, seed)
             p = np.array([share * (len(mine) < len(labels) / num_clients) for share, mine in zip(p, held, strict=True)])
             cuts = [int(end * len(images)) for end in np.cumsum(p / p.sum())[:-1]]
             held = [mine + part.tolist() for mine, part in zip(held, np.split(images, cuts), strict=True)]
-    sides = []
-    for mine in held:
-        order = stream.permutation(len(mine))
-        tested = len(mine) - int((1 - test_fraction) * len(mine))
-        sides.append(([mine[i] for i in order[tested:]], [mine[i] for i in order[:tested]]))
-    return sides
+    return [as_the_code_splits(mine, test_fraction, stream) for mine in held]
 
 
 @pytest.mark.parametrize(("alpha", "clients", "min_size"), [(0.3, 50, 8), (0.3, 50, 20), (2.0, 7, 60)])
@@ -277,6 +279,39 @@ def test_dirichlet_pfllib_gives_up():
         ConfigurationError, match=r"min_size=119 images; in the best of 20 draws one had \d+; raise alpha"
     ):
         split(DirichletPFLlib(0.3, 50, min_size=119, max_retries=20), CIFAR10_LIKE)
+
+
+def as_the_code_hands_out(labels, num_clients, classes_per_client, seed):
+    """Train and test images of each client in PFLlib's pathological form, in the order of its draws."""
+    stream, classes = np.random.RandomState(seed), max(labels) + 1
+    held, wanted = [[] for _ in range(num_clients)], [classes_per_client] * num_clients
+    for c in range(classes):
+        images = [i for i, label in enumerate(labels) if label == c]
+        takers = [k for k in range(num_clients) if wanted[k] > 0][: int(num_clients / classes * classes_per_client)]
+        share = len(images) / len(takers)
+        sizes = stream.randint(max(share / 10, 8 / classes), share, len(takers) - 1).tolist()
+        for k, size in zip(takers, [*sizes, len(images) - sum(sizes)], strict=True):
+            held[k] += images[:size]
+            images = images[size:]
+            wanted[k] -= 1
+    return [as_the_code_splits(mine, 0.25, stream) for mine in held]
+
+
+@pytest.mark.parametrize(
+    ("partition", "pool", "classes"),
+    [
+        (PathologicalPFLlib(5, 50, numpy_seed=1), CIFAR10_LIKE, 5),
+        (PathologicalPFLlib(50, 50, numpy_seed=3), balanced(100, 100, 20), 50),
+        (IIDPFLlib(20, numpy_seed=1), CIFAR10_LIKE, 10),
+        (IIDPFLlib(7, numpy_seed=2), balanced(3, 100, 5), 3),
+    ],
+)
+def test_the_other_forms_of_pfllib_draw_the_numbers_of_the_code(partition, pool, classes):
+    splits = split(partition, pool, seed=7)
+    expected = as_the_code_hands_out(pool.labels.tolist(), partition.num_clients, classes, partition.numpy_seed)
+    for train, test, sides in zip(splits.train, splits.test, expected, strict=True):
+        assert train.tolist() == sorted(sides[0])
+        assert test.tolist() == sorted(sides[1])
 
 
 def test_iid_deals_evenly():
