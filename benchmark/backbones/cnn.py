@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
+from benchmark.backbones.client_layers import ClientConv2d, ClientConvolutions, ClientLinear
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
@@ -47,7 +47,7 @@ class PaperCNN(Checked, nn.Module):
         self.num_features = widths[-1]
         with keyed_initialization("backbone"):
             # ReLU after the pooling: the same values and gradients as before it, on a quarter of the numbers.
-            self.convolutions = nn.Sequential(
+            self.convolutions = ClientConvolutions(
                 ClientConv2d(3, filters, kernel_size=5),
                 nn.MaxPool2d(2),
                 nn.ReLU(),

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
+from benchmark.backbones.client_layers import ClientConv2d, ClientConvolutions, ClientLinear
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit
@@ -69,11 +69,13 @@ class SimpleCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            ClientConv2d(3, 32, 3),
-            nn.ReLU(),
-            ClientConv2d(32, 64, 3),
-            nn.MaxPool2d(2),
-            nn.ReLU(),  # the same values and gradients as before the pooling, on a quarter of the numbers
+            ClientConvolutions(
+                ClientConv2d(3, 32, 3),
+                nn.ReLU(),
+                ClientConv2d(32, 64, 3),
+                nn.MaxPool2d(2),
+                nn.ReLU(),  # the same values and gradients as before the pooling, on a quarter of the numbers
+            ),
             nn.Flatten(),
             ClientLinear(64 * 14 * 14, self.num_features),
             nn.ReLU(),

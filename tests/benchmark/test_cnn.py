@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.functional import conv2d
 
-from benchmark.backbones.client_layers import ClientConv2d, ClientLinear
+from benchmark.backbones.client_layers import ClientConv2d, ClientConvolutions, ClientLinear
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.errors import ConfigurationError
 
@@ -101,6 +101,59 @@ def test_stacked_convolutions_are_those_of_each_client(shared: bool) -> None:
         made = vmap(lambda values, images: functional_call(layer, values, images))(values, x)
     for client in range(3):
         torch.testing.assert_close(made[client], conv2d(x[client], weights[client], biases[client]))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 9])
+def test_gradients_of_a_convolutions_images(channels: int) -> None:
+    # up to eight channels in a way of our own, alone, for stacked clients, and inside of a gradient per client
+    generator = torch.Generator().manual_seed(0)
+    layer = ClientConv2d(channels, 4, 3).double()
+    weights = torch.randn(2, *layer.weight.shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(2, 3, channels, 7, 6, generator=generator, dtype=torch.float64)
+
+    def ours(x: Tensor, weight: Tensor) -> Tensor:
+        return functional_call(layer, {"weight": weight}, x).square().sum()
+
+    def theirs(x: Tensor, weight: Tensor) -> Tensor:
+        return conv2d(x, weight, layer.bias).square().sum()
+
+    for of in (0, (0, 1)):
+        expected = vmap(grad(theirs, of))(x, weights)
+        torch.testing.assert_close(vmap(grad(ours, of))(x, weights), expected)
+        alone = [grad(ours, of)(*own) for own in zip(x, weights, strict=True)]
+        torch.testing.assert_close(alone, [grad(theirs, of)(*own) for own in zip(x, weights, strict=True)])
+    images = x.clone().requires_grad_()
+    (stacked,) = torch.autograd.grad(vmap(ours)(images, weights).sum(), images)
+    torch.testing.assert_close(stacked, vmap(grad(theirs))(x, weights))
+    twice = vmap(grad(lambda x, w: grad(ours)(x, w).square().sum()))(x, weights)
+    torch.testing.assert_close(twice, vmap(grad(lambda x, w: grad(theirs)(x, w).square().sum()))(x, weights))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
+def test_convolutions_with_what_follows_them(shared: bool, watched: bool) -> None:
+    layers = ClientConvolutions(
+        ClientConv2d(3, 4, 3), nn.ReLU(), ClientConv2d(4, 5, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Sigmoid()
+    ).double()
+    seen: list[tuple[int, ...]] = []
+    if watched:  # as Grad-CAM does
+        layers[2].register_forward_hook(lambda layer, given, made: seen.append(tuple(made.shape)))
+    values = {name: value.detach() for name, value in layers.named_parameters()}
+    if not shared:
+        values = {name: torch.stack([value, 2 * value]) for name, value in values.items()}
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 3, 8, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    made = vmap(lambda v, x: functional_call(layers, v, x), (None if shared else 0, 0))(values, x)
+    assert seen == ([(3, 5, 4, 4)] if watched else [])
+    expected = torch.stack(
+        [
+            functional_call(nn.Sequential(*layers), {name: v if shared else v[k] for name, v in values.items()}, x[k])
+            for k in range(2)
+        ]
+    )
+    torch.testing.assert_close(made, expected)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), x)[0] for out in (made, expected))
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("mapped", [(0, 0, 0), (None, 0, 0), (0, None, None), (1, 1, 1)])
