@@ -140,7 +140,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         if data.compile_steps is not None:
             steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, data.compile_steps, bf16)
         elif not data.one_by_one:
-            steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots)
+            steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots, self.store)
         self.train(self.training)
         return self.simulation
 
@@ -166,11 +166,10 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         """Take some local steps of a cohort, one after the other."""
         optimizers = cast(Any, self.optimizers())
         cohort = cast(Cohort, self.simulation.cohort)
-        for step in block.steps:
-            if step.clients:
-                self.simulation.train(
-                    cohort, step, optimizers[step.phase] if isinstance(optimizers, list) else optimizers
-                )
+        steps = [step for step in block.steps if step.clients]
+        for step, batch in zip(steps, self.simulation.mini_batches(steps), strict=True):
+            optimizer = optimizers[step.phase] if isinstance(optimizers, list) else optimizers
+            self.simulation.train(cohort, step, optimizer, batch)
 
     def on_validation_epoch_start(self) -> None:
         """Begin an evaluation of all clients."""

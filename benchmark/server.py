@@ -19,16 +19,20 @@ def weighted_mean(values: Values, weights: Tensor) -> Values:
         weights: [S], not negative, not all zero.
     """
     share = (weights / weights.sum()).tolist()
-    # Client after client, around the first one's values: identical updates give those values back bit for bit.
-    first = [rows[0] for rows in values.values()]
-    mean = [value.clone() for value in first]
-    together = max(1, TOGETHER // max(1, sum(value.numel() for value in first)))
-    for start in range(1, len(share), together):
-        away = torch._foreach_sub([rows[start : start + together] for rows in values.values()], first)
-        clients = zip(*(rows.unbind() for rows in away), strict=True)
-        for part, of_client in zip(share[start : start + together], clients, strict=True):
-            torch._foreach_add_(mean, of_client, alpha=part)
-    return dict(zip(values, mean, strict=True))
+    made: Values = {}
+    for kind in dict.fromkeys(rows.dtype for rows in values.values()):
+        flat = {name: rows.reshape(len(rows), -1) for name, rows in values.items() if rows.dtype == kind}
+        # Client after client, around the first one's values: identical updates give those values back bit for bit.
+        first = torch.cat([rows[0] for rows in flat.values()])
+        mean = first.clone()
+        together = max(1, TOGETHER // max(1, len(first)))
+        for start in range(1, len(share), together):
+            away = torch.cat([rows[start : start + together] for rows in flat.values()], dim=1).sub_(first)
+            for part, of_client in zip(share[start : start + together], away.unbind(), strict=True):
+                mean.add_(of_client, alpha=part)
+        parts = mean.split([rows.shape[1] for rows in flat.values()])
+        made |= {name: part.view(values[name].shape[1:]) for name, part in zip(flat, parts, strict=True)}
+    return {name: made[name] for name in values}
 
 
 class ServerRule(Checked, nn.Module):

@@ -9,8 +9,9 @@ from torch import nn
 
 from benchmark.contract import Stage
 
-#: torch's and Lightning's own business
-FOREIGN = frozenset(vars(LightningModule())) - {"training", "_parameters", "_buffers", "_modules", "_forward_hooks"}
+#: torch's and Lightning's own business, and what the first checkpoint asks of the engine
+FOREIGN = frozenset(vars(LightningModule())) | {"frozen_hash"}
+FOREIGN -= {"training", "_parameters", "_buffers", "_modules", "_forward_hooks"}
 
 
 class Attributes:
@@ -25,7 +26,8 @@ class Attributes:
     """
 
     def __init__(self, method: nn.Module, engine: Sequence[nn.Module]) -> None:
-        self._modules = [module for module in method.modules() if module not in engine]
+        inside = {part for module in engine for part in module.modules()}
+        self._modules = [module for module in method.modules() if module not in inside]
         self._known: dict[Stage, list[dict[str, Any]]] = {}
 
     def unchanged(self, stage: Stage) -> bool:

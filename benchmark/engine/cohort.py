@@ -19,15 +19,14 @@ class Slots(nn.ParameterDict):
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
         # Module names may not hold a dot.
-        super().__init__(
-            {n.replace(".", "/"): nn.Parameter(v.detach().clone().unsqueeze(0)) for n, v in initial.items()}
-        )
+        keys = {name: name.replace(".", "/") for name in initial}
+        super().__init__({keys[n]: nn.Parameter(v.detach().clone().unsqueeze(0)) for n, v in initial.items()})
         self.names = tuple(initial)
+        self._keys_of = keys
 
     def of(self, name: str) -> nn.Parameter:
         """Return the slot of a parameter."""
-        slot = self[name.replace(".", "/")]
-        assert isinstance(slot, nn.Parameter)
+        slot: nn.Parameter = getattr(self, self._keys_of[name])
         return slot
 
     def all(self) -> Values:

@@ -1,7 +1,9 @@
 """Mini-batches of steps: gathered, augmented and normalised on the device, or taken from kept features."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,15 @@ from torch import Tensor
 
 from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.features import FeatureTables
+from benchmark.engine.parameters import Parameters
 from benchmark.engine.plan import Step
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
 from benchmark.federation import Federation, Values
 from benchmark.masked import IGNORE
+
+#: Bytes of the mini-batches that are made in one.
+TOGETHER = 2**24
 
 
 class ImageFeed:
@@ -44,6 +50,9 @@ class ImageFeed:
         #: the Trainer's precision, in which the frozen parts work
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._positions: dict[tuple[str, torch.device], Tensor] = {}
+        self.parameters = Parameters(method)
+        #: what an image takes in a mini-batch, seen in the last one; 0 before any
+        self._image_bytes = 0
         self._tables: FeatureTables | None = None
         self._own: FeatureTables | None = None
 
@@ -74,23 +83,49 @@ class ImageFeed:
         y = step.labels
         if step.split in self.federation.label_spaces:
             y = self._positions_in(step.split, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
-        x = step.images if step.images.shape[2] == 0 else self.pool.input(step.images, step.uniform, self._kind)
+        x = step.images if step.images.shape[-3] == 0 else self.pool.input(step.images, step.uniform, self._kind)
         if features is None:
             features = self._encode(x)
+        self._image_bytes = -(-sum(value.nbytes for value in (x, *features.values())) // mask.numel())
         return MiniBatch(x, y, mask, step.phase, step.split, features=features)
+
+    def fill_all(self, steps: Sequence[Step]) -> Iterator[MiniBatch]:
+        """Yield the mini-batches of consecutive steps; small ones are gathered and normalised several at a time."""
+        rest = list(steps)
+        while rest:
+            alike = self._together(rest)
+            if len(alike) == 1:
+                yield self.fill(alike[0])
+            else:
+                whole = self.fill(_joined(alike))
+                for n in range(len(alike)):
+                    features = {name: value[n] for name, value in whole.features.items()}
+                    yield replace(whole, x=whole.x[n], y=whole.y[n], mask=whole.mask[n], features=features)
+            rest = rest[len(alike) :]
+
+    def _together(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Return the first of some steps whose mini-batches can be made in one."""
+        first = steps[0]
+        tables = self._feature_tables()
+        # Features that are made of images now would round by how many there are.
+        made_now = "features" in self.method.inputs and (tables is None or tables.augmented)
+        if first.index is None or first.images is not None or made_now or not self._image_bytes:
+            return steps[:1]
+        most = max(1, TOGETHER // (self._image_bytes * first.index.numel()))
+        return list(takewhile(lambda step: _kind_of(step) == _kind_of(first), steps[:most]))
 
     @property
     def _kind(self) -> torch.dtype:
         """The method's type of numbers."""
-        return next(self.method.parameters()).dtype
+        return self.parameters.first.dtype
 
     def _encode(self, x: Tensor) -> Values:
         """Make the features of images [K, B, 3, H, W], without mapping as for kept ones, so that both are equal."""
         if "features" not in self.method.inputs:
             return {}
         with torch.no_grad():
-            made = self.method.frozen_features(x.flatten(0, 1))
-        return {name: value.unflatten(0, x.shape[:2]) for name, value in made.items()}
+            made = self.method.frozen_features(x.flatten(0, -4))
+        return {name: value.unflatten(0, x.shape[:-3]) for name, value in made.items()}
 
     def _positions_in(self, split: str, device: torch.device) -> Tensor:
         """Return per class its position in the split's label space; IGNORE where it is not in it."""
@@ -137,3 +172,16 @@ class ImageFeed:
         device = tables.position.device
         label = self.pool.labels[index].to(device)
         return {**tables.at(index.to(device)), "label": label, "mask": mask.to(device)}
+
+
+def _kind_of(step: Step) -> tuple[Any, ...]:
+    """Return what is equal for steps whose rows can be put together."""
+    assert step.index is not None
+    return step.stage, step.phase, step.split, step.index.shape, step.uniform is None
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    """Return one step with the rows of several of a kind, [S, K, B] throughout."""
+    made = {name: [getattr(step, name) for step in steps] for name in ("index", "mask", "uniform")}
+    joined: dict[str, Any] = {name: torch.stack(rows) for name, rows in made.items() if rows[0] is not None}
+    return replace(steps[0], **joined)

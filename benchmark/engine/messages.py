@@ -1,6 +1,6 @@
 """What travels between clients and a server's rule is checked: what it sends and makes, what they report."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -13,7 +13,9 @@ from benchmark.federation import Broadcast, Round, Values
 from benchmark.server import ServerRule
 
 
-def check_broadcast(sent: Broadcast, count: int, title: str, method: nn.Module, roles: Roles) -> None:
+def check_broadcast(
+    sent: Broadcast, count: int, title: str, method: nn.Module, trained: Mapping[str, tuple[int, ...]]
+) -> None:
     """Refuse a message that its receivers could not read.
 
     Args:
@@ -21,13 +23,12 @@ def check_broadcast(sent: Broadcast, count: int, title: str, method: nn.Module, 
         count: how many there are.
         title: who sends it.
         method: whose parameters it may name.
-        roles: of these.
+        trained: the shapes of those that local training may move.
 
     Raises:
         ConfigurationError: a value has not the shape of its parameter, or not a row for each client, or a mask is not
             that of a value's rows.
     """
-    trained = {name: tuple(method.get_parameter(name).shape) for name in roles.trained}
     for values, ahead in ((sent.common, ()), (sent.own, (count,))):
         for name, value in values.items():
             given = f"{title} gives {name!r} of shape {tuple(value.shape)}"

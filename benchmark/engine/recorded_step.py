@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from benchmark.contract import ClientMethod, MiniBatch, Stage
@@ -135,13 +135,14 @@ class RecordedSteps:
         method: whose loss.
         clients: maps it.
         slots: what is trained.
+        store: what belongs to the clients between rounds.
     """
 
-    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots) -> None:
+    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots, store: nn.Module) -> None:
         self.method = method
         self.clients = clients
         self.slots = slots
-        self._attributes = Attributes(method, (slots,))
+        self._attributes = Attributes(method, (slots, store))
         self._kinds: dict[tuple[Any, ...], _Kind] = {}
         self._changes = 0
 

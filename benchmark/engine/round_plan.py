@@ -87,20 +87,20 @@ class RoundPlan:
     def _make_batches(self, cohort: tuple[int, ...], phase: int) -> tuple[Tensor, Tensor]:
         """Draw rows and masks of a phase, [steps, K, B] each."""
         own_steps = [self._own_steps(client, phase) for client in cohort]
-        index = np.zeros((max(own_steps), len(cohort), self.row), dtype=np.int64)
-        mask = np.zeros(index.shape, dtype=bool)
-        for k, (client, count) in enumerate(zip(cohort, own_steps, strict=True)):
-            own = np.asarray(self.indices[client])
-            per_epoch = steps_per_epoch(len(own), self.batch_size, self.drop_last)
-            used = min(len(own), per_epoch * self.row)
-            laid_out = np.zeros((per_epoch, self.row), dtype=np.int64)
-            filled = np.arange(laid_out.size).reshape(laid_out.shape) < used
+        sizes = [len(self.indices[client]) for client in cohort]
+        per_epoch = [steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes]
+        used = [min(size, steps * self.row) for size, steps in zip(sizes, per_epoch, strict=True)]
+        step = np.arange(max(own_steps))[:, None]
+        place = (step % np.array(per_epoch))[..., None] * self.row + np.arange(self.row)  # in its epoch, [steps, K, B]
+        mask = (place < np.array(used)[:, None]) & (step < np.array(own_steps))[..., None]
+        index = np.zeros(mask.shape, dtype=np.int64)
+        for k, client in enumerate(cohort):
+            own, rows = self.indices[client], index[:, k]
             for epoch in range(self.phases[phase].epochs):
                 rng = numpy_generator(self.seed, f"{self.stage} order", self.round, client, phase, epoch)
-                laid_out.reshape(-1)[:used] = own[rng.permutation(len(own))][:used]
-                steps = slice(epoch * per_epoch, min((epoch + 1) * per_epoch, count))
-                index[steps, k] = laid_out[: max(0, steps.stop - steps.start)]
-                mask[steps, k] = filled[: max(0, steps.stop - steps.start)]
+                order = own[rng.permutation(sizes[k])[: used[k]]]
+                first, last = epoch * per_epoch[k], min((epoch + 1) * per_epoch[k], own_steps[k])
+                rows[first:last][mask[first:last, k]] = order[: max(0, last - first) * self.row]
         return torch.from_numpy(index), torch.from_numpy(mask)
 
     def _batches(self, step: Step) -> tuple[Tensor, Tensor]:

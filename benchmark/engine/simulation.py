@@ -1,5 +1,6 @@
 """The clients of a federation that this process steps: in cohorts, kept between rounds, scored."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +15,8 @@ from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_fact
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported
 from benchmark.engine.mistakes import tensors
+from benchmark.engine.noise import drawn_noise
+from benchmark.engine.parameters import Parameters
 from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Step
 from benchmark.engine.reports import Reports
@@ -21,7 +24,6 @@ from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.watch import Watch
 from benchmark.federation import Broadcast, Federation, Round, Values
 from benchmark.placing import placed
-from benchmark.seeds import drawn_in_float32, torch_generator
 from benchmark.server import ServerRule
 
 
@@ -53,6 +55,8 @@ class Simulation:
         self.ranks = store.ranks
         self.federation = federation
         self.images = images
+        self.parameters = Parameters(method)
+        self._shapes = {name: tuple(self.parameters[name].shape) for name in roles.trained}
         self.watch = Watch(method, (slots, store))
         self.clients = ClientMap(method, roles, self.watch)
         self.local_steps = LocalSteps(method, self.clients, slots)
@@ -64,11 +68,11 @@ class Simulation:
     @property
     def device(self) -> torch.device:
         """Where the method lies."""
-        return next(self.method.parameters()).device
+        return self.parameters.first.device
 
     def shared(self) -> Values:
         """Return the server's values, by name."""
-        return {name: self.method.get_parameter(name).detach() for name in self.roles.shared}
+        return {name: self.parameters[name].detach() for name in self.roles.shared}
 
     def set_shared(self, rule: ServerRule, values: Values) -> None:
         """Take the new values of some shared parameters that a server's rule made.
@@ -78,7 +82,7 @@ class Simulation:
         """
         check_aggregate(values, f"{type(rule).__name__}.aggregate", self.shared())
         for name, value in values.items():
-            self.method.get_parameter(name).data.copy_(value)
+            self.parameters[name].data.copy_(value)
 
     # ------------------------------------------------------------------ a cohort
 
@@ -89,7 +93,7 @@ class Simulation:
             ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
         """
         sent = rule.broadcast(round, self.shared(), clients)
-        check_broadcast(sent, len(clients), f"{type(rule).__name__}.broadcast", self.method, self.roles)
+        check_broadcast(sent, len(clients), f"{type(rule).__name__}.broadcast", self.method, self._shapes)
         return sent.to(self.device)
 
     def begin(self, clients: tuple[int, ...], stage: Stage, round: Round, received: Broadcast) -> Cohort:
@@ -100,7 +104,7 @@ class Simulation:
             elif name in received.own:
                 value = received.own[name]
             else:
-                value = received.common.get(name, self.method.get_parameter(name))
+                value = received.common[name] if name in received.common else self.parameters[name]
                 value = value.expand(len(clients), *value.shape)
             self.slots.fill(name, value)
         return self.gather(clients, stage, round, received, self.slots.all(), "train")
@@ -136,13 +140,13 @@ class Simulation:
         """The phases of local training, and of the fitting of copies."""
         return phases_of(self.method)
 
-    def train(self, cohort: Cohort, step: Step, optimizer: Optimizer) -> None:
-        """Take one step of a cohort."""
+    def train(self, cohort: Cohort, step: Step, optimizer: Optimizer, batch: MiniBatch | None = None) -> None:
+        """Take one step of a cohort, on its mini-batches where they are made already."""
         phase = self.phases[step.stage][step.phase]
         if step.phase_start:
             factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
             self.local_steps.start(phase, optimizer, factor, self._momenta(cohort, step, phase))
-        self.local_steps.step(cohort, step, self.mini_batch(step), phase, optimizer)
+        self.local_steps.step(cohort, step, batch or self.mini_batch(step), phase, optimizer)
 
     def _momenta(self, cohort: Cohort, step: Step, phase: Phase) -> Values:
         """Return the momenta that the phase starts with, by parameter name; none for copies."""
@@ -153,24 +157,15 @@ class Simulation:
 
     def mini_batch(self, step: Step) -> MiniBatch:
         """Return the mini-batches of a step's clients, [K, ...] throughout, with their noise."""
-        batch = self.images.fill(step)
-        if not overrides(self.method, "draw_noise"):
-            return batch
-        with drawn_in_float32():
-            drawn = self._noise(step, batch.y.shape[1])
-        kind = next(self.method.parameters()).dtype
-        return replace(batch, noise={n: v.to(kind) if v.dtype == torch.float32 else v for n, v in drawn.items()})
+        return self._with_noise(step, self.images.fill(step))
 
-    def _noise(self, step: Step, batch_size: int) -> Values:
-        """Draw what the method needs of chance, for each client on its own key."""
-        key = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
-        drawn: list[Values] = []
-        for client in step.clients:
-            generator = torch_generator(self.federation.seed, "noise", *key, client, device=self.device)
-            drawn.append(tensors(self.method, "draw_noise", self.method.draw_noise(generator, batch_size, step.stage)))
-            if not drawn[0]:
-                return {}
-        return {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
+    def mini_batches(self, steps: Sequence[Step]) -> Iterator[MiniBatch]:
+        """Yield those of consecutive steps, one after the other."""
+        yield from map(self._with_noise, steps, self.images.fill_all(steps))
+
+    def _with_noise(self, step: Step, batch: MiniBatch) -> MiniBatch:
+        noise = drawn_noise(self.method, self.federation.seed, step, batch.y.shape[1], self.parameters.first)
+        return replace(batch, noise=noise) if noise else batch
 
     def end(self, cohort: Cohort) -> tuple[tuple[int, ...], Values]:
         """Keep what stays with the clients; return what they upload, and whose it is, [K', ...] each.

@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
+from benchmark.engine.allocator import NoSearchForGarbage
 from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
@@ -29,7 +30,7 @@ def round_callbacks(
         ConfigurationError: see :func:`check_replaceable` and :func:`check_constructed`.
     """
     check_constructed(method)
-    callbacks: list[Callback] = [recorder]
+    callbacks: list[Callback] = [recorder, NoSearchForGarbage()]
     if rule is not None:
         check_replaceable(method, settings.callbacks)
         callbacks.append(Server(rule))

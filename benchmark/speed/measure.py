@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
-from benchmark.engine.allocator import keep_freed_memory
+from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
 from benchmark.files import write_json, write_text
 from benchmark.method import FederatedMethod
 from benchmark.records.environment import environment
@@ -167,7 +167,7 @@ def fit(
         callbacks: further callbacks.
         settings: further settings of the Trainer, by name.
     """
-    keep_freed_memory()  # as lightning-cli does
+    keep_freed_memory()  # as lightning-cli does, and NoSearchForGarbage
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
@@ -187,7 +187,7 @@ def fit(
         logger=False,
         enable_progress_bar=False,
         enable_checkpointing=False,
-        callbacks=[laps, *callbacks],
+        callbacks=[laps, NoSearchForGarbage(), *callbacks],
     )
     if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -112,7 +112,7 @@ def on_the_gpu(method: Any, data: Any, mode: FakeTensorMode) -> None:
 @pytest.mark.parametrize("conf", CONVOLUTIONAL)
 def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation of the server's state and, where torch can run it without a driver, a training step's loss."""
-    monkeypatch.setattr("benchmark.engine.simulation.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.noise.torch_generator", fake_generator)
     # A CUDA generator's state and the free memory need the driver, too.
     monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
     monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
@@ -174,7 +174,7 @@ def kernels_of_a_loss(conf: str, bf16: bool) -> Kernels:
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("conf", ["FedVPT", "PromptFL"])
 def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmark.engine.simulation.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.noise.torch_generator", fake_generator)
     monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
     monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
     merged = kernels_of_a_loss(conf, bf16)
@@ -186,7 +186,7 @@ def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch
 
 def test_frozen_weights_in_bfloat16_count_for_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are cast once, whichever cohort comes first; the width is made of what comes with each client."""
-    monkeypatch.setattr("benchmark.engine.simulation.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.noise.torch_generator", fake_generator)
     monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
     monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)  # torch's engine needs the driver

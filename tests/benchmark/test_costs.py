@@ -11,7 +11,7 @@ import torch
 from federation import build, fit
 
 from benchmark.contract import LocalTraining, Stage
-from benchmark.engine import evaluation, simulation
+from benchmark.engine import evaluation, noise
 from benchmark.engine.evaluation_plan import EvaluationPlan, filling
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.scores import ClientScores
@@ -78,7 +78,7 @@ def test_generators_are_made_only_for_those_who_draw(conf: str, most: int, monke
         made[key[:-1]] = made.get(key[:-1], 0) + 1
         return torch_generator(seed, *key, **named)
 
-    monkeypatch.setattr(simulation, "torch_generator", counted)
+    monkeypatch.setattr(noise, "torch_generator", counted)
     method, data = build(conf, "--data.cohort_width=3")
     fit(method, data, 1)
     assert max(count for key, count in made.items() if key[1] == "train") == most

@@ -1,13 +1,16 @@
-"""Freed memory stays with the process, unless the user has chosen otherwise."""
+"""Freed memory stays with the process, unless the user has chosen otherwise; what is there is not searched."""
 
+import gc
 import os
 import resource
 import subprocess
 import sys
 
 import pytest
+from federation import build, fit
+from lightning.pytorch.callbacks import Callback
 
-from benchmark.engine.allocator import keep_freed_memory
+from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
 
 #: How many pages are cleared for ten times 48 MiB, taken and given back in turn: 12,288 pages each.
 PROGRAM = """
@@ -50,3 +53,23 @@ def test_freed_blocks_are_used_again() -> None:
 def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     assert keep_freed_memory() is False
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_python_leaves_what_is_there_to_itself_while_training(fails: bool) -> None:
+    seen: list[int] = []
+
+    class Look(Callback):
+        def on_train_epoch_end(self, *_: object) -> None:
+            seen.append(gc.get_freeze_count())
+            if fails:
+                raise OSError("the disk is full")
+
+    method, data = build("HeadTune")
+    try:
+        fit(method, data, 1, [NoSearchForGarbage(), Look()])
+    except OSError:
+        assert fails
+    assert len(seen) == 1
+    assert seen[0] > 100_000
+    assert gc.get_freeze_count() == 0

@@ -10,8 +10,9 @@ from federation import build, fit, learned
 from torch import Tensor
 
 import methods
-from benchmark.contract import Client, Loss, MiniBatch
+from benchmark.contract import Client, Loss, MiniBatch, Stage
 from benchmark.engine import recorded_step
+from benchmark.engine.attributes import Attributes
 from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
@@ -161,6 +162,19 @@ def test_steps_of_a_method_whose_attributes_keep_changing_are_left_as_they_are(
     with caplog.at_level(logging.INFO, "benchmark"):
         require_equal("FedAvg", "--data.cohort_width=1", rounds=8, change=become(last=99))
     assert "steps of Scaled are not recorded: its attributes change" in caplog.text
+
+
+def test_what_the_engine_keeps_is_none_of_the_methods_attributes() -> None:
+    # what visits a rank for a round, and what the first checkpoint asks for
+    method, data = build("PFedPT")
+    fit(method, data, 1)
+    attributes = Attributes(method, (method.slots, method.store))
+    attributes.unchanged(Stage.TRAIN)
+    method.store.visiting = {"visual_prompt.up": torch.zeros(1)}
+    assert method.frozen_hash
+    assert attributes.unchanged(Stage.TRAIN)
+    method.visual_prompt.size = 99
+    assert not attributes.unchanged(Stage.TRAIN)
 
 
 def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,24 @@ def test_identical_updates_come_back_bit_for_bit() -> None:
     assert torch.equal(weighted_mean({"w": value.unsqueeze(0)}, torch.tensor([0.3]))["w"], value)
 
 
+@pytest.mark.parametrize("together", [2**18, 20, 1])
+def test_the_mean_of_tensors_of_several_shapes_and_types(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmark.server.TOGETHER", together)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 2), "b": (), "c": (5,), "d": (1, 1, 4)}
+    values = {name: torch.randn(9, *shape, generator=generator) for name, shape in shapes.items()}
+    values["c"] = values["c"].double()
+    weights = torch.rand(9, generator=generator, dtype=torch.float64) + 0.1
+    mean = weighted_mean(values, weights)
+    assert [*mean] == [*values]
+    for name, rows in values.items():
+        expected = rows[0].clone()
+        for share, row in zip((weights / weights.sum()).tolist()[1:], rows[1:], strict=True):
+            expected.add_(row - rows[0], alpha=share)
+        assert mean[name].dtype == rows.dtype
+        assert torch.equal(mean[name], expected)
+
+
 def test_the_mean_does_not_touch_the_updates() -> None:
     rows = torch.tensor([[1.0, 1, 1], [0, 0, 0]])
     weighted_mean({"w": rows}, torch.ones(2))
@@ -127,13 +145,15 @@ class Damage(Callback):
             hit = torch.tensor([client in self.clients for client in step.clients])
             if step.stage is not self.stage or not hit.any():
                 return batch
+            # Several steps in one are [S, K, ...].
+            rows = (*[slice(None)] * (batch.y.ndim - 2), hit)
             if batch.features:
                 spoiled = {name: value.clone() for name, value in batch.features.items()}
                 for value in spoiled.values():
-                    value[hit] = math.nan
+                    value[rows] = math.nan
                 return replace(batch, features=spoiled)
             x = batch.x.clone()
-            x[hit] = math.nan
+            x[rows] = math.nan
             return replace(batch, x=x)
 
         images.fill = damaged

@@ -1,0 +1,38 @@
+"""What a step needs of chance."""
+
+import torch
+from torch import Tensor
+
+from benchmark.contract import ClientMethod
+from benchmark.engine.mistakes import tensors
+from benchmark.engine.plan import Step
+from benchmark.engine.roles import overrides
+from benchmark.federation import Values
+from benchmark.seeds import drawn_in_float32, torch_generator
+
+
+def drawn_noise(method: ClientMethod, seed: int, step: Step, batch_size: int, like: Tensor) -> Values:
+    """Draw what a method's step needs of chance, for each client on its own key.
+
+    Args:
+        method: says what by ``draw_noise``.
+        seed: of the run.
+        step: whose and when.
+        batch_size: B.
+        like: a tensor of the device and of the type that numbers get; they are drawn in float32.
+
+    Returns:
+        Per name [K, ...]; nothing where nothing is needed.
+    """
+    if not overrides(method, "draw_noise"):
+        return {}
+    key = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
+    drawn: list[Values] = []
+    with drawn_in_float32():
+        for client in step.clients:
+            generator = torch_generator(seed, "noise", *key, client, device=like.device)
+            drawn.append(tensors(method, "draw_noise", method.draw_noise(generator, batch_size, step.stage)))
+            if not drawn[0]:
+                return {}
+    stacked = {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}
+    return {name: v.to(like.dtype) if v.dtype == torch.float32 else v for name, v in stacked.items()}
