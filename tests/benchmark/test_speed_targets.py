@@ -1,6 +1,7 @@
 """The case that says which targets are met."""
 
 import pytest
+import torch
 
 from benchmark.speed import engine, targets
 from benchmark.speed.workloads import headtune
@@ -21,17 +22,33 @@ def test_the_hosts_time_is_less_without_steps_and_kernels_are_counted(monkeypatc
     assert 2 * 30 < kernels.ratio * targets.KERNELS < 300
 
 
+def test_products_are_timed_forward_and_backward_and_nothing_else() -> None:
+    x, weight = torch.randn(256, 256, requires_grad=True), torch.randn(256, 256)
+    with targets.Products() as products:
+        x.exp().sum().backward()
+    assert products.seconds == 0
+    with targets.Products() as products:
+        made = x @ weight
+    forward = products.seconds
+    assert forward > 0
+    with targets.Products() as products:
+        made.sum().backward()
+    assert products.seconds > 0
+
+
 def test_rows_compare_with_a_loop_and_with_steps_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CLIENTS", 2)
     monkeypatch.setattr(engine, "IMAGES", 16)
     rows = targets.loop_rows(2, 1)
-    assert [row.what for row in rows[::2]] == [
+    assert [row.what for row in rows[::3]] == [
         "FedAvg, pFedPT's CNN: a bare loop",
         "pFedPT, its CNN: a bare loop",
         "FedAvg, tiny ViT: a bare loop",
     ]
-    loop, stacked = rows[2:4]
+    loop, alone, stacked = rows[3:6]
     assert stacked.ratio == pytest.approx(stacked.seconds / loop.seconds)
+    assert alone.ratio == pytest.approx(alone.seconds / loop.seconds)
+    assert alone.seconds > 0
     kept = targets.kept_rows([headtune("micro_vit", 32)], 2, 8, 1)
     assert [row.what.rpartition(": ")[2] for row in kept] == ["as written", "recorded"]
     assert kept[0].ratio == 1.0
