@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 
 
 def _left_to_torch(x: Tensor) -> bool:
@@ -138,16 +138,20 @@ class ClientConv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size)
 
     def forward(self, x: Tensor, then: Sequence[nn.Module] = ()) -> Tensor:
-        """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1], through the layers ``then`` without weights."""
+        """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1].
+
+        Args:
+            x: images.
+            then: layers without weights that the result goes through; only under ``vmap``, whose rule has their
+                gradients.
+        """
         assert self.bias is not None
         if _left_to_torch(x):
             # Without the bias: torch wants it in the images' type, which an earlier layer's autocast may have changed.
             output = F.conv2d(x, self.weight)
             return _through(output + self.bias.to(output.dtype).view(-1, 1, 1), then)
-        # Only vmap takes all that follows into one function: its gradients are then of the operations themselves.
-        together = is_batchedtensor(x) or is_batchedtensor(self.weight)
-        made: Tensor = _Conv2d.apply(x, self.weight, self.bias, tuple(then) if together else ())
-        return made if together else _through(made, then)
+        made: Tensor = _Conv2d.apply(x, self.weight, self.bias, tuple(then))
+        return made
 
 
 class ClientConvolutions(nn.Sequential):
@@ -162,12 +166,19 @@ class ClientConvolutions(nn.Sequential):
         while layers:
             layer, *layers = layers
             then = list(takewhile(lambda other: isinstance(other, nn.MaxPool2d | nn.ReLU), layers))
-            # Whoever has hooked a layer wants to see what comes out of it.
-            if isinstance(layer, ClientConv2d) and not any(other._forward_hooks for other in (layer, *then)):
+            if isinstance(layer, ClientConv2d) and _in_one(x, layer, then):
                 x, layers = layer(x, then), layers[len(then) :]
             else:
                 x = layer(x)
         return x
+
+
+def _in_one(x: Tensor, convolution: ClientConv2d, then: Sequence[nn.Module]) -> bool:
+    """Whether clients are mapped over here, outside of any gradient, and nobody has hooked a layer to look at it."""
+    given = [value for value in (x, convolution.weight, convolution.bias) if value is not None]
+    if torch.compiler.is_compiling() or any(map(is_gradtrackingtensor, given)) or not any(map(is_batchedtensor, given)):
+        return False
+    return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (convolution, *then))
 
 
 class _StackedLinear(torch.autograd.Function):

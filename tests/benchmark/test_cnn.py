@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -154,6 +155,30 @@ def test_convolutions_with_what_follows_them(shared: bool, watched: bool) -> Non
     torch.testing.assert_close(made, expected)
     ours, theirs = (torch.autograd.grad(out.square().sum(), x)[0] for out in (made, expected))
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("of", [0, 1])
+def test_convolutions_under_a_gradient_for_each_client(of: int) -> None:
+    # of the weights, or of the images: in a step whose loss takes gradients itself
+    layers = ClientConvolutions(ClientConv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU()).double()
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        name: torch.randn(2, *value.shape, generator=generator, dtype=torch.float64)
+        for name, value in layers.named_parameters()
+    }
+    x = torch.randn(2, 3, 3, 8, 8, generator=generator, dtype=torch.float64)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU()).double()
+
+    def loss(network: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor:
+        made: Tensor = functional_call(network, values, x).square().sum()
+        return made
+
+    def gradient(network: nn.Module, v: dict[str, Tensor], x: Tensor) -> Any:
+        # What is not differentiated comes from outside: it is no tensor of the gradient's.
+        return grad(lambda x: loss(network, v, x))(x) if of else grad(lambda v: loss(network, v, x))(v)
+
+    made = [vmap(partial(gradient, network))(values, x) for network in (layers, plain)]
+    torch.testing.assert_close(*made)
 
 
 @pytest.mark.parametrize("mapped", [(0, 0, 0), (None, 0, 0), (0, None, None), (1, 1, 1)])
