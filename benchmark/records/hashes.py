@@ -25,6 +25,10 @@ RESULT_FREE_KEYS = frozenset(
 )
 
 
+#: What a configuration is hashed with, on however many devices and machines its clients were shared out.
+ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1}
+
+
 def canonical(value: Any) -> bytes:
     """The one spelling of a JSON value that hashes are taken of."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
@@ -41,7 +45,8 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def config_hash(config: dict[str, Any]) -> str:
     """sha256 of a resolved configuration, without the keys that cannot change a result (:data:`RESULT_FREE_KEYS`).
 
-    The rounds, the seed, the device and the precision stay in.
+    The rounds, the seed, the kind of device and the precision stay in. Several devices give one device's numbers, and
+    have its hash.
     """
 
     def kept(value: Any) -> Any:
@@ -51,4 +56,8 @@ def config_hash(config: dict[str, Any]) -> str:
             return [kept(entry) for entry in value]
         return value
 
+    trainer = config.get("trainer")
+    if isinstance(trainer, dict):
+        alone = {name: value for name, value in ON_ONE_DEVICE.items() if name in trainer}
+        config = {**config, "trainer": {**trainer, **alone}}
     return hashlib.sha256(canonical(kept(config))).hexdigest()

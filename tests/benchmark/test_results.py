@@ -341,6 +341,9 @@ def test_config_hash_ignores_what_cannot_change_a_result() -> None:
         "model": {"lr": 0.1},
     }
     assert config_hash(config) == config_hash(same)
+    one, four = ({**config, "trainer": {"max_epochs": 5, "devices": n, "num_nodes": n}} for n in (1, 4))
+    assert config_hash(one) == config_hash(four)
+    assert config_hash({"model": {"devices": 1}}) != config_hash({"model": {"devices": 4}})
     assert config_hash(config) != config_hash({**config, "trainer": {"max_epochs": 6}})
     assert config_hash(config) != config_hash({**config, "model": {"lr": 0.2}})
     assert len(config_hash({})) == 64
