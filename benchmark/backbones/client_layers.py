@@ -137,20 +137,14 @@ class ClientConv2d(nn.Conv2d):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size)
 
-    def forward(self, x: Tensor, then: Sequence[nn.Module] = ()) -> Tensor:
-        """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1].
-
-        Args:
-            x: images.
-            then: layers without weights that the result goes through; only under ``vmap``, whose rule has their
-                gradients.
-        """
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1]."""
         assert self.bias is not None
         if _left_to_torch(x):
             # Without the bias: torch wants it in the images' type, which an earlier layer's autocast may have changed.
             output = F.conv2d(x, self.weight)
-            return _through(output + self.bias.to(output.dtype).view(-1, 1, 1), then)
-        made: Tensor = _Conv2d.apply(x, self.weight, self.bias, tuple(then))
+            return output + self.bias.to(output.dtype).view(-1, 1, 1)
+        made: Tensor = _Conv2d.apply(x, self.weight, self.bias, ())
         return made
 
 
@@ -167,7 +161,7 @@ class ClientConvolutions(nn.Sequential):
             layer, *layers = layers
             then = list(takewhile(lambda other: isinstance(other, nn.MaxPool2d | nn.ReLU), layers))
             if isinstance(layer, ClientConv2d) and _in_one(x, layer, then):
-                x, layers = layer(x, then), layers[len(then) :]
+                x, layers = _Conv2d.apply(x, layer.weight, layer.bias, tuple(then)), layers[len(then) :]
             else:
                 x = layer(x)
         return x
@@ -176,7 +170,10 @@ class ClientConvolutions(nn.Sequential):
 def _in_one(x: Tensor, convolution: ClientConv2d, then: Sequence[nn.Module]) -> bool:
     """Whether clients are mapped over here, outside of any gradient, and nobody has hooked a layer to look at it."""
     given = [value for value in (x, convolution.weight, convolution.bias) if value is not None]
-    if torch.compiler.is_compiling() or any(map(is_gradtrackingtensor, given)) or not any(map(is_batchedtensor, given)):
+    if torch.compiler.is_compiling() or _left_to_torch(x):
+        return False
+    # Only the rule for vmap has the gradients of what follows.
+    if any(map(is_gradtrackingtensor, given)) or not any(map(is_batchedtensor, given)):
         return False
     return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (convolution, *then))
 

@@ -108,7 +108,7 @@ class Evaluation:
             self._optimizers = simulation.local_steps.optimizers(simulation.phases[step.stage])
             self._fitted = True
         with torch.enable_grad():
-            simulation.train(self._cohort, step, self._optimizers[step.phase])
+            simulation.train(self._cohort, step, self._optimizers[step.phase], simulation.mini_batch(step))
         if step.stage is Stage.ADAPT and step.phase_end:
             answer = rule.adapt(round, step.cohort, step.phase, simulation.slots.detached())
             for name, value in answer.items():

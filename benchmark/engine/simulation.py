@@ -140,13 +140,13 @@ class Simulation:
         """The phases of local training, and of the fitting of copies."""
         return phases_of(self.method)
 
-    def train(self, cohort: Cohort, step: Step, optimizer: Optimizer, batch: MiniBatch | None = None) -> None:
-        """Take one step of a cohort, on its mini-batches where they are made already."""
+    def train(self, cohort: Cohort, step: Step, optimizer: Optimizer, batch: MiniBatch) -> None:
+        """Take one step of a cohort on its mini-batches."""
         phase = self.phases[step.stage][step.phase]
         if step.phase_start:
             factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
             self.local_steps.start(phase, optimizer, factor, self._momenta(cohort, step, phase))
-        self.local_steps.step(cohort, step, batch or self.mini_batch(step), phase, optimizer)
+        self.local_steps.step(cohort, step, batch, phase, optimizer)
 
     def _momenta(self, cohort: Cohort, step: Step, phase: Phase) -> Values:
         """Return the momenta that the phase starts with, by parameter name; none for copies."""

@@ -81,7 +81,7 @@ def part_of(rule: type[ServerRule]) -> Part:
         cohort = simulation.begin(clients, Stage.TRAIN, round, simulation.received(made, round, clients))
         optimizers = simulation.local_steps.optimizers(phases)
         for step in map(plan.__getitem__, range(len(plan.steps))):
-            simulation.train(cohort, step, optimizers[step.phase])
+            simulation.train(cohort, step, optimizers[step.phase], simulation.mini_batch(step))
         shared = {name: value.clone() for name, value in simulation.shared().items()}
         arrived = simulation.end(cohort)
         assert list(arrived[0]) != sorted(arrived[0]), "the largest client is first"

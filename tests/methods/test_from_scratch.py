@@ -104,9 +104,9 @@ def test_fedreps_body_rests_while_the_head_is_trained() -> None:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             train, slots = method.simulation.train, method.slots
 
-            def spy(cohort: Any, step: Any, optimizer: Any, *batch: Any) -> None:
+            def spy(cohort: Any, step: Any, optimizer: Any, batch: Any) -> None:
                 before = {n: v.clone() for n, v in slots.detached().items()}
-                train(cohort, step, optimizer, *batch)
+                train(cohort, step, optimizer, batch)
                 resting = "backbone" if step.phase == 0 else "head"
                 for name, value in before.items():
                     # When a phase ends, clients that finished earlier get their values of that moment back.

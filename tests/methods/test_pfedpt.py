@@ -144,9 +144,9 @@ def test_each_phase_trains_its_own_parts_and_nothing_else(conf: str) -> None:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             train, slots = method.simulation.train, method.slots
 
-            def spy(cohort: Any, step: Any, optimizer: Any, *batch: Any) -> None:
+            def spy(cohort: Any, step: Any, optimizer: Any, batch: Any) -> None:
                 before = {n: v.clone() for n, v in slots.detached().items()}
-                train(cohort, step, optimizer, *batch)
+                train(cohort, step, optimizer, batch)
                 if step.stage is Stage.TRAIN:
                     changed = {n for n, v in before.items() if not torch.equal(v, slots.of(n))}
                     moved[step.phase] |= {n.split(".")[0] for n in changed}
