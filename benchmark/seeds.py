@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+#: What SplitMix64 adds to its state before each number.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
 
 def derived_seed(*parts: int | str) -> int:
     """A seed in [0, 2**63) from the parts of a key.
@@ -34,6 +37,28 @@ def derived_seed(*parts: int | str) -> int:
 def numpy_generator(*parts: int | str) -> np.random.Generator:
     """A NumPy generator for this key."""
     return np.random.default_rng(derived_seed(*parts))
+
+
+def keyed_bits(key: int, *counters: np.ndarray) -> np.ndarray:
+    """64 random bits for a key and each combination of counters, made for all of them at once.
+
+    SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), started anew from
+    its own output for each further counter: along the last one the numbers are its stream.
+
+    Args:
+        key: of ``derived_seed``.
+        counters: integers from 0, of shapes that broadcast.
+
+    Returns:
+        uint64, of the shape to which the counters broadcast.
+    """
+    state = np.array([key], np.uint64)
+    for counter in counters:
+        state = state + _GAMMA * (counter.astype(np.uint64) + np.uint64(1))
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state
 
 
 def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:

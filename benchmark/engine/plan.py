@@ -97,14 +97,13 @@ class Block:
 
     def to(self, device: torch.device) -> "Block":
         """Put the tensors on a device: one copy a kind for all steps, for which nobody waits."""
-        steps = list(self.steps)
+        new: list[dict[str, Any]] = [{} for _ in self.steps]
         for name in ("index", "mask", "uniform", "images", "labels"):
-            held = [number for number, step in enumerate(steps) if getattr(step, name) is not None]
-            for number, value in zip(
-                held, placed_together([getattr(steps[n], name) for n in held], device), strict=True
-            ):
-                new: dict[str, Any] = {name: value}
-                steps[number] = replace(steps[number], **new)
+            values = [getattr(step, name) for step in self.steps]
+            away = [n for n, value in enumerate(values) if value is not None and value.device != device]
+            for n, value in zip(away, placed_together([values[n] for n in away], device), strict=True):
+                new[n][name] = value
+        steps = (replace(step, **moved) if moved else step for step, moved in zip(self.steps, new, strict=True))
         return Block(tuple(steps), self.last)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmark.contract import Phase, Stage
 from benchmark.engine.plan import Step, cohorts, steps_per_epoch
-from benchmark.seeds import numpy_generator
+from benchmark.seeds import derived_seed, keyed_bits
 
 
 class RoundPlan:
@@ -86,22 +86,30 @@ class RoundPlan:
 
     def _make_batches(self, cohort: tuple[int, ...], phase: int) -> tuple[Tensor, Tensor]:
         """Draw rows and masks of a phase, [steps, K, B] each."""
-        own_steps = [self._own_steps(client, phase) for client in cohort]
-        sizes = [len(self.indices[client]) for client in cohort]
-        per_epoch = [steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes]
-        used = [min(size, steps * self.row) for size, steps in zip(sizes, per_epoch, strict=True)]
-        step = np.arange(max(own_steps))[:, None]
-        place = (step % np.array(per_epoch))[..., None] * self.row + np.arange(self.row)  # in its epoch, [steps, K, B]
-        mask = (place < np.array(used)[:, None]) & (step < np.array(own_steps))[..., None]
-        index = np.zeros(mask.shape, dtype=np.int64)
-        for k, client in enumerate(cohort):
-            own, rows = self.indices[client], index[:, k]
-            for epoch in range(self.phases[phase].epochs):
-                rng = numpy_generator(self.seed, f"{self.stage} order", self.round, client, phase, epoch)
-                order = own[rng.permutation(sizes[k])[: used[k]]]
-                first, last = epoch * per_epoch[k], min((epoch + 1) * per_epoch[k], own_steps[k])
-                rows[first:last][mask[first:last, k]] = order[: max(0, last - first) * self.row]
-        return torch.from_numpy(index), torch.from_numpy(mask)
+        own_steps = np.array([self._own_steps(client, phase) for client in cohort])
+        sizes = np.array([len(self.indices[client]) for client in cohort])
+        per_epoch = np.array([steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes])
+        used = np.minimum(sizes, per_epoch * self.row)
+        step = np.arange(own_steps.max())[:, None]
+        epoch, number = np.divmod(step, per_epoch)
+        place = number[..., None] * self.row + np.arange(self.row)  # in its epoch, [steps, K, B]
+        mask = (place < used[:, None]) & (step < own_steps)[..., None]
+        order = self._orders(cohort, phase, sizes, 1 + int(((own_steps - 1) // per_epoch).max()))
+        at = np.where(mask[..., :1], epoch[..., None], 0), np.arange(len(cohort))[:, None], np.where(mask, place, 0)
+        rows = np.concatenate([self.indices[client] for client in cohort])
+        index = rows[(np.cumsum(sizes) - sizes)[:, None] + order[at]]
+        return torch.from_numpy(np.where(mask, index, 0)), torch.from_numpy(mask)
+
+    def _orders(self, cohort: tuple[int, ...], phase: int, sizes: np.ndarray, epochs: int) -> np.ndarray:
+        """Draw each client's order of its images in each epoch, [epochs, K, most images], void behind its own.
+
+        All are drawn at once; what a client gets depends on its number and the epoch's alone.
+        """
+        key = derived_seed(self.seed, f"{self.stage} order", self.round, phase)
+        image = np.arange(sizes.max())
+        drawn = keyed_bits(key, np.arange(epochs)[:, None, None], np.array(cohort)[:, None], image)
+        drawn[:, image >= sizes[:, None]] = np.iinfo(np.uint64).max
+        return drawn.argsort(axis=-1, kind="stable")
 
     def _batches(self, step: Step) -> tuple[Tensor, Tensor]:
         """As ``_make_batches``, remembering the last answer: steps are asked for in order."""
@@ -121,9 +129,7 @@ class RoundPlan:
     def _uniform(self, step: Step) -> Tensor | None:
         if not self.augment_numbers or step.stage is not Stage.TRAIN:
             return None
-        shape = (self.row, self.augment_numbers)
-        draws = [
-            numpy_generator(self.seed, "augment", self.round, client, step.phase, step.number).random(shape, np.float32)
-            for client in step.clients
-        ]
-        return torch.from_numpy(np.stack(draws))
+        key = derived_seed(self.seed, "augment", self.round, step.phase, step.number)
+        number = np.arange(self.row * self.augment_numbers).reshape(self.row, -1)
+        drawn = keyed_bits(key, np.array(step.clients)[:, None, None], number)
+        return torch.from_numpy((drawn >> np.uint64(40)).astype(np.float32) * np.float32(2**-24))

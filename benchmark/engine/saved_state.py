@@ -10,7 +10,7 @@ from benchmark.engine.roles import Roles
 from benchmark.errors import ConfigurationError
 
 #: Number of the form of what a checkpoint holds: names in the clients' store, the server's state. 1 had no number.
-FORMAT = 2
+FORMAT = 3
 
 #: what the engine has put into the method
 ENGINE = ("slots.", "store.")

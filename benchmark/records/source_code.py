@@ -12,20 +12,23 @@ from typing import Any
 #: Top-level packages that are not looked into: the record names their versions.
 VERSIONED = frozenset({"torch", "torchvision", "lightning", "timm", "open_clip", "torchmetrics", "numpy", "sklearn"})
 
+#: What every draw goes through, and what orders a client's images: part of the code of each run.
+DRAWS = ("benchmark.engine.round_plan", "benchmark.seeds")
+
 
 def code_of(objects: Iterable[object], config: Any = None) -> dict[str, str]:
     """The source of everything that says what a run computes: by module its file's sha256 (hexadecimal).
 
     It holds the modules of the objects' classes, of the classes that the configuration names by ``class_path``, and of
-    all of their bases, outside of Python's library and of :data:`VERSIONED`. What these modules import beyond that is
-    not looked at. A module without a file of its own, such as a notebook's, is left out.
+    all of their bases, outside of Python's library and of :data:`VERSIONED`, and :data:`DRAWS`. What these modules
+    import beyond that is not looked at. A module without a file of its own, such as a notebook's, is left out.
 
     Args:
         objects: such as the method, its server and its data.
         config: plain values, as deep as they come.
     """
     classes = [type(entry) for entry in objects] + list(_named(config))
-    names = {base.__module__ for each in classes for base in each.__mro__}
+    names = {*DRAWS, *(base.__module__ for each in classes for base in each.__mro__)}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names) if _is_looked_into(name)}
     return {name: _sha256(Path(file)) for name, file in files.items() if file is not None and Path(file).is_file()}
 

@@ -1,6 +1,9 @@
 """The layout of rounds and evaluations: who is stepped when, with which rows of the pool."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from benchmark.contract import Group, Phase, Stage
 from benchmark.engine.evaluation_plan import EvaluationPlan
 from benchmark.engine.plan import Block, Blocks, cohorts, steps_per_epoch
 from benchmark.engine.round_plan import RoundPlan
+from benchmark.seeds import derived_seed
 
 INDICES = {0: np.arange(0, 5), 1: np.arange(10, 12), 2: np.arange(20, 27)}
 
@@ -71,6 +75,44 @@ def test_a_client_sees_the_same_in_any_cohort_and_something_else_each_round() ->
     assert rows_of(plan(1, (3,)), 2) != rows_of(plan(1, (3,), round=2), 2)
 
 
+def splitmix64(state: int) -> Iterator[int]:
+    """The numbers of the generator, one at a time."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        yield z ^ z >> 31
+
+
+def nth(state: int, n: int) -> int:
+    """The number of the generator that comes after n others."""
+    return next(islice(splitmix64(state), n, None))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_images_are_in_the_order_of_their_keyed_numbers(width: int, drop_last: bool) -> None:
+    made = plan(width, (1, 3), drop_last)
+    for phase, epochs in enumerate((1, 3)):
+        for client, own in INDICES.items():
+            expected = []
+            for epoch in range(epochs):
+                state = nth(nth(derived_seed(0, "train order", 1, phase), epoch), client)
+                order = [row for _, row in sorted(zip(splitmix64(state), own.tolist(), strict=False))]
+                kept = steps_per_epoch(len(own), 3, drop_last) * 3
+                expected += [order[:kept][start : start + 3] for start in range(0, min(kept, len(own)), 3)]
+            assert rows_of(made, client, phase) == expected
+
+
+def test_every_order_of_the_images_is_as_likely() -> None:
+    clients = range(2400)
+    made = RoundPlan(clients, dict.fromkeys(clients, np.arange(4)), [of(1)], Stage.TRAIN, 4, False, 2400, 5, 9)
+    orders = Counter(tuple(row) for row in made[0].index.tolist())
+    assert len(orders) == 24
+    # Chi-squared with 23 degrees of freedom is below 49.7 in 999 of 1,000 cases.
+    assert sum((count - 100) ** 2 / 100 for count in orders.values()) < 49.7
+
+
 def test_augmentation_numbers_are_a_clients_own() -> None:
     def noise(width: int) -> list:
         made = plan(width)
@@ -81,6 +123,7 @@ def test_augmentation_numbers_are_a_clients_own() -> None:
         ][:4]
 
     assert noise(1) == noise(3)
+    assert len(np.unique(noise(1))) == np.size(noise(1))
     assert 0 <= np.min(noise(1)) <= np.max(noise(1)) < 1
 
 

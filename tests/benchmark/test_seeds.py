@@ -1,10 +1,11 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from benchmark.seeds import derived_seed, keyed_initialization, numpy_generator, torch_generator
+from benchmark.seeds import derived_seed, keyed_bits, keyed_initialization, numpy_generator, torch_generator
 
 
 def test_a_key_has_one_seed_in_every_process() -> None:
@@ -49,3 +50,24 @@ def test_initial_values_depend_on_seed_and_key_and_leave_the_global_generator_al
     torch.manual_seed(6)
     with keyed_initialization("head"):
         assert not torch.equal(torch.nn.Linear(2, 2).weight.detach(), first)
+
+
+def test_keyed_bits_are_the_stream_of_splitmix64() -> None:
+    # The first numbers of the published generator from this state.
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert keyed_bits(1234567, np.arange(5)).tolist() == expected
+
+
+def test_each_counter_starts_its_own_stream_whatever_is_drawn_beside_it() -> None:
+    table = keyed_bits(7, np.arange(3)[:, None], np.arange(4))
+    assert table.shape == (3, 4)
+    for counter in range(3):
+        state = int(keyed_bits(7, np.array([counter]))[0])
+        assert keyed_bits(state, np.arange(4)).tolist() == table[counter].tolist()
+    assert len(set(table.flatten().tolist()) | set(keyed_bits(8, np.arange(3)[:, None], np.arange(4)).flat)) == 24
