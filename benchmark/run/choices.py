@@ -54,7 +54,7 @@ def is_base(class_path: str) -> bool:
     named = locate(class_path)
     module = getattr(named, "__module__", "")
     of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
-    of_the_project &= not module.startswith("benchmark.checks.")
+    of_the_project &= not module.startswith(("benchmark.checks.", "benchmark.speed."))
     public = (*methods.__all__, *servers.__all__, *datamodules.__all__)
     return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
 

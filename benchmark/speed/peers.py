@@ -25,9 +25,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from benchmark.backbones.client_layers import ClientConv2d, ClientConvolutions, ClientLinear
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit
@@ -40,6 +38,7 @@ from benchmark.speed.peer_scripts.cifar10_setting import (
     Setting,
     make_images,
 )
+from benchmark.speed.simple_cnn import SimpleCNN
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.source import ImagePool, ImageSource
@@ -55,35 +54,6 @@ PUBLISHED_CADENCE = 10
 PATIENCE = 1800
 #: Nothing is sent to the peers' makers.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-
-
-class SimpleCNN(nn.Module):
-    """The comparison's network up to its last linear layer, made so that stacked clients are fast.
-
-    Attributes:
-        num_features: 128.
-    """
-
-    num_features = 128
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            ClientConvolutions(
-                ClientConv2d(3, 32, 3),
-                nn.ReLU(),
-                ClientConv2d(32, 64, 3),
-                nn.MaxPool2d(2),
-                nn.ReLU(),  # the same values and gradients as before the pooling, on a quarter of the numbers
-            ),
-            nn.Flatten(),
-            ClientLinear(64 * 14 * 14, self.num_features),
-            nn.ReLU(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features [B, 128] of images [B, 3, 32, 32]."""
-        return self.layers(x)
 
 
 class SettingImages(ImageSource):
@@ -108,7 +78,7 @@ def measure_engine(setting: Setting, width: int) -> Measured:
     data = FederatedDataModule(
         SettingImages(setting),
         IID(setting.clients),
-        ImageTransform(),
+        ImageTransform(normalize="half"),
         batch_size=BATCH,
         clients_per_round=setting.cohort,
         cohort_width=width,

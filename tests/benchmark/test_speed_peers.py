@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from benchmark.backbones.head import LinearHead
+from benchmark.contract import LocalTraining, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.speed import peers
+from benchmark.speed.measure import fit
 from benchmark.speed.peer_scripts.cifar10_setting import (
     PARAMETERS,
     Measured,
@@ -22,6 +24,9 @@ from benchmark.speed.peer_scripts.cifar10_setting import (
     normalise,
     read_setting,
 )
+from benchmark.speed.simple_cnn import DropoutFedAvg, SimpleCNN
+from datamodules.federated import FederatedDataModule
+from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 
 TINY = Setting(clients=6, images=20, cohort=2, test=12, rounds=3, evaluate_every=2)
@@ -38,12 +43,39 @@ def count(module: nn.Module) -> int:
 def test_all_programs_have_the_same_network() -> None:
     # 3 * 32 * 9 + 32, 32 * 64 * 9 + 64, 64 * 14 * 14 * 128 + 128, 128 * 10 + 10
     assert PARAMETERS == 896 + 18_496 + 1_605_760 + 1_290
-    plain, backbone, head = nn.Sequential(*layers()), peers.SimpleCNN(), LinearHead(128, 10)
+    plain, backbone, head = nn.Sequential(*layers()), SimpleCNN(), LinearHead(128, 10)
     assert count(plain) == count(backbone) + count(head) == PARAMETERS
     for own, other in zip([*backbone.parameters(), *head.parameters()], plain.parameters(), strict=True):
         own.data.copy_(other)
     x = torch.rand(4, 3, 32, 32)
     torch.testing.assert_close(head(backbone(x)), plain(x))
+
+
+def test_dropout_is_the_published_one_and_each_clients_own() -> None:
+    torch.manual_seed(0)
+    backbone = SimpleCNN()
+    method = DropoutFedAvg(10, 2, backbone)
+    kept = method.draw_noise(torch.Generator().manual_seed(1), 4, Stage.TRAIN)
+    assert {name: tuple(mask.shape) for name, mask in kept.items()} == {"pooled": (4, 64, 14, 14), "hidden": (4, 128)}
+    assert [round(float(kept[name].float().mean()), 1) for name in ("pooled", "hidden")] == [0.8, 0.5]
+    assert method.draw_noise(torch.Generator(), 4, Stage.EVALUATE) == {}
+    # Its place is before and after the linear layer; what is left is scaled up.
+    x = torch.rand(4, 3, 32, 32)
+    pooled = backbone.convolutions(x)
+    hidden = backbone.linear(torch.where(kept["pooled"], pooled / 0.75, 0.0).flatten(1)).relu()
+    torch.testing.assert_close(backbone(x, kept), torch.where(kept["hidden"], 2 * hidden, 0.0))
+    bound = (6 / (64 * 14 * 14 + 128)) ** 0.5
+    assert 0.99 * bound < backbone.linear.weight.abs().max() <= bound
+    learned = []
+    for width in (1, 2):
+        torch.manual_seed(0)
+        data = FederatedDataModule(
+            peers.SettingImages(TINY), IID(6), ImageTransform(), batch_size=10, cohort_width=width
+        )
+        method = DropoutFedAvg(10, 6, SimpleCNN(), training=LocalTraining(lr=0.1, epochs=1))
+        fit(method, data, 1)
+        learned.append(method.head.weight.detach().clone())
+    torch.testing.assert_close(*learned, rtol=0, atol=1e-6)
 
 
 def test_all_programs_have_the_same_images() -> None:
