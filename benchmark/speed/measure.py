@@ -98,6 +98,7 @@ class Laps(Callback):
         steps: optimizer steps of all clients in every round.
         losses: mean over the round's clients of their mean training loss, of every round.
         memory: peak bytes when training ended, as in ``Row``.
+        steps_of_all: steps of the last round in all ranks together.
     """
 
     def __init__(self) -> None:
@@ -107,6 +108,7 @@ class Laps(Callback):
         self.steps: list[int] = []
         self.losses: list[float] = []
         self.memory = 0
+        self.steps_of_all = 0
         self._clients: set[int] = set()
         self._steps = 0
         self._began = 0.0
@@ -138,8 +140,9 @@ class Laps(Callback):
         self._clients, self._steps, self._evaluated, self._began = set(), 0, 0.0, now()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Read the peak."""
+        """Read the peak, and what the ranks have done together."""
         self.memory = peak_memory()
+        self.steps_of_all = sum(pl_module.simulation.ranks.everybody("steps", self.steps[-1]))
 
     @property
     def best(self) -> float:

@@ -14,20 +14,24 @@ The peers need environments of their own, since what they pin conflicts with wha
 
 Take the torch of this project's environment in both (``pip install torch==VERSION``). Each is used as its own guide
 says for one machine: pfl with its native data sets in memory, in one process, and on a CPU also in a process a core;
-Flower with a process a core (on a GPU, ten that share it). The engine has one process with a thread a core.
+Flower with a process a core (on a GPU, ten that share it). The engine has one process with a thread a core, and on a
+CPU also a process a core, as ``--trainer.devices`` starts them.
 """
 
 import json
 import os
 import signal
 import subprocess
-from dataclasses import fields
+import sys
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
+from benchmark.run.strategy import RanksStrategy, is_first_process
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.peer_scripts.cifar10_setting import (
     BATCH,
@@ -37,6 +41,7 @@ from benchmark.speed.peer_scripts.cifar10_setting import (
     Measured,
     Setting,
     make_images,
+    read_setting,
 )
 from benchmark.speed.simple_cnn import SimpleCNN
 from datamodules.federated import FederatedDataModule
@@ -52,6 +57,8 @@ VARIABLES = {"pfl": "PFL_PYTHON", "Flower": "FLOWER_PYTHON"}
 PUBLISHED_CADENCE = 10
 #: Seconds that a peer may take in all.
 PATIENCE = 1800
+#: Measures the engine in a process a core; it takes a peer's arguments.
+OVER_PROCESSES = [sys.executable, "-m", "benchmark.speed.peers"]
 #: Nothing is sent to the peers' makers.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -72,9 +79,20 @@ class SettingImages(ImageSource):
         return ImagePool(images, labels, test, torch.zeros(n, dtype=torch.int64), torch.arange(n))
 
 
-def measure_engine(setting: Setting, width: int) -> Measured:
-    """The setting in this engine: the test images are dealt over the clients and evaluated by client."""
+def measure_engine(setting: Setting, width: int, processes: int = 1) -> Measured:
+    """The setting in this engine: the test images are dealt over the clients and evaluated by client.
+
+    Args:
+        setting: the work.
+        width: clients stepped together.
+        processes: that train at the same time; with several, this one starts the others.
+    """
     torch.manual_seed(0)
+    settings: dict[str, Any] = {}
+    if processes > 1:
+        strategy = RanksStrategy()
+        strategy.command = _in_processes(setting, processes)
+        settings = {"devices": processes, "strategy": strategy}
     data = FederatedDataModule(
         SettingImages(setting),
         IID(setting.clients),
@@ -85,18 +103,23 @@ def measure_engine(setting: Setting, width: int) -> Measured:
         eval_batch_size=EVALUATION_BATCH,
     )
     method = FedAvg(CLASSES, setting.clients, SimpleCNN(), training=LocalTraining(lr=LR, epochs=1))
-    laps = fit(method, data, setting.rounds, setting.evaluate_every)
+    laps = fit(method, data, setting.rounds, setting.evaluate_every, settings=settings)
     return Measured(
         rounds=laps.rounds,
         evaluations=laps.evaluations,
         losses=laps.losses,
-        steps=laps.steps[-1],
+        steps=laps.steps_of_all,
         parameters=sum(method.get_parameter(name).numel() for name in method.roles.trained),
         accuracy=method.evaluation.scores["server", "test"].compute()["accuracy"].mean().item(),
-        processes=1,
+        processes=processes,
         threads=torch.get_num_threads(),
         versions={"torch": torch.__version__},
     )
+
+
+def _in_processes(setting: Setting, processes: int) -> list[str]:
+    """The command that measures the engine in so many processes."""
+    return [*OVER_PROCESSES, *setting.arguments(), f"--cores={processes}"]
 
 
 def measure_peer(command: list[str], setting: Setting, cores: int) -> Measured:
@@ -194,7 +217,10 @@ def rows_of(measured: dict[str, Measured], setting: Setting) -> list[Row]:
 def compare(setting: Setting, widths: tuple[int, ...]) -> list[Row]:
     """All programs, one after the other."""
     cores = torch.get_num_threads()
-    measured = {f"engine, width {width}": measure_engine(setting, width) for width in widths}
+    measured: dict[str, Measured] = {}
+    if device() == "cpu" and cores > 1:
+        measured[f"engine, {cores} processes"] = measure_peer(OVER_PROCESSES, setting, cores)
+    measured |= {f"engine, width {width}": measure_engine(setting, width) for width in widths}
     measured |= {name: measure_peer(command, setting, cores) for name, command in peer_commands(cores).items()}
     return rows_of(measured, setting)
 
@@ -203,3 +229,11 @@ def run(folder: Path) -> tuple[str, list[Row]]:
     """The setting as published, at three widths."""
     title = "pfl-research's CIFAR-10 setting (synthetic images, no dropout): this engine, pfl and Flower"
     return title, compare(Setting(), (50, 10, 1))
+
+
+if __name__ == "__main__":
+    setting, cores = read_setting()
+    torch.set_num_threads(1)
+    found = measure_engine(setting, -(-setting.cohort // cores), cores)
+    if is_first_process():
+        print(json.dumps(asdict(found)))

@@ -165,6 +165,13 @@ def test_a_peer_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - began < 30
 
 
+def test_the_engine_does_the_same_work_over_processes() -> None:
+    alone, together = peers.measure_engine(TINY, width=1), peers.measure_peer(peers.OVER_PROCESSES, TINY, 2)
+    assert (together.processes, together.threads) == (2, 1)
+    assert (together.steps, together.accuracy) == (alone.steps, alone.accuracy)
+    assert together.losses == pytest.approx(alone.losses, abs=1e-6)
+
+
 def test_rows_compare_with_the_first_program() -> None:
     found = {"engine": measured([5.0, 2.0, 3.0], [1.0, 0.5]), "peer": measured([5.0, 4.0, 6.0], [1.5])}
     rows = peers.rows_of(found, Setting())
