@@ -9,7 +9,8 @@ from torch import nn
 from benchmark.engine.roles import Roles
 from benchmark.errors import ConfigurationError
 
-#: Number of the form of what a checkpoint holds: names in the clients' store, the server's state. 1 had no number.
+#: Number of the form of what a checkpoint holds: names in the clients' store, the server's state; and of the draws
+#: with which training goes on. 1 had no number.
 FORMAT = 3
 
 #: what the engine has put into the method

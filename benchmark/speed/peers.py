@@ -91,7 +91,7 @@ def measure_engine(setting: Setting, width: int, processes: int = 1) -> Measured
     settings: dict[str, Any] = {}
     if processes > 1:
         strategy = RanksStrategy()
-        strategy.command = _in_processes(setting, processes)
+        strategy.command = [*OVER_PROCESSES, *setting.arguments(), f"--cores={processes}"]
         settings = {"devices": processes, "strategy": strategy}
     data = FederatedDataModule(
         SettingImages(setting),
@@ -115,11 +115,6 @@ def measure_engine(setting: Setting, width: int, processes: int = 1) -> Measured
         threads=torch.get_num_threads(),
         versions={"torch": torch.__version__},
     )
-
-
-def _in_processes(setting: Setting, processes: int) -> list[str]:
-    """The command that measures the engine in so many processes."""
-    return [*OVER_PROCESSES, *setting.arguments(), f"--cores={processes}"]
 
 
 def measure_peer(command: list[str], setting: Setting, cores: int) -> Measured:

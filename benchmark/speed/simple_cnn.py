@@ -79,14 +79,16 @@ class DropoutFedAvg(FedAvg):
             nn.init.xavier_uniform_(self.head.weight)
 
     def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
-        """Draw what dropout leaves of a mini-batch in training."""
+        """Draw what dropout leaves of a mini-batch in training, bool [B, 64, 14, 14] and [B, 128]; and for a prompt."""
+        drawn = super().draw_noise(generator, batch_size, stage)
         if stage is not Stage.TRAIN:
-            return {}
-        return {
+            return drawn
+        return drawn | {
             name: torch.rand(batch_size, *shape, generator=generator, device=generator.device) >= part
             for name, (part, shape) in self.backbone.dropped.items()
         }
 
     def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy of the logits under dropout."""
-        return cross_entropy(self.head(self.backbone(batch.x, batch.noise)), batch.y, batch.mask)
+        features = self.backbone(self.prompted(batch.x, batch.noise), batch.noise)
+        return cross_entropy(self.head(features), batch.y, batch.mask)
