@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmark.cells.forks import Fork, can_fork
 from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.lock import CellLock
 from benchmark.cells.log import last_line
@@ -59,7 +60,7 @@ class Process:
     cell: Cell
     log: Path
     lock: CellLock
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | Fork"
     gpu: str | None
     started: float = field(default_factory=time.monotonic)
 
@@ -71,7 +72,7 @@ class Process:
 
     def failure(self) -> str:
         code = self.process.returncode
-        if code < 0:
+        if code is not None and code < 0:
             return f"killed by signal {-code} ({signal.Signals(-code).name})"
         line = last_line(self.log)
         said = "" if line.startswith("$ ") else line
@@ -83,7 +84,13 @@ class Process:
 
 
 def start(
-    cell: Cell, lock: CellLock, work: Work, threads: int | None, gpu: str | None, ends_with_us: bool = False
+    cell: Cell,
+    lock: CellLock,
+    work: Work,
+    threads: int | None,
+    gpu: str | None,
+    ends_with_us: bool = False,
+    forked: bool = False,
 ) -> Process:
     """Start a cell as a process that shares our lock.
 
@@ -95,6 +102,7 @@ def start(
         gpu: the only one that the run sees; None leaves it alone.
         ends_with_us: on Linux the run is asked to end when we are killed. A job's GPU is another's then, while a runner
             of this machine leaves its runs to come to their end.
+        forked: as a :class:`Fork` where one can be had.
     """
     run_dir = work.runs_dir / cell.name
     if is_finished(run_dir):  # but by other code, else nobody would start it
@@ -107,19 +115,24 @@ def start(
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     log = run_dir / "log.txt"
     command = cell_command(cell, run_dir, work.data_dir, work.program)
+    process: subprocess.Popen[bytes] | Fork | None = None
     with log.open("ab") as stream:
         stream.write(f"$ {' '.join(command)}\n".encode())
         stream.flush()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=(lock.descriptor,),
-            preexec_fn=_end_with_parent if ends_with_us else None,
-            start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
-        )
+        if forked:
+            with contextlib.suppress(OSError):  # else as a process of its own, which says what is wrong
+                process = Fork(command, stream, lock, environment)
+        if process is None:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(lock.descriptor,),
+                preexec_fn=_end_with_parent if ends_with_us else None,
+                start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
+            )
     return Process(cell, log, lock, process, gpu)
 
 
@@ -179,7 +192,8 @@ class Processes:
         load = Counter(dict.fromkeys(self.gpus, 0))
         load.update(entry.gpu for entry in self.running if entry.gpu is not None)
         gpu = min(self.gpus, key=lambda name: load[name]) if self.gpus else None
-        entry = start(cell, lock, self.work, self.threads, gpu)
+        forked = not self.gpus and can_fork(self.work.program)
+        entry = start(cell, lock, self.work, self.threads, gpu, forked=forked)
         self.running.append(entry)
         return entry
 

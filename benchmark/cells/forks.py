@@ -1,0 +1,137 @@
+"""Runs as forks of one process that has imported the program, which takes ten seconds of a core, once for all of them.
+
+A fork has its imports and else nothing in common with another run: the server of forks computes nothing and starts no
+thread. It serves the runs of this machine's CPU; a process that a GPU was used in can't be forked.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from types import ModuleType
+from typing import IO, Any
+from unittest.mock import patch
+
+from benchmark.cells.lock import CellLock
+from benchmark.run.command import PROGRAM
+
+#: What the server of forks imports.
+IMPORTED = "benchmark.run.imported"
+
+
+def can_fork(program: Sequence[str]) -> bool:
+    """Whether runs of a program can be forks: on Linux, of this project's own."""
+    return sys.platform == "linux" and tuple(program) == PROGRAM
+
+
+class Fork:
+    """A run as a fork, with what :class:`subprocess.Popen` has: ``pid``, ``returncode``, ``poll`` and ``wait``.
+
+    Args:
+        command: of the run, as a process of its own would have it.
+        log: takes what it says.
+        lock: of the run's directory; the run holds it, too.
+        environment: of the run. The server of forks has that of the first run; a run with another one is executed anew,
+            since libraries read theirs while they are imported.
+
+    Raises:
+        OSError: the server of forks can't be had, or died.
+    """
+
+    def __init__(self, command: Sequence[str], log: IO[bytes], lock: CellLock, environment: Mapping[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([IMPORTED])
+        ours, theirs = context.Pipe()
+        given = ([*command], theirs, _Descriptor(log.fileno()), _Descriptor(lock.descriptor), dict(environment))
+        self.process = context.Process(target=_run, args=given)
+        with ours:
+            with theirs, patch.dict(os.environ, environment), patch.dict(sys.modules, __main__=ModuleType("__main__")):
+                try:
+                    self.process.start()  # without __main__: what the user has started is not started in the fork again
+                except EOFError:
+                    raise ConnectionError("the process that imports for all runs has died") from None
+            with contextlib.suppress(EOFError, ConnectionError):  # its exit status says so, too
+                ours.recv()  # the fork can be ended from now on
+                ours.send("go on")
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not come.
+        """
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("a run", timeout or 0.0)
+        return self.process.exitcode
+
+
+class _Descriptor:
+    """A file's descriptor on its way into a fork, where it is a number again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _taken, (DupFd(self.number),)  # known only while a process is being started
+
+
+def _taken(handed: Any) -> int:
+    number: int = handed.detach()
+    return number
+
+
+def _run(command: list[str], runner: Connection, log: int, lock: int, environment: dict[str, str]) -> None:
+    """Be the run: what :func:`benchmark.cells.this_machine.start` asks of a new process, and then its program.
+
+    Args:
+        command: :data:`PROGRAM` and its arguments.
+        runner: is told that this is a session of its own; a runner that was interrupted meanwhile says nothing.
+        log: descriptor.
+        lock: descriptor; it stays open until the process ends.
+        environment: as the run would have it in a process of its own.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((nothing, log, log)):
+        os.dup2(descriptor, number)
+    os.close(nothing)
+    os.close(log)
+    try:
+        with runner:
+            runner.send("ready")
+            runner.recv()
+    except (EOFError, ConnectionError):
+        return  # nobody waits for this run any more
+    if environment != os.environ:
+        os.set_inheritable(lock, True)
+        os.execve(command[0], command, environment)
+    multiprocessing.set_start_method(None, force=True)  # the loader's workers are this run's children
+    sys.argv = [PROGRAM[-1], *command[len(PROGRAM) :]]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())  # as for `python -m`: methods and data of the user's own
+    from benchmark.run import cli
+
+    try:
+        cli.main()
+    finally:
+        atexit._run_exitfuncs()  # which a child of multiprocessing leaves out

@@ -1,0 +1,229 @@
+"""Runs as forks of one process: as those of processes of their own, and ended, waited for and reported like them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from federation import CONF
+
+from benchmark.cells.forks import can_fork
+from benchmark.cells.identity import Cell, content_hash
+from benchmark.run.command import PROGRAM
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux")
+
+#: A user's script, without `if __name__ == "__main__"`.
+SCRIPT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pathlib import Path
+from benchmark.cells.queue import run_cells
+from benchmark.cells.work import Work
+from test_forks import cells
+print("the script", flush=True)
+rounds, program = sys.argv[1:3]
+outcomes = run_cells(cells(int(rounds), Path.cwd()), Work(Path("runs"), program=tuple(program.split())), jobs=2)
+print("outcomes", sorted((name[:6], outcome.error) for name, outcome in outcomes.items()))
+"""
+
+
+def cells(rounds: int, folder: Path) -> list[Cell]:
+    """One run of the user's own method and one of this project's."""
+    made = []
+    for name, config in {"FedVPT": f"{folder}/own.yaml", "PFedPG": f"{CONF}/PFedPG.yaml"}.items():
+        configs, overrides = (f"{CONF}/base.yaml", config), (f"--trainer.max_epochs={rounds}",)
+        made.append(Cell(f"{name}-s0-{content_hash(configs, overrides)}", configs, overrides, 0))
+    return made
+
+
+@contextmanager
+def runner(
+    folder: Path, rounds: int, program: tuple[str, ...] = PROGRAM, script: str = SCRIPT
+) -> Iterator["subprocess.Popen[str]"]:
+    (folder / "scripts").mkdir(exist_ok=True, parents=True)  # so that only the run looks for methods in the folder
+    (folder / "scripts" / "script.py").write_text(script)
+    (folder / "own_method.py").write_text("from methods.fedvpt import FedVPT\n\n\nclass Own(FedVPT):\n    pass\n")
+    (folder / "own.yaml").write_text((CONF / "FedVPT.yaml").read_text().replace("methods.FedVPT", "own_method.Own"))
+    given = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}", "MADE_IN": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "scripts/script.py", str(rounds), " ".join(program)],
+        cwd=folder,
+        env={**os.environ, **given},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pid in processes(folder):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes(folder: Path) -> dict[int, str]:
+    """The command lines of everything that a runner in this folder has started, by process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            if f"MADE_IN={folder}".encode() in environment:
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def begun(folder: Path) -> bool:
+    """Whether each of the two runs has finished a round."""
+    return len([*folder.glob("runs/*/checkpoints/last.ckpt")]) == 2
+
+
+def result(run_dir: Path) -> tuple[pd.DataFrame, dict[str, torch.Tensor], str]:
+    checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    return pd.read_parquet(run_dir / "metrics.parquet"), checkpoint["state_dict"], (run_dir / "config.yaml").read_text()
+
+
+def test_only_this_projects_own_runs_are_forked() -> None:
+    assert can_fork(PROGRAM)
+    assert not can_fork((sys.executable, "another.py"))
+
+
+def test_a_forked_run_is_bit_for_bit_that_of_a_process_of_its_own(tmp_path: Path) -> None:
+    said = {}
+    for kind, program in {"forked": PROGRAM, "apart": (sys.executable, "-m", "benchmark.run.start")}.items():
+        with runner(tmp_path / kind, 2, program) as process:
+            seen: set[str] = set()
+            while process.poll() is None:
+                seen |= set(processes(tmp_path / kind).values())
+                time.sleep(0.05)
+            said[kind] = process.communicate()[0]
+            assert any("benchmark.run.start" in line for line in seen) == (kind == "apart")
+            assert any("forkserver" in line for line in seen) == (kind == "forked")
+        assert said[kind].count("the script") == 1  # a fork does not start it again
+        assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said[kind]
+    for cell in cells(2, tmp_path / "apart"):
+        frames, states, configs = zip(*(result(tmp_path / kind / "runs" / cell.name) for kind in said), strict=True)
+        pd.testing.assert_frame_equal(*frames)
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+        assert configs[0] == configs[1]
+        log = (tmp_path / "forked" / "runs" / cell.name / "log.txt").read_text()
+        assert log.startswith(f"$ {' '.join(PROGRAM)} fit --config")
+        assert "after round 2: " in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path: Path, number: signal.Signals) -> None:
+    with runner(tmp_path, 5000) as process:
+        until(lambda: begun(tmp_path))
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+        assert process.returncode != 0
+        until(lambda: not processes(tmp_path), 20)
+    assert "multiprocessing" not in said
+    for cell in cells(5000, tmp_path):
+        last = (tmp_path / "runs" / cell.name / "log.txt").read_text().splitlines()[-1]
+        assert last.startswith("stopped by SIGTERM: ")
+
+
+def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) -> None:
+    with runner(tmp_path, 5000) as process:
+        until(lambda: any("forkserver" in line for line in processes(tmp_path).values()))
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the server of forks, too
+        said = process.communicate(timeout=60)[0]
+        assert process.returncode != 0
+        until(lambda: not processes(tmp_path), 60)
+    assert "forkserver.main" not in said.replace("in main\n", "")
+    assert not begun(tmp_path)
+
+
+def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_path: Path) -> None:
+    with runner(tmp_path, 60) as first:
+        until(lambda: begun(tmp_path))
+        first.kill()
+        first.wait()
+        with runner(tmp_path, 60) as second:
+            said = second.communicate(timeout=300)[0]
+    assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said
+    assert said.count("is run by another process; waiting for it") == 2
+    for cell in cells(60, tmp_path):
+        assert (tmp_path / "runs" / cell.name / "log.txt").read_text().count("$ ") == 1  # nobody started it again
+
+
+def test_how_a_fork_fails_is_said_as_of_any_process(tmp_path: Path) -> None:
+    with runner(tmp_path, -3) as process:
+        said = process.communicate(timeout=120)[0]
+    assert "FedVPT-s0" in said
+    assert said.count("FAILED: error: ") == 2
+    assert "max_epochs" in said
+    assert "Traceback" not in said
+    with runner(tmp_path, 5000) as process:
+        until(lambda: begun(tmp_path))
+        forks = [pid for pid, line in processes(tmp_path).items() if "forkserver" in line and os.getsid(pid) == pid]
+        assert len(forks) == 2  # each a session of its own
+        for pid in forks:
+            os.kill(pid, signal.SIGKILL)
+        said = process.communicate(timeout=60)[0]
+    assert said.count("killed by signal 9 (SIGKILL)") >= 2
+
+
+def test_where_nothing_can_be_forked_a_run_is_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import os\n\nos._exit(7)\n")
+    script = SCRIPT.replace("print(", "from benchmark.cells import forks; forks.IMPORTED = 'dies'\nprint(", 1)
+    with runner(tmp_path, 1, script=script) as process:
+        said = process.communicate(timeout=120)[0]
+    assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said
+    assert "Traceback" not in said
+
+
+TWO_ENVIRONMENTS = """
+import os, time
+from pathlib import Path
+from benchmark.cells.forks import Fork
+from benchmark.cells.lock import CellLock
+from benchmark.run.command import PROGRAM
+
+for threads in ("1", "2"):
+    lock = CellLock(Path(threads))
+    assert lock.acquire()
+    with open(threads + ".txt", "ab") as log:
+        fork = Fork([*PROGRAM, "fit", "--no_such_option"], log, lock, os.environ | {"OMP_NUM_THREADS": threads})
+    lock.release()
+    assert not CellLock(Path(threads)).acquire()  # the fork holds it
+    line = Path(f"/proc/{fork.pid}/cmdline")
+    deadline = time.monotonic() + 10
+    while threads == "2" and "forkserver" in line.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("forkserver" in line.read_text(), flush=True)
+    assert fork.wait() == fork.poll() == fork.returncode == 2
+    assert CellLock(Path(threads)).acquire()
+"""
+
+
+def test_a_run_with_another_environment_than_the_first_is_started_anew(tmp_path: Path) -> None:
+    command, environment = [sys.executable, "-c", TWO_ENVIRONMENTS], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["True", "False"]
+    first, second = ((tmp_path / f"{threads}.txt").read_text() for threads in "12")
+    assert first == second
+    assert "no_such_option" in first
