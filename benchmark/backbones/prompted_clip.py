@@ -5,7 +5,6 @@ common) do not depend on the class name that follows. They are computed once and
 computed after the end-of-text token. Both change results by rounding only.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,16 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.class_token import rows_kept
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
 from benchmark.backbones.fixed_batch_norm import fix_batch_norms
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
-
-# A CPU rounds a product of fewer rows in another way. With so many rows of each client, results do not depend
-# on how many clients share a product.
-FEWEST_ROWS = 4
 
 
 class PromptedCLIP(Checked, nn.Module):
@@ -179,7 +175,7 @@ class PromptedCLIP(Checked, nn.Module):
             self._check_deep(deep, prompts.num_context, self.text_width, self.text_depth)
         mask = self.model.attn_mask[: shared.shape[-2], : shared.shape[-2]]
         after = 1 + prompts.num_context
-        kept = -math.ceil(FEWEST_ROWS / prompts.num_classes)
+        kept = -rows_kept(prompts.num_classes)
         for layer, block in enumerate(self.model.transformer.resblocks):
             last = layer == self.text_depth - 1
             if deep is not None and 0 < layer <= len(deep):
@@ -259,7 +255,7 @@ class PromptedCLIP(Checked, nn.Module):
         Raises:
             ConfigurationError: images or prompts of another shape, or prompts for a ResNet.
         """
-        rows = slice(0, math.ceil(FEWEST_ROWS / max(len(x), 1)))
+        rows = slice(0, rows_kept(len(x)))
         return F.normalize(self._encode_image(x, prompts, deep, rows)[:, 0], dim=-1)
 
     def spatial_features(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from benchmark.backbones.class_token import class_token_after, reads_the_class_token_alone
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
@@ -57,6 +58,7 @@ class PromptedViT(Checked, nn.Module):
         self.image_size: tuple[int, int] = vit.patch_embed.img_size
         self._prompt_position = 1 if vit.has_class_token else 0
         self._fused: bool | None = None
+        self._class_token_alone = reads_the_class_token_alone(vit)
 
     def forward(self, x: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Features of a batch of images.
@@ -96,7 +98,8 @@ class PromptedViT(Checked, nn.Module):
         """
         self._choose_attention(tokens)
         if prompts is None:
-            tokens = self.vit.blocks(tokens)
+            for layer in range(self.depth):
+                tokens = self._layer(layer, tokens)
         else:
             tokens = self._prompted(tokens, [prompts] if isinstance(prompts, Tensor) else prompts)
         return self.vit.forward_head(self.vit.norm(tokens), pre_logits=True)
@@ -170,15 +173,24 @@ class PromptedViT(Checked, nn.Module):
         deepest = max((family.shape[1] for family in families), default=0)
         first = [family[:, 0].expand(batch, -1, -1) for family in families]
         tokens = torch.cat([tokens[:, :at], *first, tokens[:, at:]], dim=1)
-        for layer, block in enumerate(self.vit.blocks):
+        for layer in range(self.depth):
             if 0 < layer < deepest:
                 parts = list(tokens.split(sizes, dim=1))
                 for i, family in enumerate(families, start=1):
                     if layer < family.shape[1]:
                         parts[i] = family[:, layer].expand(batch, -1, -1)
                 tokens = torch.cat(parts, dim=1)
-            tokens = block(tokens)
+            tokens = self._layer(layer, tokens)
+        if self._class_token_alone:
+            return tokens
         return torch.cat([tokens[:, :at], tokens[:, tokens.shape[1] - sizes[-1] :]], dim=1)
+
+    def _layer(self, layer: int, tokens: Tensor) -> Tensor:
+        """One layer, [B, T, d] to [B, T, d]; the last one to [B, 1 or more, d] where only the class token is read."""
+        block = self.vit.blocks[layer]
+        if layer < self.depth - 1 or not self._class_token_alone:
+            return cast(Tensor, block(tokens))
+        return class_token_after(block, tokens)
 
     def _by_image(self, prompts: Tensor, batch: int) -> Tensor:
         """Prompts of any accepted shape as [B or 1, L, K, d]."""

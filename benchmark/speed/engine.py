@@ -100,9 +100,11 @@ def plain(rounds: int, network: Callable[[], nn.Module] | None = None, prompted:
 
 
 def plain_vit() -> nn.Module:
-    """PFedPT's tiny ViT with its classifier."""
+    """PFedPT's tiny ViT with its classifier, with every token of every layer, as its code computes it."""
     backbone = TinyViT()
-    return nn.Sequential(backbone, nn.Linear(backbone.num_features, 10))
+    for block in backbone.vit.blocks:
+        block.attn.fused_attn = False  # type: ignore[union-attr]
+    return nn.Sequential(backbone.vit, nn.Linear(backbone.num_features, 10))
 
 
 def plain_cnn() -> nn.Module:

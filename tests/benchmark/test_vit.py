@@ -87,7 +87,7 @@ def test_token_features_are_the_inputs_of_the_layers() -> None:
     seen: list[Tensor] = []
     for block in model.vit.blocks:
         block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    model(x)
+    model.vit(x)
     expected, seen = torch.stack(seen, dim=1), []
     features = model.token_features(x)
     assert features.shape == (3, 6, 1 + 16, 64)
