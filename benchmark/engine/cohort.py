@@ -37,14 +37,19 @@ class Slots(nn.ParameterDict):
         """Return the present values by parameter name."""
         return {name: self.of(name).detach() for name in self.names}
 
-    def fill(self, name: str, value: Tensor) -> None:
-        """Put the values of a cohort, [K, ...], into a slot."""
-        slot = self.of(name)
-        slot.grad = None
-        if slot.shape == value.shape:
-            slot.data.copy_(value)
-        else:
-            slot.data = value.detach().clone(memory_format=torch.contiguous_format)
+    def fill(self, values: Values) -> None:
+        """Put the values of a cohort, [K, ...] each, into their slots, with one operation where they have the room."""
+        rooms, fitting = [], []
+        for name, value in values.items():
+            slot = self.of(name)
+            slot.grad = None
+            if slot.shape == value.shape:
+                rooms.append(slot.data)
+                fitting.append(value.detach())
+            else:
+                slot.data = value.detach().clone(memory_format=torch.contiguous_format)
+        if rooms:
+            torch._foreach_copy_(rooms, fitting)
 
 
 @dataclass
@@ -105,5 +110,5 @@ class Cohort:
                 count = len(self.clients)
                 self.totals[name] = (value.detach().new_zeros(count, *value.shape[1:]), torch.zeros(count))
             total, steps = self.totals[name]
-            total[: len(value)] += value.detach()
-            steps[: len(value)] += 1
+            total[: len(value)].add_(value.detach())  # += would copy the sum onto itself
+            steps[: len(value)].add_(1)

@@ -32,9 +32,9 @@ def finite_rows_and(tensors: Sequence[Tensor], count: int, numbers: Values) -> t
     """
     rows = [t.detach().reshape(count, -1) for t in tensors if t.is_floating_point() and t.numel()]
     # A sum is finite only if all its terms are, and ten times as fast; that of huge terms may not be, so then look.
-    sums = [row.sum(1).double() for row in rows]
+    sums = [torch.stack([row.sum(1) for row in rows]).double()] if rows else []
     fetched = fetched_together([*numbers.values(), *sums])
     given = dict(zip(numbers, fetched, strict=False))
-    if not rows or torch.stack(fetched[len(numbers) :]).isfinite().all():
+    if not rows or fetched[-1].isfinite().all():
         return [True] * count, given
     return torch.stack([row.isfinite().all(1) for row in rows]).all(0).tolist(), given

@@ -81,8 +81,8 @@ class Simulation:
             ConfigurationError: see :func:`benchmark.engine.messages.check_aggregate`.
         """
         check_aggregate(values, f"{type(rule).__name__}.aggregate", self.shared())
-        for name, value in values.items():
-            self.parameters[name].data.copy_(value)
+        if values:
+            torch._foreach_copy_([self.parameters[name].data for name in values], [*values.values()])
 
     # ------------------------------------------------------------------ a cohort
 
@@ -98,15 +98,16 @@ class Simulation:
 
     def begin(self, clients: tuple[int, ...], stage: Stage, round: Round, received: Broadcast) -> Cohort:
         """Put into the slots what each client starts from: what it received, else its own, else the frozen value."""
+        start: Values = {}
         for name in self.slots.names:
             if name in self.roles.personal:
-                value = self.store.rows(name, clients, self.device)
+                start[name] = self.store.rows(name, clients, self.device)
             elif name in received.own:
-                value = received.own[name]
+                start[name] = received.own[name]
             else:
                 value = received.common[name] if name in received.common else self.parameters[name]
-                value = value.expand(len(clients), *value.shape)
-            self.slots.fill(name, value)
+                start[name] = value.expand(len(clients), *value.shape)
+        self.slots.fill(start)
         return self.gather(clients, stage, round, received, self.slots.all(), "train")
 
     def gather(
