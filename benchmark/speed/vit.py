@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmark.backbones.class_token import FEWEST_ROWS
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Row, device, fit, matmul_peak
 from benchmark.speed.workloads import fedvpt
@@ -13,15 +14,15 @@ CLIENTS, STEPS = 8, 2
 
 
 def forward_operations(method: FederatedMethod, size: int) -> int:
-    """Floating-point operations of one image's forward pass, prompts and head included.
+    """Floating-point operations of one image's forward pass in a mini-batch, prompts and head included.
 
     Args:
         method: on the CPU, not in a run.
         size: side of the image in pixels.
     """
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        method(torch.zeros(1, 3, size, size))
-    return counter.get_total_flops()
+        method(torch.zeros(FEWEST_ROWS, 3, size, size))
+    return counter.get_total_flops() // FEWEST_ROWS
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:

@@ -62,10 +62,12 @@ def test_unequal_clients_have_as_many_images_as_equal_ones() -> None:
 
 def test_operations_of_a_vit_by_hand() -> None:
     # 16 patches of 4 x 4 x 3 numbers, a class token and 5 prompts; 8 layers of width 128, MLP of 256; 7 classes.
+    # The last layer makes keys and values of all tokens, and the rest of the class token's alone.
     method = FedVPT(7, 2, TinyViT(image_size=16), num_prompts=5)
     T, d = 16 + 1 + 5, 128
     layer = 3 * T * d * d + 2 * T * T * d + T * d * d + 2 * T * d * 256
-    products = 16 * 48 * d + 8 * layer + d * 7
+    last = 3 * T * d * d + 2 * T * d + d * d + 2 * d * 256
+    products = 16 * 48 * d + 7 * layer + last + d * 7
     assert vit.forward_operations(method, 16) == 2 * products
 
 
