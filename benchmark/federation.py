@@ -85,9 +85,7 @@ class Uploads:
         """
         clients = [client for ids, _ in arrived for client in ids]
         ascending = tuple(sorted(clients))
-        values = dict(arrived[0][1])
-        if len(arrived) > 1:
-            values = {name: torch.cat([sent[name] for _, sent in arrived]) for name in values}
+        values = {name: torch.cat([sent[name] for _, sent in arrived]) for name in arrived[0][1]}
         if ascending != tuple(clients):
             order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
             values = {name: value.index_select(0, placed(order, value.device)) for name, value in values.items()}

@@ -51,10 +51,7 @@ def class_token_after(block: Any, tokens: Tensor) -> Tensor:
     attention, rows = block.attn, rows_kept(len(tokens))
     normed = block.norm1(tokens)
     q, k, v = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    q, k = (
-        attention.q_norm(q[:, :, :rows]),
-        attention.k_norm(k),
-    )  # [B, heads, R, d / heads] and [B, heads, T, d / heads]
+    q, k = attention.q_norm(q[:, :, :rows]), attention.k_norm(k)  # [B, heads, R or T, d / heads]
     if attention.fused_attn:
         attended = F.scaled_dot_product_attention(q, k, v)
     else:

@@ -1,7 +1,8 @@
 """Runs as forks of one process that has imported the program, which takes ten seconds of a core, once for all of them.
 
-A fork has its imports and else nothing in common with another run: the server of forks computes nothing and starts no
-thread. It serves the runs of this machine's CPU; a process that a GPU was used in can't be forked.
+A fork has its imports and else nothing in common with another run: the server of forks computes nothing. Threads that
+libraries start while they are imported (Arrow's allocator, OpenBLAS) are made anew in a fork by these libraries. It
+serves the runs of this machine's CPU; a process that a GPU was used in can't be forked.
 """
 
 import atexit
