@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.federation import Values
-from benchmark.placing import placed
+from benchmark.placing import picked, placed
 
 
 class ClientStore(nn.Module):
@@ -47,7 +47,7 @@ class ClientStore(nn.Module):
     def rows(self, name: str, clients: Sequence[int], device: torch.device) -> Tensor:
         """Copy the rows of these clients, [K, ...], to ``device``."""
         held = self.all_rows(name)
-        return placed(held[self._places.of(clients, held.device)], device)
+        return placed(picked(held, self._places.of(clients, held.device)), device)
 
     def rows_of(self, names: Mapping[str, str], clients: Sequence[int], device: torch.device) -> Values:
         """Copy the rows of these clients of several tensors: ``names`` tells under which name each one is kept."""

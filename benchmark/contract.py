@@ -220,7 +220,7 @@ class ClientMethod(nn.Module):
         return {}
 
     def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> Values:
-        """Draw the random tensors of one step from ``generator`` alone; nothing by default."""
+        """Draw the random tensors of one step from ``generator`` alone, in all steps of a stage; nothing by default."""
         return {}
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:

@@ -1,9 +1,21 @@
-"""Copies between the host and a device: to the device nobody waits for them, from it once for all."""
+"""Copies: of a table's rows; to the device, for which nobody waits; from it, for which the host waits once."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def picked(table: Tensor, index: Tensor) -> Tensor:
+    """Return the rows of a table at an index of any shape, whole rows at a time: indexing copies number by number.
+
+    For images on a CPU that takes a tenth of the time.
+
+    Args:
+        table: [n, ...].
+        index: int64, where the table lies.
+    """
+    return table.index_select(0, index.reshape(-1)).view((*index.shape, *table.shape[1:]))
 
 
 def placed(value: Tensor, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from benchmark.engine.compiled_step import CompileMode
 from benchmark.engine.loaders import Loaders
-from benchmark.engine.plan import Block
+from benchmark.engine.plan import Block, Blocks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
@@ -281,16 +281,16 @@ class FederatedDataModule(Checked, LightningDataModule):
 
     # ------------------------------------------------------------------ loaders
 
-    def train_dataloader(self) -> DataLoader[Block]:
+    def train_dataloader(self) -> Blocks | DataLoader[Block]:
         """Return the stacked steps of the round that begins."""
         assert self.trainer is not None
         return self._joined.training(self.trainer.current_epoch + 1)
 
-    def val_dataloader(self) -> DataLoader[Block]:
+    def val_dataloader(self) -> Blocks | DataLoader[Block]:
         """Return every client on its held-out images: split ``test``, and whatever other splits there are."""
         return self._joined.evaluation(list(self.held_out))
 
-    def test_dataloader(self) -> DataLoader[Block]:
+    def test_dataloader(self) -> Blocks | DataLoader[Block]:
         """Return every client on its test images.
 
         Raises:

@@ -13,6 +13,7 @@ from benchmark.engine.plan import Step
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
 from benchmark.federation import Values
+from benchmark.placing import picked
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class FeatureTables:
         self.method = method
         self.pool = pool
         self.augmented = bool(pool.transform.augment_numbers)
-        self.position = torch.full((len(pool.labels),), -1, device=self.device)
+        # 0 for images that are not kept: where a mini-batch is padded, any row will do.
+        self.position = torch.zeros(len(pool.labels), dtype=torch.int64, device=self.device)
         self.position[torch.from_numpy(rows).to(self.device)] = torch.arange(len(rows), device=self.device)
         self.tables: Values = {}
         log.info("keeping what frozen parts make of %s images", f"{len(rows):,}")
@@ -88,5 +90,5 @@ class FeatureTables:
 
     def at(self, index: Tensor) -> Values:
         """Return the features of rows of the pool, per name the shape of ``index`` followed by a feature's own."""
-        at = self.position[index]
-        return {name: table[at] for name, table in self.tables.items()}
+        at = picked(self.position, index)
+        return {name: picked(table, at) for name, table in self.tables.items()}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -12,6 +12,7 @@ from benchmark.engine.capacity import balanced, widest
 from benchmark.engine.evaluation_plan import evaluated_clients, evaluation_plans
 from benchmark.engine.plan import Block, Blocks, Plan
 from benchmark.engine.pool import gather
+from benchmark.engine.roles import overrides
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 from benchmark.seeds import torch_generator
@@ -53,6 +54,8 @@ class Loaders:
         #: the clients that this rank trains in that round, and those that it scores
         self.trained: list[int] = []
         self.scored: list[int] = []
+        #: a round's number and its blocks, laid out while the one before it ran
+        self._ahead: tuple[int, Blocks] | None = None
 
     @property
     def width(self) -> int:
@@ -65,14 +68,28 @@ class Loaders:
             log.info("cohorts of up to %d clients are stepped together, by memory", self.chosen)
         return self.chosen
 
-    def training(self, number: int) -> "DataLoader[Block]":
+    def training(self, number: int) -> "Blocks | DataLoader[Block]":
         """Return this rank's part of the stacked steps of a round."""
-        blocks = self._blocks([self._plan(self.select(number), Stage.TRAIN, number)])
+        ahead, self._ahead = self._ahead, None
+        blocks = ahead[1] if ahead is not None and ahead[0] == number else self._laid_out(number)
         self.local_steps = blocks.local_steps
         self.trained = self._mine(blocks)
         return self._loader(blocks, "train", number)
 
-    def evaluation(self, splits: Sequence[str]) -> "DataLoader[Block]":
+    def lay_out_next(self, number: int) -> None:
+        """Lay out the round after this one while the device still works, where its clients are known by now.
+
+        They are not where a rule has a selection of its own, which may go by what comes of this round; and loader
+        processes lay out for themselves. After the last round it is in vain, so that all rounds cost the same.
+        """
+        if not overrides(self.rule, "select") and not self.workers:
+            self._ahead = (number + 1, self._laid_out(number + 1))
+            self._ahead[1].draw_first()
+
+    def _laid_out(self, number: int) -> Blocks:
+        return self._blocks([self._plan(self.select(number), Stage.TRAIN, number)])
+
+    def evaluation(self, splits: Sequence[str]) -> "Blocks | DataLoader[Block]":
         """Return this rank's part of the scoring of every client on these splits, after the fitting of copies.
 
         Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
@@ -115,25 +132,26 @@ class Loaders:
     def _mine(self, blocks: Blocks) -> list[int]:
         return [client for client, owner in blocks.owners.items() if owner == self.simulation.ranks.rank]
 
-    def _loader(self, blocks: Dataset[Block], *key: int | str) -> "DataLoader[Block]":
-        if self.workers:
-            pool = self.simulation.images.pool
-            blocks = _Gathered(blocks, pool.images, pool.labels)
+    def _loader(self, blocks: Blocks, *key: int | str) -> "Blocks | DataLoader[Block]":
+        if not self.workers:
+            return blocks
+        pool = self.simulation.images.pool
+        gathered = _Gathered(blocks, pool.images, pool.labels)
         # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
         generator = torch_generator(self.simulation.federation.seed, "loader", *key)
-        return DataLoader(blocks, batch_size=None, num_workers=self.workers, generator=generator)
+        return DataLoader(gathered, batch_size=None, num_workers=self.workers, generator=generator)
 
 
 class _Gathered(Dataset[Block]):
     """Blocks whose steps bring their images: what loader processes do."""
 
-    def __init__(self, blocks: Dataset[Block], images: Tensor, labels: Tensor) -> None:
+    def __init__(self, blocks: Blocks, images: Tensor, labels: Tensor) -> None:
         self.blocks = blocks
         self.images = images
         self.labels = labels
 
     def __len__(self) -> int:
-        return len(cast(Any, self.blocks))
+        return len(self.blocks)
 
     def __getitem__(self, item: int) -> Block:
         block = self.blocks[item]

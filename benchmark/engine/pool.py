@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmark.engine.memory import free_memory
 from benchmark.engine.plan import Step
 from benchmark.masked import IGNORE
+from benchmark.placing import picked
 
 
 class Transform(Protocol):
@@ -47,7 +48,7 @@ class Pool:
     def images_at(self, rows: Tensor, device: torch.device) -> Tensor:
         """Return the images of these rows on the device."""
         images = self.on(device)[0]
-        return images[rows.to(images.device)].to(device)
+        return picked(images, rows.to(images.device)).to(device)
 
     def input(self, images: Tensor, uniform: Tensor | None, kind: torch.dtype) -> Tensor:
         """Make images what the backbone takes, in the method's type of numbers."""
@@ -70,6 +71,6 @@ def gather(step: Step, pool: Tensor, labels: Tensor, images: bool = True) -> Ste
     rows = step.index if step.index.device == labels.device else step.index.to(labels.device)
     return replace(
         step,
-        images=(pool if images else pool[:, :0])[rows].to(step.index.device),
-        labels=labels[rows].to(step.index.device).masked_fill(~step.mask, IGNORE),
+        images=picked(pool if images else pool[:, :0], rows).to(step.index.device),
+        labels=picked(labels, rows).to(step.index.device).masked_fill(~step.mask, IGNORE),
     )

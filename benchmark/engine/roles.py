@@ -8,6 +8,7 @@ from torch import nn
 from benchmark.contract import ClientMethod, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import check_fields
+from benchmark.server import ServerRule
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def _check_phase(title: str, phase: Phase) -> None:
         )
 
 
-def overrides(method: ClientMethod, name: str) -> bool:
-    """Whether a method has a function of the contract as its own; the contract's does nothing."""
-    return getattr(type(method), name) is not getattr(ClientMethod, name)
+def overrides(thing: ClientMethod | ServerRule, name: str) -> bool:
+    """Whether a method has a function of the contract as its own, or a rule one of ``ServerRule``."""
+    base = ClientMethod if isinstance(thing, ClientMethod) else ServerRule
+    return getattr(type(thing), name) is not getattr(base, name)

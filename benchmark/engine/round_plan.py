@@ -49,34 +49,38 @@ class RoundPlan:
         self.seed = seed
         self.round = round
         self.augment_numbers = augment_numbers
-        self.cohorts = cohorts(clients, {client: len(indices[client]) for client in clients}, width)
+        sizes = {client: len(indices[client]) for client in clients}
+        self.cohorts = cohorts(clients, sizes, width)
         # One row length for the whole round, whatever the cohort width, so that widths do the same arithmetic.
-        self.row = min(batch_size, max(len(indices[client]) for client in clients))
+        self.row = min(batch_size, max(sizes.values()))
         self.steps = [step for cohort in self.cohorts for step in self._lay_out(cohort)]
         self._made: tuple[tuple[tuple[int, ...], int], tuple[Tensor, Tensor]] | None = None
 
-    def _own_steps(self, client: int, phase: int) -> int:
+    def _own_steps(self, cohort: tuple[int, ...], phase: int) -> tuple[np.ndarray, np.ndarray]:
+        """Count the steps of each client in an epoch, and in a phase, which never rise along a cohort."""
         planned = self.phases[phase]
-        count = planned.epochs * steps_per_epoch(len(self.indices[client]), self.batch_size, self.drop_last)
-        return count if planned.steps is None else min(count, planned.steps)
+        sizes = [len(self.indices[client]) for client in cohort]
+        per_epoch = np.array([steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes])
+        count = planned.epochs * per_epoch
+        return per_epoch, count if planned.steps is None else np.minimum(count, planned.steps)
 
     def _lay_out(self, cohort: tuple[int, ...]) -> list[Step]:
         steps = []
         for phase in range(len(self.phases)):
-            own = [self._own_steps(client, phase) for client in cohort]
-            for number in range(max(own)):
-                clients = tuple(c for c, count in zip(cohort, own, strict=True) if count > number)
+            own = self._own_steps(cohort, phase)[1]
+            for number in range(own.max()):
+                going = int((own > number).sum())
                 steps.append(
                     Step(
                         cohort,
-                        clients,
+                        cohort[:going],
                         self.stage,
                         self.round,
                         phase,
                         number,
                         phase_start=number == 0,
-                        own_end=tuple(count == number + 1 for count in own[: len(clients)]),
-                        phase_end=number == max(own) - 1,
+                        own_end=tuple((own[:going] == number + 1).tolist()),
+                        phase_end=number + 1 == own.max(),
                     )
                 )
         steps = steps or [Step(cohort)]
@@ -86,9 +90,8 @@ class RoundPlan:
 
     def _make_batches(self, cohort: tuple[int, ...], phase: int) -> tuple[Tensor, Tensor]:
         """Draw rows and masks of a phase, [steps, K, B] each."""
-        own_steps = np.array([self._own_steps(client, phase) for client in cohort])
+        per_epoch, own_steps = self._own_steps(cohort, phase)
         sizes = np.array([len(self.indices[client]) for client in cohort])
-        per_epoch = np.array([steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes])
         used = np.minimum(sizes, per_epoch * self.row)
         step = np.arange(own_steps.max())[:, None]
         epoch, number = np.divmod(step, per_epoch)

@@ -120,6 +120,8 @@ class Server(Callback):
             ConfigurationError: training diverged; the last round's checkpoint is as it was.
         """
         simulation = cast(Member, pl_module).simulation
+        if batch.last:
+            self.loaders.lay_out_next(self._round.number)  # before the host waits for this one
         if batch.end and simulation.cohort is not None:
             clients, sent = simulation.end(simulation.cohort)
             simulation.cohort = None

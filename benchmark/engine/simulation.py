@@ -158,15 +158,16 @@ class Simulation:
 
     def mini_batch(self, step: Step) -> MiniBatch:
         """Return the mini-batches of a step's clients, [K, ...] throughout, with their noise."""
-        return self._with_noise(step, self.images.fill(step))
+        return next(self.mini_batches([step]))
 
     def mini_batches(self, steps: Sequence[Step]) -> Iterator[MiniBatch]:
-        """Yield those of consecutive steps, one after the other."""
-        yield from map(self._with_noise, steps, self.images.fill_all(steps))
-
-    def _with_noise(self, step: Step, batch: MiniBatch) -> MiniBatch:
-        noise = drawn_noise(self.method, self.federation.seed, step, batch.y.shape[1], self.parameters.first)
-        return replace(batch, noise=noise) if noise else batch
+        """Yield those of consecutive steps of a cohort, one after the other; where the first has no noise, none has."""
+        noisy = True
+        for step, batch in zip(steps, self.images.fill_all(steps), strict=True):
+            if noisy:
+                noise = drawn_noise(self.method, self.federation.seed, step, batch.y.shape[1], self.parameters.first)
+                noisy = bool(noise)
+            yield replace(batch, noise=noise) if noisy else batch
 
     def end(self, cohort: Cohort) -> tuple[tuple[int, ...], Values]:
         """Keep what stays with the clients; return what they upload, and whose it is, [K', ...] each.

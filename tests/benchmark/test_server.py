@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.contract import Stage
+from benchmark.engine import loaders, simulation
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
@@ -73,6 +74,57 @@ def test_selection_is_keyed_without_replacement_and_changes_with_the_round() -> 
     assert all(len(set(r)) == 6 for r in rounds)
     assert len(set(map(tuple, rounds))) > 20
     assert set().union(*map(set, rounds)) == set(range(20))
+
+
+class Loud(ServerRule):
+    """Says in ``said`` when it has aggregated."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Say so."""
+        self.said.append(f"aggregated {round.number}")
+        return super().aggregate(round, shared, uploads)
+
+
+class Chooses(Loud):
+    """Selects by what came of the round before."""
+
+    def select(self, number: int) -> list[int]:
+        """Say so."""
+        self.said.append(f"selected {number}")
+        return [number % 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Loud, ["laid out 1", "laid out 2", "fetched", "aggregated 1", "laid out 3", "fetched", "aggregated 2"]),
+        (Chooses, ["selected 1", "laid out 1", "fetched", "aggregated 1", "selected 2", "laid out 2", "fetched"]),
+    ],
+)
+def test_a_round_is_laid_out_before_the_host_waits_for_the_one_before_it(
+    kind: type[Loud], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    finite, plan = simulation.finite_rows_and, loaders.RoundPlan
+
+    def fetched(*arguments: Any) -> Any:
+        said.append("fetched")
+        return finite(*arguments)
+
+    def laid_out(*arguments: Any) -> Any:
+        said.append(f"laid out {arguments[8]}")
+        return plan(*arguments)
+
+    monkeypatch.setattr(simulation, "finite_rows_and", fetched)
+    monkeypatch.setattr(loaders, "RoundPlan", laid_out)
+    method, data = build("FedAvg", "--data.clients_per_round=2", "--data.cohort_width=2")
+    fit(method, data, 3, [Server(kind(said))], evaluate=False)
+    assert said[: len(expected)] == expected
+    assert said.count("laid out 3") == 1
 
 
 @pytest.mark.parametrize(
