@@ -54,8 +54,8 @@ class Loaders:
         #: the clients that this rank trains in that round, and those that it scores
         self.trained: list[int] = []
         self.scored: list[int] = []
-        #: a round's number and its blocks, laid out while the one before it ran
-        self._ahead: tuple[int, Blocks] | None = None
+        #: by its number, a round's blocks, laid out while the one before it ran
+        self._ahead: dict[int, Blocks] = {}
 
     @property
     def width(self) -> int:
@@ -70,8 +70,7 @@ class Loaders:
 
     def training(self, number: int) -> "Blocks | DataLoader[Block]":
         """Return this rank's part of the stacked steps of a round."""
-        ahead, self._ahead = self._ahead, None
-        blocks = ahead[1] if ahead is not None and ahead[0] == number else self._laid_out(number)
+        blocks = self._ahead.pop(number, None) or self._laid_out(number)
         self.local_steps = blocks.local_steps
         self.trained = self._mine(blocks)
         return self._loader(blocks, "train", number)
@@ -83,8 +82,8 @@ class Loaders:
         processes lay out for themselves. After the last round it is in vain, so that all rounds cost the same.
         """
         if not overrides(self.rule, "select") and not self.workers:
-            self._ahead = (number + 1, self._laid_out(number + 1))
-            self._ahead[1].draw_first()
+            self._ahead = {number + 1: self._laid_out(number + 1)}
+            self._ahead[number + 1].draw_first()
 
     def _laid_out(self, number: int) -> Blocks:
         return self._blocks([self._plan(self.select(number), Stage.TRAIN, number)])

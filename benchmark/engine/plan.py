@@ -117,7 +117,7 @@ class Plan(Protocol):
 class Blocks:
     """A rank's part of some plans, one after the other, in blocks of at most ``size`` steps of one cohort.
 
-    What the Trainer iterates over, as it is: nothing of a DataLoader is needed, which costs a quarter of a millisecond.
+    What the Trainer iterates over, as it is: a DataLoader made anew each round would cost more than it gives.
 
     Whole cohorts are dealt, by their clients' steps, so that nobody's arithmetic depends on the number of ranks. A rank
     without any has one block of a step without clients: all ranks come to the end of a round.

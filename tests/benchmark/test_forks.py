@@ -152,6 +152,7 @@ def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) 
         said = process.communicate(timeout=60)[0]
         assert process.returncode != 0
         until(lambda: not processes(tmp_path), 60)
+    assert "forkserver.main" not in said.replace("in main\n", "")
     assert "imported.py" not in said  # the server of forks goes on to its end in silence
     assert not begun(tmp_path)
 
