@@ -12,7 +12,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from types import ModuleType
@@ -31,6 +32,33 @@ def can_fork(program: Sequence[str]) -> bool:
     return sys.platform == "linux" and tuple(program) == PROGRAM
 
 
+def start_imports(environment: Mapping[str, str]) -> None:
+    """Start the server of forks, if there is none yet, and do not wait for what it imports.
+
+    Args:
+        environment: of the runs.
+
+    Raises:
+        OSError: it can't be had.
+    """
+    with _as_the_server_has_it(environment):
+        resource_tracker.ensure_running()  # which the next call would do, and let Ctrl-C through again
+        # Ctrl-C is not for the server, from its first instruction on; it lets it through once it ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _as_the_server_has_it(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have an environment, and no ``__main__``: what the user has started is not started in a fork again."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([IMPORTED])
+    with patch.dict(os.environ, environment), patch.dict(sys.modules, __main__=ModuleType("__main__")):
+        yield
+
+
 class Fork:
     """A run as a fork, with what :class:`subprocess.Popen` has: ``pid``, ``returncode``, ``poll`` and ``wait``.
 
@@ -47,14 +75,14 @@ class Fork:
 
     def __init__(self, command: Sequence[str], log: IO[bytes], lock: CellLock, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([IMPORTED])
+        start_imports(environment)
         ours, theirs = context.Pipe()
         given = ([*command], theirs, _Descriptor(log.fileno()), _Descriptor(lock.descriptor), dict(environment))
         self.process = context.Process(target=_run, args=given)
         with ours:
-            with theirs, patch.dict(os.environ, environment), patch.dict(sys.modules, __main__=ModuleType("__main__")):
+            with theirs, _as_the_server_has_it(environment):
                 try:
-                    self.process.start()  # without __main__: what the user has started is not started in the fork again
+                    self.process.start()
                 except EOFError:
                     raise ConnectionError("the process that imports for all runs has died") from None
             with contextlib.suppress(EOFError, ConnectionError):  # its exit status says so, too

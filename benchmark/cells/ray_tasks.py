@@ -44,6 +44,9 @@ class Ray:
     gpus: float | None = None
     cpus: int = 1
 
+    def get_ready(self, work: Work, jobs: int | None) -> None:
+        """There is nothing to begin."""
+
     def open(self, work: Work, jobs: int | None) -> "RayTasks":
         """Connect to the cluster or start one; by default all cells are tasks at a time, and wait for their turn.
 

@@ -30,6 +30,9 @@ class Slurm:
     cpus: int = 8
     kind: str = "slurm"
 
+    def get_ready(self, work: Work, jobs: int | None) -> None:
+        """There is nothing to begin."""
+
     def open(self, work: Work, jobs: int | None) -> "SlurmJobs":
         """Find Slurm; by default all cells are jobs at a time.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmark.cells.forks import Fork, can_fork
+from benchmark.cells.forks import Fork, can_fork, start_imports
 from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.lock import CellLock
 from benchmark.cells.log import last_line
@@ -108,11 +108,7 @@ def start(
     if is_finished(run_dir):  # but by other code, else nobody would start it
         _set_aside(run_dir)
     lock.write("running")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if threads is not None:  # else every child would start as many threads as there are cores
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    environment = _environment(threads, gpu)
     log = run_dir / "log.txt"
     command = cell_command(cell, run_dir, work.data_dir, work.program)
     process: subprocess.Popen[bytes] | Fork | None = None
@@ -134,6 +130,16 @@ def start(
                 start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
             )
     return Process(cell, log, lock, process, gpu)
+
+
+def _environment(threads: int | None, gpu: str | None) -> dict[str, str]:
+    """Return the environment of a run."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if threads is not None:  # else every child would start as many threads as there are cores
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    return environment
 
 
 def _end_with_parent() -> None:
@@ -169,6 +175,13 @@ def _set_aside(run_dir: Path) -> None:
 class ThisMachine:
     """Cells run as processes of this machine."""
 
+    def get_ready(self, work: Work, jobs: int | None) -> None:
+        """Start to import what forks have in common; without, the first one does."""
+        processes = self.open(work, jobs)
+        if processes.forked:
+            with contextlib.suppress(OSError):
+                start_imports(_environment(processes.threads, None))
+
     def open(self, work: Work, jobs: int | None) -> "Processes":
         """Look for GPUs; by default a cell for each, without GPUs one for each core but at most ``CPU_JOBS``."""
         return Processes(work, jobs or default_jobs())
@@ -185,6 +198,7 @@ class Processes:
         self.at_a_time = at_a_time
         self.threads = max(1, cores() // at_a_time) if at_a_time > 1 else None
         self.gpus = visible_gpus()
+        self.forked = not self.gpus and can_fork(work.program)
         self.running: list[Process] = []
 
     def start(self, cell: Cell, lock: CellLock) -> Process:
@@ -192,8 +206,7 @@ class Processes:
         load = Counter(dict.fromkeys(self.gpus, 0))
         load.update(entry.gpu for entry in self.running if entry.gpu is not None)
         gpu = min(self.gpus, key=lambda name: load[name]) if self.gpus else None
-        forked = not self.gpus and can_fork(self.work.program)
-        entry = start(cell, lock, self.work, self.threads, gpu, forked=forked)
+        entry = start(cell, lock, self.work, self.threads, gpu, forked=self.forked)
         self.running.append(entry)
         return entry
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from benchmark.cells.identity import Cell
 from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome
+from benchmark.records.record_file import is_finished
 from benchmark.run.command import PROGRAM
 
 
@@ -33,6 +34,10 @@ class Work:
     def folders(self) -> tuple[Path, ...]:
         """Where a record counts."""
         return (self.runs_dir,) if self.kept_dir is None else (self.runs_dir, self.kept_dir)
+
+    def has(self, cell: Cell) -> bool:
+        """Whether a record of the cell counts."""
+        return any(is_finished(folder / cell.name) for folder in self.folders)
 
 
 class Attempt(Protocol):
@@ -70,6 +75,9 @@ class Attempts(Protocol):
 
 class Place(Protocol):
     """Where cells run: processes of this machine, jobs of Slurm or tasks of Ray."""
+
+    def get_ready(self, work: Work, jobs: int | None) -> None:
+        """Begin, without waiting, what will take time before the first cell of ``work`` starts."""
 
     def open(self, work: Work, jobs: int | None) -> Attempts:
         """Make ready for cells, ``jobs`` at a time or as many as the place takes.

@@ -5,6 +5,7 @@ import gc
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends the forks
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 gc.disable()  # nothing that an import makes is garbage; looking for it takes a fifth of the imports' time
 
 import sklearn.datasets  # noqa: E402, F401  what follows, too, is imported only where a run needs it

@@ -64,6 +64,8 @@ def run_table(
     cells = make_cells(table, preset, chosen)
     results, folder = Path(results_dir), data_folder(data_dir, cells.values(), f"the preset {preset} of table {name}")
     work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program), rerun_changed)
+    if not all(map(work.has, cells.values())):
+        place.get_ready(work, jobs)
     check_readings(table, chosen, cells, work)
     outcomes = run_cells(list(cells.values()), work, jobs, place)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)

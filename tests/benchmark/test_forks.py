@@ -228,3 +228,38 @@ def test_a_run_with_another_environment_than_the_first_is_started_anew(tmp_path:
     first, second = ((tmp_path / f"{threads}.txt").read_text() for threads in "12")
     assert first == second
     assert "no_such_option" in first
+
+
+READY = """
+import os, signal
+from pathlib import Path
+from benchmark.cells.forks import Fork
+from benchmark.cells.lock import CellLock
+from benchmark.cells.this_machine import THIS_MACHINE
+from benchmark.cells.work import Work
+from benchmark.run.command import PROGRAM
+
+def children():
+    return [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTHONUNBUFFERED"] = "1"
+THIS_MACHINE.get_ready(Work(Path("runs")), 2)
+started = children()
+for pid in started:
+    os.kill(pid, signal.SIGINT)  # in its first instructions
+lock = CellLock(Path("lock"))
+assert lock.acquire()
+with open("log.txt", "ab") as log:
+    fork = Fork([*PROGRAM, "fit", "--no_such_option"], log, lock, os.environ)
+status = Path(f"/proc/{fork.pid}/status").read_text().splitlines()
+print(int(next(line for line in status if line.startswith("PPid")).split()[1]) in started, children() == started)
+print(Path(f"/proc/{fork.pid}/cmdline").read_text().count("forkserver"), fork.wait())
+"""
+
+
+def test_what_forks_have_in_common_is_imported_from_when_the_place_gets_ready(tmp_path: Path) -> None:
+    command, environment = [sys.executable, "-c", READY], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["True True", "1 2"]

@@ -353,6 +353,21 @@ def test_finished_cells_are_not_run_again(root: Path) -> None:
     assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]
 
 
+def test_the_place_gets_ready_for_what_is_missing_before_the_readings_are_checked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr("benchmark.tables.run_table.check_readings", lambda *given: events.append("checked"))
+
+    class Place(this_machine.ThisMachine):
+        def get_ready(self, work: Work, jobs: int | None) -> None:
+            events.append(f"ready for {jobs}")
+
+    for _ in range(2):
+        run_table("two", program=PROGRAM, jobs=2, place=Place())
+    assert events == ["ready for 2", "checked", "checked"]
+
+
 def made_by(source: str) -> None:
     """What runs make from now on is made by this method of the user's own."""
     Path("my_method.py").write_text(source)
