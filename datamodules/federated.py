@@ -55,6 +55,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_orders: G; above 1 the clients conflict: client k counts the classes in order k mod G (see
             :func:`datamodules.label_orders.reordered`).
         val_only: score split ``val`` and no other: no test image is evaluated, as where a tuning chooses.
+        evaluate_local: also score every client as its last local training left it (point ``local``), besides after the
+            aggregation (point ``server``); the shared parameters are kept for each client then. None: as the method has
+            it.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -91,6 +94,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         val_fraction: BelowOne = 0.0,
         label_orders: PositiveInt = 1,
         val_only: bool = False,
+        evaluate_local: bool | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -111,6 +115,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.val_fraction = val_fraction
         self.label_orders = label_orders
         self.val_only = val_only
+        self.evaluate_local = evaluate_local
         if val_only and not val_fraction:
             raise ConfigurationError(
                 "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "

@@ -29,6 +29,7 @@ class FederatedData(Protocol):
 
     cohort_width: int | Literal["auto"]
     cache_features: bool | Literal["auto"]
+    evaluate_local: bool | None
     on_divergence: Literal["drop", "raise"]
     compile_steps: CompileMode | None
     one_by_one: bool

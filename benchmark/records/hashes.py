@@ -18,7 +18,8 @@ RESULT_FREE_KEYS = frozenset(
         "num_workers",
         "cohort_width",
         "one_by_one",
-        "val_only",  # which scores a run has, none of their values
+        "val_only",  # this and the next: which scores a run has, none of their values
+        "evaluate_local",
         "data_dir",
         "root",
     }

@@ -56,9 +56,11 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
     method, data = _class(config["model"]), config["data"]
     held_out = {"val": data["val_fraction"], "new": data["new_clients"]}
     partition, source = (_class(data[name])(**data[name].get("init_args", {})) for name in ("partition", "source"))
+    asked = data["evaluate_local"]
+    local = method.evaluate_local if asked is None else asked
     return Readable(
         method.__name__,
-        ("server", "local") if method.evaluate_local else ("server",),
+        ("server", "local") if local else ("server",),
         ("test", *partition.further_splits, *(split for split, size in held_out.items() if size)),
         tuple(partition.client_names(source)),
     )
