@@ -159,8 +159,9 @@ class ClientMap:
         return one
 
     def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Have frozen layers merge the clients on a GPU; a CPU gains nothing, and its results keep every bit."""
-        merging = self._has_frozen and device.type != "cpu" and not torch.compiler.is_compiling()
+        """Have frozen layers merge the clients on a GPU, and on a CPU under autocast, which gains nothing without."""
+        worthwhile = device.type != "cpu" or torch.is_autocast_enabled("cpu")
+        merging = self._has_frozen and worthwhile and not torch.compiler.is_compiling()
         return self.merged if merging else nullcontext()
 
 

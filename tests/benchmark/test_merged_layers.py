@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from federation import build, fit
 from operations import Operations
 from torch import Tensor, nn
 
@@ -164,3 +165,20 @@ def test_queries_of_all_clients_at_keys_of_each() -> None:
 
     made = torch.vmap(within(MergedLayers(), attend))(own)
     close((made,), (torch.stack([attend(part) for part in own]),))
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)])
+def test_on_a_cpu_frozen_layers_merge_clients_where_autocast_would_leave_bfloat16(
+    precision: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule of torch for ``vmap`` adds a bias in float32, and all that follows is float32 then."""
+    entered, enter = [], MergedLayers.__enter__
+    monkeypatch.setattr(MergedLayers, "__enter__", lambda mode: (entered.append(mode), enter(mode))[1])
+    method, data = build("FedVPT")
+    found: set[torch.dtype] = set()
+    for block in method.backbone.vit.blocks:
+        block.mlp.fc1.register_forward_hook(lambda _, __, made: found.add(made.dtype))
+    fit(method, data, 1, settings={"precision": precision})
+    assert found == {kind}
+    assert bool(entered) == (kind is torch.bfloat16)
+    assert method.prompt.tokens.dtype == torch.float32
