@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked
 #: A user's script, without `if __name__ == "__main__"`.
 SCRIPT = """
 import signal, sys
+sys.tracebacklimit = 0  # wherever an interrupt meets the script: what is said besides comes from another process
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from benchmark.cells.queue import run_cells
