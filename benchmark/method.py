@@ -115,8 +115,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 f"{', '.join(federation.label_spaces)} label spaces of their own; take a method of the CLIP family"
             )
         self.set_label_spaces(dict(federation.label_spaces))
-        if data.evaluate_local is not None:
-            self.evaluate_local = data.evaluate_local
+        own = self.__dict__.setdefault("_own_evaluate_local", self.evaluate_local)
+        self.evaluate_local = own if data.evaluate_local is None else data.evaluate_local
         self.roles = read_roles(self)
         self._frozen_parts = frozen_parts(self, self.roles)
         check_modes(self, self._frozen_parts)

@@ -43,7 +43,7 @@ def start_imports(environment: Mapping[str, str]) -> None:
     """
     with _as_the_server_has_it(environment):
         resource_tracker.ensure_running()  # which the next call would do, and let Ctrl-C through again
-        # Ctrl-C is not for the server, from its first instruction on; it lets it through once it ignores it.
+        # Ctrl-C is for the runner, which ends the forks, and never reaches the server; a fork lets it through.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
@@ -140,6 +140,7 @@ def _run(command: list[str], runner: Connection, log: int, lock: int, environmen
     """
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, descriptor in enumerate((nothing, log, log)):
         os.dup2(descriptor, number)
@@ -151,7 +152,9 @@ def _run(command: list[str], runner: Connection, log: int, lock: int, environmen
             runner.recv()
     except (EOFError, ConnectionError):
         return  # nobody waits for this run any more
-    if environment != os.environ:
+    from benchmark.run import imported
+
+    if environment != imported.GIVEN:
         os.set_inheritable(lock, True)
         os.execve(command[0], command, environment)
     multiprocessing.set_start_method(None, force=True)  # the loader's workers are this run's children

@@ -176,7 +176,7 @@ class ThisMachine:
     """Cells run as processes of this machine."""
 
     def get_ready(self, work: Work, jobs: int | None) -> None:
-        """Start to import what forks have in common; without, the first one does."""
+        """Start to import what forks have in common; else the first fork would."""
         processes = self.open(work, jobs)
         if processes.forked:
             with contextlib.suppress(OSError):

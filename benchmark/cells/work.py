@@ -77,7 +77,7 @@ class Place(Protocol):
     """Where cells run: processes of this machine, jobs of Slurm or tasks of Ray."""
 
     def get_ready(self, work: Work, jobs: int | None) -> None:
-        """Begin, without waiting, what will take time before the first cell of ``work`` starts."""
+        """Begin what will take time before the first cell of ``work`` starts, and do not wait for its end."""
 
     def open(self, work: Work, jobs: int | None) -> Attempts:
         """Make ready for cells, ``jobs`` at a time or as many as the place takes.

@@ -42,16 +42,21 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
     client = simulation.federation.training_clients[0]
     simulation.store.bring([client])
     received = simulation.received(rule, Round(1, (client,), simulation.federation.seed), (client,))
+
+    def fitting(images: int) -> int:
+        step, upload = bytes_per_client(simulation, received, images, resident)
+        room = CPU_STEP
+        if device.type == "cuda":
+            room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
+        return max(1, room // step)
+
     fits = most
-    # On a CPU a large network's mini-batch takes seconds; one image shows that it is large. On a GPU it has frozen
-    # weights cast, which all clients share, so that they do not count with the mini-batch.
-    for images in (1, min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values()))):
-        if fits > 1:
-            step, upload = bytes_per_client(simulation, received, images, resident)
-            room = CPU_STEP
-            if device.type == "cuda":
-                room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
-            fits = max(1, room // step)
+    if most > 1:
+        # On a CPU a large network's mini-batch takes seconds; one image shows that it is large. In bfloat16 the first
+        # one has frozen weights cast, which all clients share, so that they do not count any more.
+        fits = max(fitting(1), fitting(1))
+    if fits > 1:
+        fits = fitting(min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values())))
     simulation.store.dismiss()
     return min(most, fits)
 

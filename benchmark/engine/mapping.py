@@ -159,7 +159,7 @@ class ClientMap:
         return one
 
     def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Have frozen layers merge the clients on a GPU, and on a CPU under autocast, which gains nothing without."""
+        """Have frozen layers merge the clients on a GPU, and on a CPU under autocast; else it gains nothing."""
         worthwhile = device.type != "cpu" or torch.is_autocast_enabled("cpu")
         merging = self._has_frozen and worthwhile and not torch.compiler.is_compiling()
         return self.merged if merging else nullcontext()

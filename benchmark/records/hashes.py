@@ -18,13 +18,15 @@ RESULT_FREE_KEYS = frozenset(
         "num_workers",
         "cohort_width",
         "one_by_one",
-        "val_only",  # this and the next: which scores a run has, none of their values
-        "evaluate_local",
+        "val_only",  # which scores a run has, none of their values
         "data_dir",
         "root",
     }
 )
 
+
+#: A key of one of these names with None is as good as absent: configurations of before do not have it.
+LATER_KEYS = frozenset({"evaluate_local"})
 
 #: What a configuration is hashed with, on however many devices and machines its clients were shared out.
 ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1}
@@ -52,7 +54,8 @@ def config_hash(config: dict[str, Any]) -> str:
 
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
-            return {str(key): kept(entry) for key, entry in value.items() if key not in RESULT_FREE_KEYS}
+            absent = RESULT_FREE_KEYS | {key for key in LATER_KEYS if value.get(key) is None}
+            return {str(key): kept(entry) for key, entry in value.items() if key not in absent}
         if isinstance(value, list | tuple):
             return [kept(entry) for entry in value]
         return value

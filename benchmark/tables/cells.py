@@ -1,5 +1,7 @@
 """The cells of a table, and whether they will have the numbers that it shows."""
 
+from pathlib import Path
+
 from benchmark.cells.identity import Cell, cell_command, content_hash
 from benchmark.cells.work import Work
 from benchmark.errors import ConfigurationError
@@ -42,22 +44,23 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
     """Refuse a point, split or client that a run does not have, before anything runs.
 
     What a cell has is said by its record where there is one, else by its configuration: that of the first data group
-    for every row that is read at the point "local", that of the first row for every group with clients or splits of
-    its own.
+    for every row that is read at the point "local" (of every group where a cell sets ``evaluate_local``), that of the
+    first row for every group with clients or splits of its own.
 
     Raises:
         ConfigurationError: one line, for the first that is not there.
     """
     rows = rows_of(table, preset)
+    own_points = any("evaluate_local" in given for cell in cells.values() for given in _settings(cell))
     for group in preset.data:
         columns = [column for column in group.columns if not column.harmonic]
         clients = [None if column.client == "*" else column.client for column in columns]
         splits = [column.split or table.split for column in columns]
-        special = any(clients) or set(splits) - {"test"}
+        special = bool(any(clients) or set(splits) - {"test"})
         for row in rows:
             cell = cells[group.name, row.label, preset.seeds[0]]
             points = list(dict.fromkeys([row.point, *row.also.values()]))
-            asked = ("local" in points and group is preset.data[0]) or (special and row is rows[0])
+            asked = ("local" in points and (own_points or group is preset.data[0])) or (special and row is rows[0])
             found = next((folder / cell.name for folder in work.folders if is_finished(folder / cell.name)), None)
             if found is not None:
                 try:
@@ -71,3 +74,8 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
             for client, split in zip(clients, splits, strict=True):
                 for point in points:
                     there.check(point, split, client, f"row {row.label}, {group.label}")
+
+
+def _settings(cell: Cell) -> list[str]:
+    """The overrides of a cell, and what its configs say."""
+    return [*cell.overrides, *(Path(config).read_text() for config in cell.configs)]

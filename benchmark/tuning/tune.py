@@ -87,7 +87,6 @@ def tune_table(
     folder = data_folder(data_dir, untuned.values(), where)
     results = Path(results_dir)
     work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program))
-    place.get_ready(work, jobs)
     check_readings(table, chosen, untuned, work)
     held_out = (f"--data.val_fraction={val_fraction}", "--data.val_only=true")
     tasks = {

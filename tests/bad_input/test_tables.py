@@ -11,6 +11,7 @@ import yaml
 from refusal import refused
 
 import benchmark.run.cli  # noqa: F401  (slow: not part of the time within which bad input is answered)
+from benchmark.cells import this_machine
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
 from benchmark.tables import run_table as tables
@@ -36,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.fail("something ran")
 
     monkeypatch.setattr(tables, "run_cells", no_runs)
+    monkeypatch.setattr(this_machine, "start_imports", lambda _: None)
     return tmp_path
 
 
@@ -121,6 +123,18 @@ def test_what_a_method_does_not_have_is_refused_before_anything_runs(
     path = folder / "t.yaml"
     path.write_text(yaml.safe_dump(table(row=HEADTUNE | row, group=group)))
     assert words in refused(capsys, main, ["table", str(path)])
+
+
+def test_each_group_of_data_must_ask_for_the_point_that_is_read(
+    folder: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    first = table()["presets"]["demo"]["data"][0] | {"overrides": ["--data.evaluate_local=true"]}
+    second = {**first, "name": "others", "label": "Others", "overrides": []}
+    path = folder / "t.yaml"
+    path.write_text(yaml.safe_dump(table(row=HEADTUNE | {"point": "local"}, preset={"data": [first, second]})))
+    line = refused(capsys, main, ["table", str(path)])
+    assert "row Head-Tune, Others: HeadTune has no point 'local'; it has server" in line
 
 
 def test_what_a_finished_run_does_not_have_is_refused_by_name() -> None:

@@ -64,6 +64,22 @@ def test_in_bfloat16_it_is_the_trainers_own() -> None:
     )
 
 
+def test_the_first_cast_of_frozen_weights_leaves_no_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without autocast nothing is cast; in bfloat16 what the first look casts takes more than there is room for."""
+    found = {}
+    for precision in ("32-true", "bf16-mixed"):
+        work = replace(fedvpt("micro_vit", 32), batch=1, precision=precision)
+        method, data = work.method(4), work.data(4, 2, "auto")
+        casts = sum(p.numel() * 2 for p in method.backbone.parameters())
+        monkeypatch.setattr(capacity, "CPU_STEP", casts)
+        measure.fit(method, data, 1, precision=precision)
+        assert data.loaders is not None
+        found[precision] = data.loaders.width
+        need, _ = bytes_per_client(method.simulation, common(method.simulation), 1)
+        assert found[precision] == min(4, casts // need)
+    assert found["bf16-mixed"] > 1
+
+
 @pytest.mark.parametrize(("settings", "times"), [({"momentum": 0.9}, 1), ({"optimizer": "adam"}, 2)])
 def test_an_optimizers_state_counts(settings: dict[str, Any], times: int) -> None:
     found = []

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked
 #: A user's script, without `if __name__ == "__main__"`.
 SCRIPT = """
 import signal, sys
-sys.tracebacklimit = 0  # wherever an interrupt meets the script: what is said besides comes from another process
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from benchmark.cells.queue import run_cells
@@ -134,7 +133,9 @@ def test_a_forked_run_is_bit_for_bit_that_of_a_process_of_its_own(tmp_path: Path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path: Path, number: signal.Signals) -> None:
-    with runner(tmp_path, 5000) as process:
+    # Wherever the signal meets the script, what is said of multiprocessing comes from another process.
+    script = SCRIPT.replace("import signal, sys\n", "import signal, sys\nsys.tracebacklimit = 0\n")
+    with runner(tmp_path, 5000, script=script) as process:
         until(lambda: begun(tmp_path))
         process.send_signal(number)
         said = process.communicate(timeout=60)[0]
@@ -264,3 +265,39 @@ def test_what_forks_have_in_common_is_imported_from_when_the_place_gets_ready(tm
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["True True", "1 2"]
+
+
+#: A table's command, which itself imports next to nothing before it starts.
+TABLE = """
+from benchmark.tables.run_table import run_table
+print(sorted(run_table("table.yaml", jobs=2).failed))
+"""
+TWO_ROWS = """
+title: one round
+metric: accuracy
+presets:
+  demo:
+    seeds: [0]
+    overrides: ["--trainer.max_epochs=1"]
+    data: [{name: digits, label: Digits, suite: digits, columns: [{statistic: average, label: Avg}]}]
+rows:
+  - {label: HeadTune, method: headtune, point: server}
+  - {label: FedVPT, method: fedvpt, point: POINT}
+"""
+
+
+@pytest.mark.parametrize("point", ["server", "local"])
+def test_a_tables_runs_stay_forks(tmp_path: Path, point: str) -> None:
+    """Its command has imported what sets variables of the environment (to check a local point), or has not."""
+    (tmp_path / "table.yaml").write_text(TWO_ROWS.replace("POINT", point))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    with runner(tmp_path, 0, script=TABLE) as process:
+        seen: set[str] = set()
+        while process.poll() is None:
+            seen |= set(processes(tmp_path).values())
+            time.sleep(0.05)
+        said = process.communicate()[0]
+    assert said.splitlines()[-1] == "[]"
+    assert len([*tmp_path.glob("runs/*/record.json")]) == 2
+    assert any("forkserver" in line for line in seen)
+    assert not any("benchmark.run.cli fit" in line for line in seen)  # as a run of another environment is

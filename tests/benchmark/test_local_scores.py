@@ -65,8 +65,9 @@ def test_a_table_may_read_what_its_runs_are_asked_for() -> None:
         of_configuration(arguments[1:]).check("local", "test", None, "a row")
 
 
-def test_it_is_no_part_of_a_runs_settings_but_of_what_its_checkpoint_holds(tmp_path: Path) -> None:
-    assert config_hash({"data": {"evaluate_local": True}}) == config_hash({"data": {}})
+def test_runs_with_other_scores_are_no_seeds_of_one_experiment(tmp_path: Path) -> None:
+    assert config_hash({"data": {"evaluate_local": None}}) == config_hash({"data": {}})
+    assert config_hash({"data": {"evaluate_local": True}}) != config_hash({"data": {}})
     method, data = build("FedAvg")
     fit(method, data, 1, save_to=tmp_path, evaluate=False)
     method, data = build("FedAvg", LOCAL)
