@@ -52,9 +52,10 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
 
     fits = most
     if most > 1:
-        # On a CPU a large network's mini-batch takes seconds; one image shows that it is large. In bfloat16 the first
-        # one has frozen weights cast, which all clients share, so that they do not count any more.
-        fits = max(fitting(1), fitting(1))
+        # On a CPU a large network's mini-batch takes seconds; one image shows that it is large.
+        fits = fitting(1)
+        if fits == 1:  # in bfloat16 for the casts of frozen weights, perhaps; they are there now, for all clients
+            fits = fitting(1)
     if fits > 1:
         fits = fitting(min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values())))
     simulation.store.dismiss()
