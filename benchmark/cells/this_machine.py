@@ -108,7 +108,7 @@ def start(
     if is_finished(run_dir):  # but by other code, else nobody would start it
         _set_aside(run_dir)
     lock.write("running")
-    environment = _environment(threads, gpu)
+    environment = _environment(work, threads, gpu)
     log = run_dir / "log.txt"
     command = cell_command(cell, run_dir, work.data_dir, work.program)
     process: subprocess.Popen[bytes] | Fork | None = None
@@ -132,9 +132,9 @@ def start(
     return Process(cell, log, lock, process, gpu)
 
 
-def _environment(threads: int | None, gpu: str | None) -> dict[str, str]:
+def _environment(work: Work, threads: int | None, gpu: str | None) -> dict[str, str]:
     """Return the environment of a run."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**work.environment, "PYTHONUNBUFFERED": "1"}
     if threads is not None:  # else every child would start as many threads as there are cores
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     if gpu is not None:
@@ -180,7 +180,7 @@ class ThisMachine:
         processes = self.open(work, jobs)
         if processes.forked:
             with contextlib.suppress(OSError):
-                start_imports(_environment(processes.threads, None))
+                start_imports(_environment(work, processes.threads, None))
 
     def open(self, work: Work, jobs: int | None) -> "Processes":
         """Look for GPUs; by default a cell for each, without GPUs one for each core but at most ``CPU_JOBS``."""

@@ -1,7 +1,8 @@
 """What the cells of a call share, and what it is to do one of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ class Work:
         data_dir: put where overrides say ``{data_dir}``.
         program: command in front of ``fit``.
         rerun_changed: do again what other code made; the old run is put into ``runs_dir/.replaced``.
+        environment: of the runs; what libraries set here while they are imported later is not theirs.
     """
 
     runs_dir: Path
@@ -29,6 +31,7 @@ class Work:
     data_dir: Path | None = None
     program: tuple[str, ...] = PROGRAM
     rerun_changed: bool = False
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
 
     @property
     def folders(self) -> tuple[Path, ...]:
