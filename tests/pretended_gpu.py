@@ -102,7 +102,7 @@ class PretendedTensor(torch.Tensor):
         return f"PretendedTensor({self.host})"
 
 
-_switched_on: "list[PretendedGPU]" = []
+switched_on: "list[PretendedGPU]" = []
 
 
 class PretendedGPU(TorchDispatchMode):
@@ -127,8 +127,8 @@ class PretendedGPU(TorchDispatchMode):
         on_device = property(lambda tensor: tensor.device.type == DEVICE.type)
         self._patches.enter_context(patch.object(torch.Tensor, "is_cuda", on_device))
         self._patches.enter_context(patch("benchmark.engine.noise.torch_generator", _generator))
-        _switched_on.append(self)
-        self._patches.callback(_switched_on.pop)
+        switched_on.append(self)
+        self._patches.callback(switched_on.pop)
         super().__enter__()
         return self
 
@@ -175,7 +175,7 @@ def _note(what: str) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None and not frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
-    for gpu in _switched_on:
+    for gpu in switched_on:
         gpu.waits.append(f"{what} at {frame.f_code.co_filename}:{frame.f_lineno}")
 
 
@@ -230,7 +230,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     made = func(*host_args, **host_kwargs)
     returned = func._schema.returns
     if not returned or returned[0].alias_info is None or returned[0].alias_info.is_write:
-        for gpu in _switched_on:
+        for gpu in switched_on:
             gpu.kernels += 1
     if name.endswith("_") and func._schema.is_mutable:
         return None if name.startswith("_foreach") else args[0]

@@ -9,10 +9,11 @@ import torch
 from federation import build, fit, learned
 from lightning.pytorch.callbacks import Callback
 from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
+from pretended_graph import pretended_graphs
 from torch import nn
 
-from benchmark.contract import LocalTraining
-from benchmark.engine import placed_store, recorded_step
+from benchmark.contract import Client, LocalTraining, MiniBatch
+from benchmark.engine import captured_step, placed_store, recorded_step
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
 from benchmark.engine.recorded_step import RecordedSteps
@@ -184,6 +185,47 @@ def recorded_frozen(conf: str) -> tuple[dict[str, float], int]:
         fit(method, data, 2, settings=SETTINGS)
     off = {name: (found[name].double() - value.double()).abs().max().item() for name, value in learned(method).items()}
     return off, repeated
+
+
+def captured(conf: str, *overrides: str) -> tuple[list[str], list[int]]:
+    """Names of what differs in a bit if recorded steps are CUDA graphs, and how often each graph was replayed."""
+    settings = ("--model.init_args.training.epochs=4", *overrides)
+    with (
+        patch.object(recorded_step, "BEFORE_RECORDING", 1),
+        patch.object(recorded_step, "WORTHWHILE", float("inf")),
+    ):
+        single, _ = on_gpu(conf, settings)
+        with pretended_graphs() as graphs:
+            found, _ = on_gpu(conf, settings)
+    differing = [
+        name for name, value in single.items() if not torch.equal(value.nan_to_num(), found[name].nan_to_num())
+    ]
+    return differing, [graph.replays for graph in graphs]
+
+
+def not_captured(why: str) -> tuple[list[str], int]:
+    """What is said of recorded steps that become no graphs, and how many replays there are.
+
+    Args:
+        why: ``large`` or ``host``, a table of the host's that is copied to the device in every step.
+    """
+    said: list[str] = []
+    table = torch.ones(1)
+    client_loss = FedAvg.client_loss
+
+    def with_table(self: FedAvg, client: Client, batch: MiniBatch) -> Any:
+        return cast(torch.Tensor, client_loss(self, client, batch)) * table.to(batch.x.device).sum()
+
+    with (
+        patch.object(recorded_step, "BEFORE_RECORDING", 1),
+        patch.object(recorded_step, "WORTHWHILE", float("inf")),
+        patch.object(captured_step, "ROOM", 0.0 if why == "large" else 1.0),
+        patch.object(FedAvg, "client_loss", with_table if why == "host" else client_loss),
+        patch.object(recorded_step.log, "info", lambda text, *parts: said.append(text % parts)),
+        pretended_graphs() as graphs,
+    ):
+        on_gpu("FedAvg", ("--model.init_args.training.epochs=4",))
+    return said, sum(graph.replays for graph in graphs)
 
 
 class _LastRound(Callback):

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from benchmark.contract import ClientMethod, MiniBatch, Stage
 from benchmark.engine.attributes import Attributes
+from benchmark.engine.captured_step import Graphs
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Step
-from benchmark.engine.recording import Gradients, inputs, recorded
+from benchmark.engine.recording import Gradients, equal, inputs, recorded
 from benchmark.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Visit:
         """
         kind, owner = self._kind, self._owner
         if self.repeated is not None:
-            if not _equal(made, self.repeated):
+            if not equal(made, self.repeated):
                 raise ConfigurationError(
                     f"{type(owner.method).__name__}.client_loss depends on something outside of the method that has "
                     f"changed (seen in round {self._cohort.round.number}): make it an attribute of the method, or "
@@ -109,11 +109,11 @@ class Visit:
         kind.plain = min(kind.plain, seconds)
         kind.seen += 1
         if kind.program is not None:
-            kind.trusted = _equal(made, self.run())
+            kind.trusted = equal(made, self.run())
             if not kind.trusted:
                 owner.give_up(kind, self._step, "its numbers differ")
         elif kind.seen > BEFORE_RECORDING:
-            owner.record(kind, self._tensors[-1].is_cuda, self._cohort, self._step, self._batch)
+            owner.record(kind, self._tensors, self._cohort, self._step, self._batch)
 
     def run(self) -> Gradients:
         """Carry out the recorded operations."""
@@ -143,6 +143,7 @@ class RecordedSteps:
         self.clients = clients
         self.slots = slots
         self._attributes = Attributes(method, (slots, store))
+        self._graphs = Graphs(slots)
         self._kinds: dict[tuple[Any, ...], _Kind] = {}
         self._changes = 0
 
@@ -169,8 +170,9 @@ class RecordedSteps:
         if self._changes > CHANGES:
             log.info("steps of %s are not recorded: its attributes change", type(self.method).__name__)
 
-    def record(self, kind: _Kind, on_gpu: bool, cohort: Cohort, step: Step, batch: MiniBatch) -> None:
-        """Record a step, unless it is large or cannot be."""
+    def record(self, kind: _Kind, tensors: list[Tensor], cohort: Cohort, step: Step, batch: MiniBatch) -> None:
+        """Record a step, unless it is large or cannot be; on a GPU make a graph of it."""
+        on_gpu = tensors[-1].is_cuda
         if not on_gpu and kind.plain > SMALL_STEP:
             return self.give_up(kind, step, "it is large")
         sets = "the loss sets attributes of the method"
@@ -181,20 +183,18 @@ class RecordedSteps:
         except Exception as error:  # whatever torch says: nothing is lost but time
             return self.give_up(kind, step, str(error).splitlines()[0] if str(error) else type(error).__name__)
         if not self._attributes.unchanged(step.stage):
-            self.give_up(kind, step, sets)
+            return self.give_up(kind, step, sets)
+        if on_gpu:
+            try:
+                kind.program = self._graphs.of(kind.program, tensors)
+            except (RuntimeError, ValueError) as error:
+                log.info("%s is no CUDA graph: %s", self._named(step), str(error).splitlines()[0])
 
     def give_up(self, kind: _Kind, step: Step, why: str) -> None:
         """Have all further steps of a kind taken as they are written."""
         kind.given_up, kind.program, kind.trusted = True, None, False
-        what = f"a step of {type(self.method).__name__} ({step.stage}, phase {step.phase}, {len(step.clients)} clients)"
-        log.info("%s is taken as it is written: %s", what, why)
+        log.info("%s is taken as it is written: %s", self._named(step), why)
 
-
-def _equal(made: Gradients, again: Gradients) -> bool:
-    """Whether every number is equal, bit for bit."""
-    first, of = tree_flatten(made)
-    second, like = tree_flatten(again)
-    return of == like and all(
-        a is b is None or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
-        for a, b in zip(first, second, strict=True)
-    )
+    def _named(self, step: Step) -> str:
+        name = type(self.method).__name__
+        return f"a step of {name} ({step.stage}, phase {step.phase}, {len(step.clients)} clients)"

@@ -69,6 +69,16 @@ def recorded(
         return cast(Callable[..., Gradients], straight_line(gradients, [tensor.detach() for tensor in tensors]))
 
 
+def equal(made: Gradients, again: Gradients) -> bool:
+    """Whether every number is equal, bit for bit."""
+    first, of = tree_flatten(made)
+    second, like = tree_flatten(again)
+    return of == like and all(
+        a is b is None or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
 def _is_trained(slots: Slots, name: str) -> bool:
     return slots.of(name).requires_grad
 

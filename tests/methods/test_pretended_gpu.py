@@ -1,5 +1,6 @@
 """Every method on a pretended GPU: the CPU's numbers, no mixed devices, and no wait for the device in a local step."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -90,6 +91,36 @@ def test_steps_through_merged_layers_are_recorded(conf: str, process: ProcessPoo
     off, repeated = process.submit(runs_on_gpu.recorded_frozen, conf).result()
     assert repeated > 0
     assert {name: difference for name, difference in off.items() if not difference <= USUAL} == {}
+
+
+def check_graphs(process: ProcessPoolExecutor, conf: str, *overrides: str) -> None:
+    """Recorded steps are graphs, which change no bit."""
+    differing, replays = process.submit(runs_on_gpu.captured, conf, *overrides).result()
+    assert differing == []
+    assert replays
+    assert max(replays) > 1
+
+
+@pytest.mark.parametrize("conf", ["FedAvg", "FedVPT", "PFedPT", "PromptFL"])
+def test_a_recorded_step_as_a_graph_changes_no_bit(conf: str, process: ProcessPoolExecutor) -> None:
+    check_graphs(process, conf)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conf", sorted(set(METHODS) - {"FedAvg", "FedVPT", "PFedPT", "PromptFL", "ZeroShotCLIP"}))
+def test_so_it_is_with_every_method(conf: str, process: ProcessPoolExecutor) -> None:
+    check_graphs(process, conf)
+
+
+@pytest.mark.parametrize(
+    ("why", "words"), [("large", "it takes [0-9]+ MiB"), ("host", "CUDA error: operation not permitted.*")]
+)
+def test_what_cannot_be_captured_is_said_in_a_line(why: str, words: str, process: ProcessPoolExecutor) -> None:
+    said, replays = process.submit(runs_on_gpu.not_captured, why).result()
+    assert replays == 0
+    assert said
+    pattern = rf"a step of FedAvg \(train, phase 0, [12] clients\) is no CUDA graph: {words}"
+    assert [line for line in said if not re.fullmatch(pattern, line)] == []
 
 
 @pytest.mark.parametrize(

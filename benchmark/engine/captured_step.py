@@ -1,0 +1,93 @@
+"""A recorded step as a CUDA graph: the host starts all its kernels at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.engine.cohort import Slots
+from benchmark.engine.memory import HeldBytes, free_memory
+from benchmark.engine.recording import Gradients
+
+#: Of the device's free memory what a step may take to become a graph. A graph keeps it, and kernels of larger steps
+#: take so long that starting them one by one costs nothing.
+ROOM = 1 / 16
+#: Times that a step is done before it is captured, for libraries that set themselves up at their first calls.
+WARM_UP = 2
+
+
+class Graphs:
+    """Makes CUDA graphs of recorded steps, all in one memory.
+
+    What a step gives is read before the next step is taken, of whatever kind, so that the next one may overwrite it.
+
+    Args:
+        slots: what is trained.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._pool: Any = None
+
+    def of(self, program: Callable[..., Gradients], tensors: Sequence[Tensor]) -> "CapturedStep":
+        """Capture a step.
+
+        Args:
+            program: the recorded operations.
+            tensors: what they read, on a GPU.
+
+        Raises:
+            ValueError: it takes too much memory.
+            RuntimeError: an operation of it cannot be captured.
+        """
+        device = tensors[-1].device
+        with torch.no_grad():
+            with HeldBytes(device) as held:
+                program(*tensors)
+            if held.most > ROOM * free_memory(device):
+                raise ValueError(f"it takes {held.most / 2**20:.0f} MiB")
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            own = set(map(id, self._slots.values()))
+            return CapturedStep(program, [t.detach() if id(t) in own else t.clone() for t in tensors], self._pool)
+
+
+class CapturedStep:
+    """A step's kernels, started together: they read and write the same places at every call.
+
+    Args:
+        program: the recorded operations; none of them waits for the device.
+        inputs: the places that they read from now on: those of slots, which seldom move, and room for all else.
+        pool: the memory of the graphs.
+
+    Raises:
+        RuntimeError: an operation of it cannot be captured.
+    """
+
+    def __init__(self, program: Callable[..., Gradients], inputs: Sequence[Tensor], pool: Any) -> None:
+        self._inputs = inputs
+        present = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(present)
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                program(*inputs)
+        present.wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        # Another thread may meanwhile pin the next round's plan.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._made = program(*inputs)
+
+    def __call__(self, *tensors: Tensor) -> Gradients:
+        """Return losses and gradients, which the next call of any step in the same memory overwrites."""
+        rooms: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for room, tensor in zip(self._inputs, tensors, strict=True):
+            if room.data_ptr() != tensor.data_ptr():
+                into, given = rooms.setdefault(room.dtype, ([], []))
+                into.append(room)
+                given.append(tensor.detach())
+        for into, given in rooms.values():
+            torch._foreach_copy_(into, given)
+        self._graph.replay()
+        return self._made
