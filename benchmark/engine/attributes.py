@@ -1,7 +1,9 @@
 """What a method's modules hold besides the numbers in their tensors: whether any of it has changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain
+from operator import is_
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -28,17 +30,61 @@ class Attributes:
     def __init__(self, method: nn.Module, engine: Sequence[nn.Module]) -> None:
         inside = {part for module in engine for part in module.modules()}
         self._modules = [module for module in method.modules() if module not in inside]
-        self._known: dict[Stage, list[dict[str, Any]]] = {}
+        self._known: dict[Stage, tuple[_Held, list[dict[str, Any]]]] = {}
 
     def unchanged(self, stage: Stage) -> bool:
         """Whether all is as when the stage was last asked about; what is new is remembered."""
-        known = self._known.get(stage)
-        if known is not None and all(
-            _same(own, held) for own, held in zip(map(_own, self._modules), known, strict=True)
-        ):
+        held, known = self._known.get(stage, (None, []))
+        if held is not None and held.untouched():
             return True
-        self._known[stage] = [{name: _kept(value) for name, value in _own(module).items()} for module in self._modules]
-        return False
+        same = held is not None and all(map(_same, map(_own, self._modules), known))
+        if not same:
+            known = [{name: _kept(value) for name, value in _own(module).items()} for module in self._modules]
+        self._known[stage] = _Held(map(vars, self._modules)), known
+        return same
+
+
+class _Held:
+    """The objects in some dicts and in the containers in them, to see in next to no time that all are the same.
+
+    Args:
+        dicts: what is looked at.
+    """
+
+    def __init__(self, dicts: Iterable[dict[str, Any]]) -> None:
+        self._dicts: list[dict[Any, Any]] = []
+        self._others: list[Any] = []
+        #: nearly all, and they stay so
+        self._empty: list[Any] = []
+        #: data classes with slots are not looked into
+        self._certain = True
+        found: set[int] = set()
+        todo: list[Any] = list(dicts)
+        while todo:
+            part = todo.pop()
+            if isinstance(part, dict | list | tuple | set) and id(part) not in found:
+                found.add(id(part))
+                kind: list[Any] = self._dicts if isinstance(part, dict) else self._others
+                (kind if part else self._empty).append(part)
+                todo += part.values() if isinstance(part, dict) else part
+            elif is_dataclass(part) and not isinstance(part, type):
+                self._certain = self._certain and hasattr(part, "__dict__")
+                todo.append(getattr(part, "__dict__", None))
+        self._lengths = self._now_lengths()
+        self._objects = list(self._now())
+
+    def untouched(self) -> bool:
+        """Whether the same objects are in the same places."""
+        if not self._certain or any(self._empty) or self._now_lengths() != self._lengths:
+            return False
+        return all(map(is_, self._now(), self._objects))
+
+    def _now_lengths(self) -> list[int]:
+        return list(map(len, chain(self._dicts, self._others)))
+
+    def _now(self) -> Iterable[Any]:
+        inside = map(dict.values, self._dicts)
+        return chain(chain.from_iterable(self._dicts), chain.from_iterable(inside), chain.from_iterable(self._others))
 
 
 def _own(module: nn.Module) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from benchmark.engine.mapping import ClientMap
 from benchmark.engine.mistakes import place, tensors
 from benchmark.engine.plan import Step
 from benchmark.engine.recorded_step import RecordedSteps
-from benchmark.engine.roles import names_under
+from benchmark.engine.roles import below, names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 
@@ -139,7 +139,7 @@ class LocalSteps:
             inner.state[self.slots.of(name)]["momentum_buffer"] = momentum
         for settings, group in zip(inner.param_groups, phase.groups, strict=True):
             settings["lr"] = group.lr * rate_factor
-        trained = set(names_under(self.method, (name for group in phase.groups for name in group.parameters)))
+        trained = below((name for group in phase.groups for name in group.parameters), self.slots.names)
         for name in self.slots.names:
             slot = self.slots.of(name)
             slot.requires_grad_(name in trained)

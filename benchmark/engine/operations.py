@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
             operation stays the same one.
 
     Attributes:
-        graph: the operations, one call each.
+        graph: the operations, one call each; ``layout`` and ``place``, memory and offset in it, in a node's ``meta``.
         outside: per node the tensor that stays the same.
     """
 
@@ -69,7 +69,8 @@ class Recorder(TorchDispatchMode):
         return made
 
     def _know(self, tensor: Tensor, node: Node) -> None:
-        node.meta["layout"] = Layout.of(tensor)
+        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+        node.meta |= {"layout": Layout.of(tensor), "place": place}
         self._known[id(tensor)] = (tensor, node)
 
     def written(self, value: Any) -> Any:

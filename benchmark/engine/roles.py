@@ -41,10 +41,13 @@ class Roles:
 
 def names_under(module: nn.Module, prefixes: Iterable[str]) -> tuple[str, ...]:
     """List the parameters at or below one of these prefixes."""
+    return below(prefixes, (name for name, _ in module.named_parameters()))
+
+
+def below(prefixes: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """List those of the names of parameters that are at or below one of these prefixes."""
     prefixes = tuple(prefixes)
-    return tuple(
-        name for name, _ in module.named_parameters() if any(name == p or name.startswith(p + ".") for p in prefixes)
-    )
+    return tuple(name for name in names if any(name == p or name.startswith(p + ".") for p in prefixes))
 
 
 def read_roles(method: ClientMethod) -> Roles:

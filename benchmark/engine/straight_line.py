@@ -1,16 +1,16 @@
 """A function of tensors recorded, made short and turned into Python without a loop or a branch."""
 
 from collections.abc import Callable, Sequence
-from operator import getitem
+from math import isfinite
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from benchmark.engine.operations import Recorder
+from benchmark.engine.views import base_of, view_at_once, writes
 
 aten = torch.ops.aten
 #: Operations that give their first argument another name, once nothing is differentiated.
@@ -28,8 +28,8 @@ def straight_line(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cal
     """Record a function of tensors: return one that repeats its operations, without the superfluous half of them.
 
     Every bit is the same. What goes are further names, views of the same shape, products with 1, constants made anew in
-    each call, and operations that were done already. Python runs now and never again: what it decides (an ``if`` on an
-    attribute, a loop's length) stays decided.
+    each call, and operations that were done already; a view of a view becomes one of what lies below. Python runs now
+    and never again: what it decides (an ``if`` on an attribute, a loop's length) stays decided.
 
     Args:
         function: gives a tree of tensors.
@@ -44,17 +44,18 @@ def straight_line(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cal
     graph = recorder.graph
     graph.output(tree_map(recorder.written, made))
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    written = {_base(node.args[0]) for node in calls if _writes(node)}
+    written = {base_of(node.args[0]) for node in calls if writes(node)}
     if any(node.op != "call_function" for node in written):
         raise ValueError("an operation writes into a tensor that was there before")
     known: dict[Any, Node] = {}
     for node in calls:
-        if _writes(node) or _base(node) in written:
+        if writes(node) or base_of(node) in written:
             continue
         other = _superfluous(node) or known.setdefault(_spelled(node), node)
         if other is not node:
             node.replace_all_uses_with(other)
             graph.erase_node(node)
+    view_at_once(graph, written)
     graph.eliminate_dead_code()
     constants = _constants(graph, recorder.outside, written)
     _own_results(graph, constants)
@@ -75,24 +76,6 @@ def _superfluous(node: Node) -> Node | None:
     return first if node.target in SHAPES or by_one else None
 
 
-def _writes(node: Node) -> bool:
-    """Whether an operation writes into its first argument; taking one of several results does not."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
-def _base(node: Any) -> Any:
-    """Return the node whose memory this one's result lies in: its own, or that of what it is a view of."""
-    while isinstance(node, Node) and node.op == "call_function" and node.args:
-        source = node.args[0] if node.target is getitem else node
-        if not isinstance(source, Node) or not isinstance(source.target, OpOverload):
-            break
-        returned = source.target._schema.returns
-        if not returned or returned[0].alias_info is None:
-            break
-        node = source.args[0]
-    return node
-
-
 def _spelled(node: Node) -> tuple[Any, ...]:
     """Return what is equal for equal operations on the same tensors; a number's type belongs to it."""
     leaves, of = tree_flatten((node.args, node.kwargs))
@@ -104,7 +87,7 @@ def _constants(graph: Graph, outside: dict[Node, Tensor], written: set[Any]) -> 
     found: dict[Node, Any] = {}
     for node in graph.nodes:
         made = node.meta.get("layout")
-        if node.op != "call_function" or made is None or made.shape.numel() > KEPT or _base(node) in written:
+        if node.op != "call_function" or made is None or made.shape.numel() > KEPT or base_of(node) in written:
             continue
         inputs = [part for part in tree_leaves((node.args, node.kwargs)) if isinstance(part, Node)]
         values = {part: found[part] for part in inputs if part in found}
@@ -132,7 +115,7 @@ def _own_results(graph: Graph, constants: dict[Node, Any]) -> None:
     def owned(result: Any) -> Any:
         if not isinstance(result, Node):
             return result
-        base = _base(result)
+        base = base_of(result)
         if base in taken or result in constants:
             with graph.inserting_before(output):
                 return graph.call_function(aten.clone.default, (result,))
@@ -156,6 +139,8 @@ def _function(graph: Graph, constants: dict[Node, Any], outside: dict[Node, Tens
             return f"({''.join(f'{spelled(part)}, ' for part in value)})"
         if isinstance(value, dict):
             return f"{{{''.join(f'{key!r}: {spelled(part)}, ' for key, part in value.items())}}}"
+        if value is None or type(value) in (bool, int, str) or (type(value) is float and isfinite(value)):
+            return repr(value)
         name = f"held{len(held)}"
         held[name] = value
         return name
@@ -171,7 +156,10 @@ def _function(graph: Graph, constants: dict[Node, Any], outside: dict[Node, Tens
         if node.op == "call_function":
             given = [spelled(part) for part in node.args]
             given += [f"{key}={spelled(part)}" for key, part in node.kwargs.items()]
-            lines.append(f"{names[node]} = {spelled(getattr(node.target, '_op', node.target))}({', '.join(given)})")
+            if node.target is aten.as_strided.default:  # twice as fast as the operation's own name
+                lines.append(f"{names[node]} = {given[0]}.as_strided({', '.join(given[1:])})")
+            else:
+                lines.append(f"{names[node]} = {spelled(getattr(node.target, '_op', node.target))}({', '.join(given)})")
         elif node.op == "output":
             lines.append(f"return {spelled(node.args[0])}")
         done = [names[used] for used in node.all_input_nodes if last[used] is node and names[used][0] == "v"]

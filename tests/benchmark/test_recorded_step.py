@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from federation import build, fit, learned
-from torch import Tensor
+from torch import Tensor, nn
 
 import methods
 from benchmark.contract import Client, Loss, MiniBatch, Stage
@@ -175,6 +176,54 @@ def test_what_the_engine_keeps_is_none_of_the_methods_attributes() -> None:
     assert attributes.unchanged(Stage.TRAIN)
     method.visual_prompt.size = 99
     assert not attributes.unchanged(Stage.TRAIN)
+
+
+@dataclass
+class Settings:
+    """What an author may keep numbers in."""
+
+    weight: float = 1.5
+
+
+@dataclass(slots=True)
+class Slotted:
+    """The same without a dict of its own."""
+
+    weight: float = 1.5
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a number": lambda held: setattr(held, "number", 2.5),
+    "a new attribute": lambda held: setattr(held, "other", 1),
+    "an attribute that is gone": lambda held: delattr(held, "number"),
+    "another name": lambda held: setattr(held, "renamed", held.__dict__.pop("number")),
+    "a list": lambda held: held.list.append(1),
+    "a list's element": lambda held: held.list.__setitem__(0, 7),
+    "a dict in a tuple": lambda held: held.tuple[0].update(weight=2.5),
+    "a dict's key": lambda held: held.tuple[0].update(other=held.tuple[0].pop("weight")),
+    "a set": lambda held: held.set.add(9),
+    "a data class": lambda held: setattr(held.settings, "weight", 2.5),
+    "one with slots": lambda held: setattr(held.slotted, "weight", 2.5),
+    "a submodule's": lambda held: setattr(held.inner, "p", 0.9),
+    "a buffer": lambda held: setattr(held, "buffer", torch.zeros(1)),
+    "training": lambda held: held.eval(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_changes_is_seen_once(change: Callable[[Any], object]) -> None:
+    held: Any = nn.Module()
+    held.number, held.list, held.tuple, held.set = 1.5, [1, [2]], ({"weight": 1.5},), {1}
+    held.settings, held.slotted, held.inner = Settings(), Slotted(), nn.Dropout(0.5)
+    held.register_buffer("buffer", torch.ones(1))
+    attributes = Attributes(held, ())
+    assert not attributes.unchanged(Stage.TRAIN)
+    assert attributes.unchanged(Stage.TRAIN)
+    held.number, held.list[1] = float("1.5"), [2]  # other objects that are equal
+    assert attributes.unchanged(Stage.TRAIN)
+    change(held)
+    assert not attributes.unchanged(Stage.TRAIN)
+    assert attributes.unchanged(Stage.TRAIN)
 
 
 def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplog: pytest.LogCaptureFixture) -> None:
