@@ -73,7 +73,8 @@ def subjects() -> list[Subject]:
     """Two methods of the CLIP family, three on a plain ViT; on a CPU also CLIP ViT-B/16, one step a round."""
     vit = large_vit()
     found = [Subject(work) for work in (headtune(*vit), pfedbayespt(*vit), sgpt(*vit))]
-    found += [Subject(promptfl(large_clip(), batch=32)), Subject(fedpgp(large_clip(), batch=32))]
+    # As many rounds as it takes to record and time steps.
+    found += [Subject(work(large_clip(), batch=32), rounds=16) for work in (promptfl, fedpgp)]
     if device() == "cpu":
         found += [Subject(work("ViT-B-16", 32), clients=1, rounds=2) for work in (promptfl, fedpgp)]
     return found
