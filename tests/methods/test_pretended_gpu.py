@@ -106,6 +106,19 @@ def test_a_recorded_step_as_a_graph_changes_no_bit(conf: str, process: ProcessPo
     check_graphs(process, conf)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("--model.init_args.training.momentum=0.9", "--model.init_args.training.weight_decay=0.01"),
+        ("--model.init_args.training.optimizer=adam", "--model.init_args.training.clip=0.1"),
+        ("--model.init_args.training.optimizer_state=client",),
+    ],
+    ids=["momentum", "adam, clipped", "kept momentum"],
+)
+def test_so_it_is_with_whatever_reads_the_gradients(overrides: tuple[str, ...], process: ProcessPoolExecutor) -> None:
+    check_graphs(process, "FedAvg", *overrides)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("conf", sorted(set(METHODS) - {"FedAvg", "FedVPT", "PFedPT", "PromptFL", "ZeroShotCLIP"}))
 def test_so_it_is_with_every_method(conf: str, process: ProcessPoolExecutor) -> None:
