@@ -66,6 +66,7 @@ class Grown:
         round: seconds of the fastest round after the first.
         set_up: seconds from the images to the first round.
         checkpoint: seconds to write a checkpoint.
+        evaluation: seconds of the faster of two evaluations of all clients, a test image each; None if there was none.
         state_bytes: of all clients' personal state.
         checkpoint_bytes: of the checkpoint.
         memory: peak bytes of the process.
@@ -74,6 +75,7 @@ class Grown:
     round: float
     set_up: float
     checkpoint: float
+    evaluation: float | None
     state_bytes: int
     checkpoint_bytes: int
     memory: int
@@ -92,13 +94,14 @@ class _SaveAtEnd(Callback):
         self.state_bytes = sum(rows.numel() * rows.element_size() for rows in pl_module.store.buffers())
 
 
-def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS) -> Grown:
+def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS, evaluate: bool = False) -> Grown:
     """Train FedPer, whose heads are personal, with so many clients, in this process.
 
     Args:
         clients: N.
         rounds: at least two.
         participants: clients of a round, at most N; they are stepped together.
+        evaluate: whether all clients are evaluated, half way and in the end.
     """
     began = time.perf_counter()
     data = FederatedDataModule(
@@ -110,11 +113,13 @@ def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS) -> Gr
         cohort_width=participants,
     )
     save = _SaveAtEnd()
-    laps = fit(FedPer(10, clients, SmallBackbone(), training=TRAINING), data, rounds, callbacks=[save])
+    method = FedPer(10, clients, SmallBackbone(), training=TRAINING)
+    laps = fit(method, data, rounds, evaluate_every=rounds // 2 if evaluate else 0, callbacks=[save])
     return Grown(
         round=laps.best,
         set_up=laps.started - began,
         checkpoint=save.seconds,
+        evaluation=min(laps.evaluations, default=None),
         state_bytes=save.state_bytes,
         checkpoint_bytes=save.bytes,
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -127,8 +132,8 @@ def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
     Raises:
         ConfigurationError: that process failed.
     """
-    numbers = [clients] if participants == PARTICIPANTS else [clients, participants]
-    command = [sys.executable, "-m", "benchmark.speed.growth", *map(str, numbers)]
+    numbers = [str(clients), "--evaluate"] if participants == PARTICIPANTS else [str(clients), str(participants)]
+    command = [sys.executable, "-m", "benchmark.speed.growth", *numbers]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = " / ".join(done.stderr.strip().splitlines()[-3:])
@@ -139,7 +144,7 @@ def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
 
 
 def client_rows(numbers: tuple[int, ...]) -> list[Row]:
-    """Round, set-up and checkpoint by the number of clients, against the first number."""
+    """Round, set-up, evaluation and checkpoint by the number of clients, against the first number."""
     grown = {clients: grow_apart(clients) for clients in numbers}
     first = grown[numbers[0]]
     rows = []
@@ -150,6 +155,11 @@ def client_rows(numbers: tuple[int, ...]) -> list[Row]:
     rows += [
         Row("set-up", f"{clients:,} clients", found.set_up, found.set_up / first.set_up)
         for clients, found in grown.items()
+    ]
+    rows += [
+        Row("evaluation", f"{clients:,} clients", found.evaluation, found.evaluation / first.evaluation)
+        for clients, found in grown.items()
+        if found.evaluation and first.evaluation
     ]
     rows += [
         Row(
@@ -215,5 +225,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmark.speed.growth", description=__doc__)
     parser.add_argument("clients", type=int, help="number of clients")
     parser.add_argument("participants", type=int, nargs="?", default=PARTICIPANTS, help="of a round; default 10")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate all clients, too")
     given = parser.parse_args()
-    print(json.dumps(asdict(grow(given.clients, participants=given.participants))))
+    print(json.dumps(asdict(grow(given.clients, participants=given.participants, evaluate=given.evaluate))))

@@ -18,18 +18,20 @@ from methods.fedper import FedPer
 
 
 def test_growth_measures_state_and_checkpoint() -> None:
-    found = growth.grow(12, rounds=2)
+    found = growth.grow(12, rounds=2, evaluate=True)
+    assert growth.grow(12, rounds=2).evaluation is None
     # a head is 32 * 10 + 10 numbers
     assert found.state_bytes == 12 * 330 * 4
     assert found.checkpoint_bytes > found.state_bytes
-    assert min(found.round, found.set_up, found.checkpoint) > 0
+    assert found.evaluation is not None
+    assert min(found.round, found.set_up, found.checkpoint, found.evaluation) > 0
     assert found.memory > 2**26
     assert growth.Grown(**json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_rows_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def apart(clients: int) -> growth.Grown:
-        return growth.Grown(2.0, clients / 10, clients / 20, clients * 2**20, clients * 2**21, 7)
+        return growth.Grown(2.0, clients / 10, clients / 20, clients / 5, clients * 2**20, clients * 2**21, 7)
 
     monkeypatch.setattr(growth, "grow_apart", apart)
     rows = growth.client_rows((10, 1000))
@@ -38,10 +40,12 @@ def test_rows_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> 
         ("round", "10 of 1,000 clients", 1.0, "personal state 1000.00 MB"),
         ("set-up", "10 clients", 1.0, ""),
         ("set-up", "1,000 clients", 100.0, ""),
+        ("evaluation", "10 clients", 1.0, ""),
+        ("evaluation", "1,000 clients", 100.0, ""),
         ("writing a checkpoint", "10 clients", 1.0, "20.00 MB"),
         ("writing a checkpoint", "1,000 clients", 100.0, "2000.00 MB"),
     ]
-    assert [row.memory for row in rows] == [7, 7, None, None, None, None]
+    assert [row.memory for row in rows] == [7, 7, *[None] * 6]
 
 
 def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +53,7 @@ def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: 
 
     def apart(clients: int, participants: int) -> growth.Grown:
         asked.append((clients, participants))
-        return growth.Grown(clients / 100, clients / 10, 1.0, 1, 1, 7)
+        return growth.Grown(clients / 100, clients / 10, 1.0, None, 1, 1, 7)
 
     monkeypatch.setattr(growth, "grow_apart", apart)
     rows = growth.wide_rows((100, 1000), 50)
@@ -68,7 +72,7 @@ def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "run",
         lambda *_, **__: SimpleNamespace(returncode=-9, stdout="", stderr="a\nb\nc\nkilled"),
     )
-    with pytest.raises(ConfigurationError, match=r"growth 100 ended with status -9: b / c / killed; run it"):
+    with pytest.raises(ConfigurationError, match=r"growth 100 --evaluate ended with status -9: b / c / killed; run it"):
         growth.grow_apart(100)
 
 
