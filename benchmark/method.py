@@ -64,6 +64,9 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
             ConfigurationError: in a constructor that has not called its base's, or to a server's rule, whose values
                 would be the clients' then.
         """
+        if name in self.__dict__ and (value is None or isinstance(value, str)):
+            self.__dict__[name] = value  # Lightning says twice in every hook which one it is in
+            return
         if isinstance(value, ServerRule):
             raise ConfigurationError(
                 f"{type(self).__name__} keeps a {type(value).__name__} as {name!r}, as if it were part of the clients' "
