@@ -19,13 +19,13 @@ from benchmark.engine.plan import Block, Blocks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
-from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import reordered
-from datamodules.manifest import FromManifest, Manifest, make_manifest
+from datamodules.manifest import FromManifest, record_split
 from datamodules.partition import ClientSplits, Partition
-from datamodules.partition.splits import class_counts
+from datamodules.partition.client_rows import class_counts
 from datamodules.source import ImagePool, ImageSource
+from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
 
 log = logging.getLogger(__name__)
@@ -165,11 +165,16 @@ class FederatedDataModule(Checked, LightningDataModule):
         return self._pool
 
     @cached_property
-    def manifest(self) -> Manifest:
-        """The record of the split, see :mod:`datamodules.manifest`; made when first asked for."""
+    def split_record(self) -> SplitRecord:
+        """What names this split in records; made when first asked for, since every image is hashed for it."""
         assert self._recorded_pool is not None, "setup() comes first"
-        made = make_manifest(self.partition, self._recorded_pool, self.splits, self.source, self.partition_seed)
-        return made | ({"label_orders": self.label_orders} if self.label_orders > 1 else {})
+        made = record_split(self.partition, self._recorded_pool, self.splits, self.source, self.partition_seed)
+        return made.with_fields(label_orders=self.label_orders) if self.label_orders > 1 else made
+
+    @property
+    def manifest(self) -> Manifest:
+        """The record of the split as plain values, see :mod:`datamodules.manifest`."""
+        return self.split_record.manifest
 
     def setup(self, stage: str = "fit") -> None:
         """Read the images and divide them; with a Trainer, match them to the backbone of its method.
@@ -209,7 +214,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
         self.train_sizes = {client: len(rows) for client, rows in self.train_indices.items()}
-        labels, rows = pool.labels.numpy(), [rows for _, rows in sorted(self.train_indices.items())]
+        labels = pool.labels.numpy()
+        rows = list(self.train_indices.values()) if self.val_fraction else splits.train
         #: training images of each class, without those held out, [N, C]
         self.class_counts = torch.from_numpy(class_counts(rows, labels, self.num_classes))
         sizes, seconds = self.train_sizes.values(), time.monotonic() - began
@@ -222,9 +228,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         """Training rows, and the rows to evaluate on by split."""
         train = dict(enumerate(splits.train))
         held_out: dict[str, dict[int, np.ndarray]] = {}
+        trained = set(self.training_clients)
         if not self.val_only:
             for name, lists in {"test": splits.test, **splits.others}.items():
-                held_out[name] = {client: lists[client] for client in self.training_clients}
+                held_out[name] = {client: rows for client, rows in enumerate(lists) if client in trained}
         if self.val_fraction:
             held_out["val"] = {}
             for client in self.training_clients:
@@ -312,19 +319,13 @@ class FederatedDataModule(Checked, LightningDataModule):
 
     # ------------------------------------------------------------------ checkpoints
 
-    @cached_property
-    def _manifest_hash(self) -> str:
-        """Of the split; made once, since every round's checkpoint holds it."""
-        return manifest_hash(self.manifest)
-
     def state_dict(self) -> dict[str, Any]:
         """What a resume must find again: the split, the images, and the width that ``auto`` chose (for bit-identical
         arithmetic).
         """
-        images = self.manifest["images_sha256"]
         return {
-            "manifest": self._manifest_hash,
-            "images": images,
+            "manifest": self.split_record.hash,
+            "images": self.split_record.images_sha256,
             "width": self.loaders.chosen if self.loaders else None,
             "seed": self.seed,
         }
@@ -340,13 +341,13 @@ class FederatedDataModule(Checked, LightningDataModule):
                 f"the checkpoint is of another configuration: it was made with seed {state_dict['seed']}, this run has "
                 f"{self.seed}"
             )
-        if state_dict["manifest"] != self._manifest_hash:
+        if state_dict["manifest"] != self.split_record.hash:
             raise ConfigurationError(
                 "the checkpoint is of another configuration: it was made with another data set or partition than "
                 "this run's; "
                 "give the data it was made with, or start without --ckpt_path"
             )
-        if state_dict.get("images") != self.manifest["images_sha256"]:
+        if state_dict.get("images") != self.split_record.images_sha256:
             raise ConfigurationError(
                 "the checkpoint was made with other images than this run reads: the partition and the labels are the "
                 "same, the pixels are not; give the images it was made with, or start without --ckpt_path"

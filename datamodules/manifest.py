@@ -1,24 +1,19 @@
 """The record of a partition: enough to check it, to compare it and to run on it again."""
 
-import gc
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_text
 from datamodules.partition import ClientSplits, Indices, Partition
-from datamodules.partition.splits import class_counts
+from datamodules.partition.client_rows import ClientRows
 from datamodules.source import ImagePool, ImageSource
+from datamodules.split_record import OF_THE_IMAGES, Manifest, SplitRecord, client_lines
 
 FORMAT = 1
-
-Manifest = dict[str, Any]
 
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "format": int,
@@ -46,10 +41,10 @@ CLIENT_FIELDS: dict[str, type] = {
 }
 
 
-def make_manifest(
+def record_split(
     partition: Partition, pool: ImagePool, splits: ClientSplits, source: ImageSource, seed: int
-) -> Manifest:
-    """The manifest of ``splits``, as plain JSON values.
+) -> SplitRecord:
+    """The record of ``splits``.
 
     A partition that was itself read from a manifest keeps that manifest, algorithm, seed and all, so that
     both runs name the same split; only the images' sha256 is this run's own.
@@ -66,62 +61,29 @@ def make_manifest(
     """
     if isinstance(partition, FromManifest):
         partition.check_names(source)
-        return {**partition.manifest, "images_sha256": images_sha256(pool)}
-    labels, names = pool.labels.numpy(), partition.client_names(source)
-    sides = [_listed(held, labels, len(source.class_names)) for held in (splits.train, splits.test)]
-    with _collector_at_rest():
-        clients = [
-            {
-                "name": name,
-                "train_size": len(train),
-                "test_size": len(test),
-                "train_classes": train_classes,
-                "test_classes": test_classes,
-                "train_sha256": train_sha256,
-                "test_sha256": test_sha256,
-                "train": train,
-                "test": test,
-            }
-            for name, (train, train_classes, train_sha256), (test, test_classes, test_sha256) in zip(
-                names, *sides, strict=True
-            )
-        ]
-    return {
+        return SplitRecord.of({**partition.manifest, OF_THE_IMAGES: images_sha256(pool)})
+    fields = {
         "format": FORMAT,
         "algorithm": type(partition).__name__,
         "arguments": partition.arguments(),
         "seed": seed,
         "class_names": list(source.class_names),
         "domain_names": list(source.domain_names),
-        "images": len(labels),
+        "images": len(pool.labels),
         **pool_sha256(pool),
-        "images_sha256": images_sha256(pool),
+        OF_THE_IMAGES: images_sha256(pool),
         **_further_splits(splits),
-        "clients": clients,
     }
+    train, test = ClientRows.of(splits.train), ClientRows.of(splits.test)
+    names = partition.client_names(source)
+    return SplitRecord(fields, client_lines(names, train, test, pool.labels.numpy(), len(source.class_names)))
 
 
-@contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Python's collector looks through millions of new lists again and again, which takes as long as making them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _listed(held: Sequence[Indices], labels: Indices, num_classes: int) -> Iterator[tuple[list[int], list[int], str]]:
-    """Yield for each client its indices, its images by class, and the sha256 of its indices."""
-    counts = class_counts(held, labels, num_classes).tolist()
-    together = np.concatenate(held).astype("<i8")
-    numbers, data, begin = together.tolist(), memoryview(together.tobytes()), 0
-    for indices, classes in zip(held, counts, strict=True):
-        end = begin + len(indices)
-        yield numbers[begin:end], classes, hashlib.sha256(data[8 * begin : 8 * end]).hexdigest()
-        begin = end
+def make_manifest(
+    partition: Partition, pool: ImagePool, splits: ClientSplits, source: ImageSource, seed: int
+) -> Manifest:
+    """The manifest of ``splits``, as plain JSON values; see :func:`record_split`."""
+    return record_split(partition, pool, splits, source, seed).manifest
 
 
 def _further_splits(splits: ClientSplits) -> Manifest:
@@ -168,12 +130,7 @@ def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[
 
 def write_manifest(path: str | Path, manifest: Manifest) -> None:
     """Write JSON, one client a line, atomically. Missing folders are made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in manifest.items() if key != "clients"]
-    lines = ",\n".join("  " + json.dumps(client, separators=(",", ":")) for client in manifest["clients"])
-    text = "{\n" + ",\n".join(head) + ',\n "clients": [\n' + lines + "\n ]\n}\n"
-    write_text(path, text)
+    SplitRecord.of(manifest).write(path)
 
 
 def read_manifest(path: str | Path) -> Manifest:

@@ -24,7 +24,6 @@ from benchmark.records.evaluations import (
     sha256_of,
     write_evaluation,
 )
-from benchmark.records.hashes import manifest_hash
 from benchmark.records.metrics_table import PARTS, read_table, rows_sha256
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, write_record
@@ -32,7 +31,6 @@ from benchmark.records.source_code import code_of, combined
 from benchmark.run.differences import differences
 from benchmark.run.scores import Values, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
-from datamodules.manifest import write_manifest
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -100,7 +98,7 @@ class Recorder(Callback):
         if self.run_dir and stage == "fit" and self._writes:
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
-            write_manifest(self.run_dir / "manifest.json", trainer.datamodule.manifest)  # type: ignore[attr-defined]
+            trainer.datamodule.split_record.write(self.run_dir / "manifest.json")  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the evaluations so far, start the clock, note the code, and tell the loggers what to group this run by.
@@ -120,7 +118,7 @@ class Recorder(Callback):
             "setting": data.partition.description,
             "seed": data.seed,
         }
-        self._tracking.begin(self.config, names, data.manifest)
+        self._tracking.begin(self.config, names, data.split_record)
         if self._writes and (self.values or self.evaluations):
             self._tracking.rounds_before(method.server.traffic.rounds, self.metrics())
         self._began = time.perf_counter()
@@ -236,7 +234,7 @@ class Recorder(Callback):
             seed=data.seed,
             client_names=tuple(data.client_names),
             test_sizes=data.test_sizes,
-            manifest_hash=manifest_hash(data.manifest),
+            manifest_hash=data.split_record.hash,
             device=device,
             environment=environment(),
             rounds=int(trainer.max_epochs or 0),
@@ -247,7 +245,7 @@ class Recorder(Callback):
             server=_path(method.server.rule),
             default_server=_path(method.make_server()),
             code=dict(self.code),
-            images_sha256=data.manifest["images_sha256"],
+            images_sha256=data.split_record.images_sha256,
             tuning=(self.config or {}).get("tuning"),
         )
 

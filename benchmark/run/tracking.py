@@ -13,6 +13,7 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import FILES
 from benchmark.run.scores import Values
 from datamodules.heatmap import manifest_heatmap
+from datamodules.split_record import SplitRecord
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -36,13 +37,13 @@ class Tracking:
         self.run_dir = run_dir
         self._settings: dict[str, Any] = {}
 
-    def begin(self, config: dict[str, Any] | None, names: dict[str, Any], manifest: Mapping[str, Any]) -> None:
+    def begin(self, config: dict[str, Any] | None, names: dict[str, Any], split: SplitRecord) -> None:
         """Tell of the whole configuration, by dotted names, and draw the partition.
 
         Args:
             config: the resolved one, if there is one.
             names: what runs are grouped by: method, server, data set, setting, seed.
-            manifest: of the partition.
+            split: the record of the partition.
         """
         settings = flattened(config or {})
         # The loggers' own are not the run's.
@@ -54,7 +55,7 @@ class Tracking:
             logger.log_hyperparams(self._settings)
         if self.run_dir is not None and any(isinstance(g, WandbLogger | TensorBoardLogger) for g in self.loggers):
             picture = self.run_dir / "partition.png"
-            manifest_heatmap(manifest, picture)
+            manifest_heatmap(split.manifest, picture)
             for logger in self.loggers:
                 _show(logger, picture)
 

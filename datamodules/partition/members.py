@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from datamodules.partition.splits import Indices
+from datamodules.partition.client_rows import ClientRows, Indices
 from datamodules.source import ImagePool
 
 
@@ -28,13 +28,14 @@ def check_class_count(name: str, wanted: int, classes: int) -> None:
         raise ConfigurationError(f"{name}={wanted} is more than the {classes} classes of the data set")
 
 
-def deal_stratified(members: Sequence[Indices], num_clients: int, rng: np.random.Generator) -> list[Indices]:
+def deal_stratified(members: Sequence[Indices], num_clients: int, rng: np.random.Generator) -> ClientRows:
     """Deal every class's shuffled images round and round over the clients.
 
     Client sizes differ by at most one image, and so does what two clients hold of a class.
     """
     dealt = np.concatenate([rng.permutation(images) for images in members])
-    return [dealt[client::num_clients] for client in range(num_clients)]
+    owners = np.arange(len(dealt)) % num_clients
+    return ClientRows(dealt[np.argsort(owners, kind="stable")], np.bincount(owners, minlength=num_clients))
 
 
 def draw_shots(members: Sequence[Indices], shots: int | None, rng: np.random.Generator) -> list[Indices]:

@@ -7,7 +7,8 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
-from datamodules.partition.splits import ClientSplits, ascending, check_splits
+from datamodules.partition.client_rows import ClientRows
+from datamodules.partition.splits import ClientSplits, check_splits
 from datamodules.source import ImagePool, ImageSource
 
 #: Splits that every federation may have.
@@ -53,9 +54,9 @@ class Partition(Checked):
                 f"{', '.join(RESERVED)} are taken"
             )
         splits = ClientSplits(
-            ascending(splits.train),
-            ascending(splits.test),
-            {name: ascending(held) for name, held in splits.others.items()},
+            ClientRows.of(splits.train).ascending(),
+            ClientRows.of(splits.test).ascending(),
+            {name: ClientRows.of(held).ascending() for name, held in splits.others.items()},
             splits.label_spaces,
         )
         check_splits(splits, pool)

@@ -1,15 +1,13 @@
 """Who holds which images, and the rules that every partition keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from datamodules.partition.client_rows import ClientRows, Indices
 from datamodules.source import ImagePool
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -24,9 +22,9 @@ class ClientSplits:
             which labels are counted; a split that is not named has all classes.
     """
 
-    train: list[Indices]
-    test: list[Indices]
-    others: dict[str, list[Indices]] = field(default_factory=dict)
+    train: Sequence[Indices]
+    test: Sequence[Indices]
+    others: Mapping[str, Sequence[Indices]] = field(default_factory=dict)
     label_spaces: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -50,14 +48,15 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
             raise ConfigurationError(
                 f"split {name!r} has {len(others)} lists of images for {len(splits.train)} clients"
             )
-    for side, held in (("train", splits.train), ("test", splits.test), *splits.others.items()):
-        empty = [client for client, indices in enumerate(held) if len(indices) == 0]
-        if empty:
+    sides = {name: ClientRows.of(held) for name, held in _sides(splits).items()}
+    for side, held in sides.items():
+        empty = np.flatnonzero(held.sizes == 0)
+        if len(empty):
             raise ConfigurationError(
                 f"{len(empty)} of {len(held)} clients have no {side} images (first: client {empty[0]}); "
                 "use fewer clients, more classes per client or a less skewed partition"
             )
-        rows, owners = flattened(held)
+        rows, owners = held.rows, held.owners
         outside = np.flatnonzero((rows < 0) | (rows >= n))
         if len(outside):
             of = held[owners[outside[0]]]
@@ -69,12 +68,11 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
         twice = np.flatnonzero(keys[1:] == keys[:-1])
         if len(twice):
             raise ConfigurationError(f"client {keys[twice[0]] // n} holds a {side} image more than once")
-    train = np.concatenate(splits.train)
-    test = np.concatenate([*splits.test, *(indices for held in splits.others.values() for indices in held)])
+    train = sides["train"].rows
+    test = np.concatenate([held.rows for side, held in sides.items() if side != "train"])
     labels = pool.labels.numpy()
-    sides = {"train": splits.train, "test": splits.test, **splits.others}
     for name, classes in splits.label_spaces.items():
-        unknown = set(np.unique(labels[np.concatenate(sides[name])]).tolist()) - set(classes)
+        unknown = set(np.unique(labels[sides[name].rows]).tolist()) - set(classes)
         if unknown:
             raise ConfigurationError(f"split {name!r} holds images of class {min(unknown)}, not in its label space")
     both = _on_both_sides(train, test, n)
@@ -90,38 +88,13 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
         )
 
 
+def _sides(splits: ClientSplits) -> dict[str, Sequence[Indices]]:
+    return {"train": splits.train, "test": splits.test, **splits.others}
+
+
 def _on_both_sides(train: Indices, test: Indices, count: int) -> Indices:
     """Return the numbers below ``count`` that are in both, ascending."""
     sides = np.zeros((2, count), dtype=bool)
     sides[0, train] = True
     sides[1, test] = True
     return np.flatnonzero(sides.all(0))
-
-
-def flattened(held: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Put the clients' indices one after the other; return them, and the client of each.
-
-    Hundreds of thousands of clients are handled so in a few operations; one by one each takes microseconds.
-    """
-    return np.concatenate(held), np.repeat(np.arange(len(held)), [len(indices) for indices in held])
-
-
-def per_client(rows: Indices, held: Sequence[Indices]) -> list[Indices]:
-    """Cut what ``flattened`` has put together, or something of the same length, into the clients' parts again."""
-    ends = np.cumsum([len(indices) for indices in held]).tolist()
-    return [rows[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def ascending(held: Sequence[Indices]) -> list[Indices]:
-    """Sort each client's indices, as int64."""
-    if not held or not any(map(len, held)):
-        return [np.asarray(indices, dtype=np.int64) for indices in held]
-    rows, owners = flattened(held)
-    return per_client(rows[np.lexsort((rows, owners))].astype(np.int64), held)
-
-
-def class_counts(held: Sequence[Indices], labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-    """Count each client's images by class: [N, C]."""
-    rows, owners = flattened(held)
-    counts = np.bincount(owners * num_classes + labels[rows], minlength=len(held) * num_classes)
-    return counts.reshape(len(held), num_classes)

@@ -24,14 +24,16 @@ def test_growth_measures_state_and_checkpoint() -> None:
     assert found.state_bytes == 12 * 330 * 4
     assert found.checkpoint_bytes > found.state_bytes
     assert found.evaluation is not None
-    assert min(found.round, found.set_up, found.checkpoint, found.evaluation) > 0
+    assert min(found.round, found.set_up, found.checkpoint, found.evaluation, found.record) > 0
     assert found.memory > 2**26
     assert growth.Grown(**json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_rows_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def apart(clients: int) -> growth.Grown:
-        return growth.Grown(2.0, clients / 10, clients / 20, clients / 5, clients * 2**20, clients * 2**21, 7)
+        return growth.Grown(
+            2.0, clients / 10, clients / 20, clients / 5, clients * 2**20, clients * 2**21, 7, clients / 2
+        )
 
     monkeypatch.setattr(growth, "grow_apart", apart)
     rows = growth.client_rows((10, 1000))
@@ -40,12 +42,14 @@ def test_rows_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> 
         ("round", "10 of 1,000 clients", 1.0, "personal state 1000.00 MB"),
         ("set-up", "10 clients", 1.0, ""),
         ("set-up", "1,000 clients", 100.0, ""),
+        ("recording the split", "10 clients", 1.0, ""),
+        ("recording the split", "1,000 clients", 100.0, ""),
         ("evaluation", "10 clients", 1.0, ""),
         ("evaluation", "1,000 clients", 100.0, ""),
         ("writing a checkpoint", "10 clients", 1.0, "20.00 MB"),
         ("writing a checkpoint", "1,000 clients", 100.0, "2000.00 MB"),
     ]
-    assert [row.memory for row in rows] == [7, 7, *[None] * 6]
+    assert [row.memory for row in rows] == [7, 7, *[None] * 8]
 
 
 def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +57,7 @@ def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: 
 
     def apart(clients: int, participants: int) -> growth.Grown:
         asked.append((clients, participants))
-        return growth.Grown(clients / 100, clients / 10, 1.0, None, 1, 1, 7)
+        return growth.Grown(clients / 100, clients / 10, 1.0, None, 1, 1, 7, clients / 5)
 
     monkeypatch.setattr(growth, "grow_apart", apart)
     rows = growth.wide_rows((100, 1000), 50)
@@ -63,6 +67,8 @@ def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: 
         ("round", "50 of 1,000 clients", 10.0),
         ("set-up", "100 clients, 50 a round", 1.0),
         ("set-up", "1,000 clients, 50 a round", 10.0),
+        ("recording the split", "100 clients, 50 a round", 1.0),
+        ("recording the split", "1,000 clients, 50 a round", 10.0),
     ]
 
 

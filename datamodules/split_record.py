@@ -1,0 +1,130 @@
+"""A manifest as text, made once: what is hashed and what is written are the same lines."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.files import write_text
+from benchmark.records.hashes import canonical
+from datamodules.partition.client_rows import ClientRows, Indices, class_counts
+
+Manifest = dict[str, Any]
+
+#: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
+OF_THE_IMAGES = "images_sha256"
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """What a manifest says, as text: a million clients are a million lines, not tens of millions of Python numbers.
+
+    Attributes:
+        fields: of the manifest, as plain JSON values; all but ``clients``.
+        clients: JSON of each client in its canonical spelling (:func:`benchmark.records.hashes.canonical`).
+    """
+
+    fields: Manifest
+    clients: list[str]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "SplitRecord":
+        """Spell out the manifest."""
+        fields = {name: value for name, value in manifest.items() if name != "clients"}
+        return cls(fields, [canonical(client).decode() for client in manifest["clients"]])
+
+    def with_fields(self, **fields: Any) -> "SplitRecord":
+        """The record with more fields, or others."""
+        return SplitRecord({**self.fields, **fields}, self.clients)
+
+    @property
+    def images_sha256(self) -> str:
+        """Of the images' pixels."""
+        return str(self.fields[OF_THE_IMAGES])
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """All of it, as plain JSON values."""
+        return {**self.fields, "clients": json.loads(f"[{','.join(self.clients)}]")}
+
+    @cached_property
+    def hash(self) -> str:
+        """The split's, that of :func:`benchmark.records.hashes.manifest_hash`."""
+        digest, before = hashlib.sha256(), "{"
+        for name in sorted({*self.fields, "clients"} - {OF_THE_IMAGES}):
+            digest.update(f"{before}{quoted(name)}:".encode())
+            digest.update(f"[{','.join(self.clients)}]".encode() if name == "clients" else canonical(self.fields[name]))
+            before = ","
+        digest.update(b"}")
+        return digest.hexdigest()
+
+    def write(self, path: str | Path) -> None:
+        """Write JSON, one client a line, atomically. Missing folders are made."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in self.fields.items()]
+        write_text(path, "{\n" + ",\n".join(head) + ',\n "clients": [\n  ' + ",\n  ".join(self.clients) + "\n ]\n}\n")
+
+
+def client_lines(
+    names: Sequence[str], train: ClientRows, test: ClientRows, labels: Indices, num_classes: int
+) -> list[str]:
+    """Spell out each client: its name, and of both sides the indices, their sha256, how many, and how many a class."""
+    sides = [zip(*_side(held, labels, num_classes), strict=True) for held in (test, train)]
+    return [
+        f'{{"name":{quoted(name)},"test":[{test_rows}],"test_classes":[{test_classes}],"test_sha256":"{test_hash}",'
+        f'"test_size":{test_size},"train":[{train_rows}],"train_classes":[{train_classes}],'
+        f'"train_sha256":"{train_hash}","train_size":{train_size}}}'
+        for name, (test_rows, test_classes, test_hash, test_size), (
+            train_rows,
+            train_classes,
+            train_hash,
+            train_size,
+        ) in zip(names, *sides, strict=True)
+    ]
+
+
+def _side(held: ClientRows, labels: Indices, num_classes: int) -> tuple[Iterator[str], ...]:
+    """Yield per client the text of its rows, of its images by class, of its rows' sha256 and of their number."""
+    counts = class_counts(held, labels, num_classes)
+    classes = np.full(len(held), num_classes, dtype=np.int64)
+    return (
+        _spelled(held.rows, held.sizes),
+        _spelled(counts.ravel(), classes),
+        _hashes(held),
+        map(str, held.sizes.tolist()),
+    )
+
+
+def _hashes(held: ClientRows) -> Iterator[str]:
+    """Yield the sha256 of each client's rows as little-endian 64-bit integers (hexadecimal)."""
+    data, bounds = held.rows.astype("<i8").tobytes(), (8 * held.bounds).tolist()
+    sha256 = hashlib.sha256
+    for begin, end in itertools.pairwise(bounds):
+        yield sha256(data[begin:end]).hexdigest()
+
+
+def _spelled(numbers: Indices, sizes: Indices) -> Iterator[str]:
+    """Yield so many of the numbers, from 0 on, as each client has, in decimal with commas between."""
+    ends, powers = np.ones(len(numbers), dtype=np.int64), 10 ** np.arange(1, 19, dtype=np.int64)
+    largest = int(numbers.max(initial=0))
+    for power in powers[powers <= largest]:
+        ends += numbers >= power
+    ends = np.cumsum(ends + 1)
+    text = np.full(int(ends[-1]) if len(ends) else 0, ord(","), dtype=np.uint8)
+    places = ends - 2
+    while len(places):
+        text[places] = ord("0") + numbers % 10
+        longer = np.flatnonzero(numbers >= 10)
+        places, numbers = places[longer] - 1, numbers[longer] // 10
+    spelled = text.tobytes().decode("ascii")
+    bounds = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(sizes)])].tolist()
+    for begin, end in itertools.pairwise(bounds):
+        yield spelled[begin : end - 1] if end > begin else ""
