@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from benchmark.errors import ConfigurationError
+from benchmark.records.hashes import OF_THE_IMAGES
 from datamodules.partition import ClientSplits, Indices, Partition
 from datamodules.partition.client_rows import ClientRows
 from datamodules.source import ImagePool, ImageSource
-from datamodules.split_record import OF_THE_IMAGES, Manifest, SplitRecord, client_lines
+from datamodules.split_record import Manifest, SplitRecord, client_lines
 
 FORMAT = 1
 

@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 
 from benchmark.files import write_text
-from benchmark.records.hashes import canonical
+from benchmark.records.hashes import OF_THE_IMAGES, canonical
 from datamodules.partition.client_rows import ClientRows, Indices, class_counts
 
 Manifest = dict[str, Any]
-
-#: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
-OF_THE_IMAGES = "images_sha256"
 
 
 @dataclass(frozen=True)

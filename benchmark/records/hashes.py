@@ -28,6 +28,9 @@ RESULT_FREE_KEYS = frozenset(
 #: A key of one of these names with None is as good as absent: configurations of before do not have it.
 LATER_KEYS = frozenset({"evaluate_local"})
 
+#: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
+OF_THE_IMAGES = "images_sha256"
+
 #: What a configuration is hashed with, on however many devices and machines its clients were shared out.
 ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1}
 
@@ -40,9 +43,9 @@ def canonical(value: Any) -> bytes:
 def manifest_hash(manifest: dict[str, Any]) -> str:
     """sha256 of a partition's manifest in a canonical spelling (hexadecimal); equal for equal partitions.
 
-    ``images_sha256`` is left out: one split may be run on images of several sizes, and manifests of before have none.
+    :data:`OF_THE_IMAGES` is left out.
     """
-    return hashlib.sha256(canonical({name: v for name, v in manifest.items() if name != "images_sha256"})).hexdigest()
+    return hashlib.sha256(canonical({name: v for name, v in manifest.items() if name != OF_THE_IMAGES})).hexdigest()
 
 
 def config_hash(config: dict[str, Any]) -> str:

@@ -48,7 +48,8 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
             raise ConfigurationError(
                 f"split {name!r} has {len(others)} lists of images for {len(splits.train)} clients"
             )
-    sides = {name: ClientRows.of(held) for name, held in _sides(splits).items()}
+    held_by_side = {"train": splits.train, "test": splits.test, **splits.others}
+    sides = {side: ClientRows.of(held) for side, held in held_by_side.items()}
     for side, held in sides.items():
         empty = np.flatnonzero(held.sizes == 0)
         if len(empty):
@@ -86,10 +87,6 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
             f"{len(leaking)} groups of images that show the same thing are on both the train and the test side "
             f"(first: images {', '.join(map(str, first[:6]))}); the data set's test flags must keep a group on one side"
         )
-
-
-def _sides(splits: ClientSplits) -> dict[str, Sequence[Indices]]:
-    return {"train": splits.train, "test": splits.test, **splits.others}
 
 
 def _on_both_sides(train: Indices, test: Indices, count: int) -> Indices:
