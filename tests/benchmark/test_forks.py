@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from federation import CONF
+from waiting import until
 
 from benchmark.cells.forks import can_fork
 from benchmark.cells.identity import Cell, content_hash
@@ -85,13 +86,6 @@ def processes(folder: Path) -> dict[int, str]:
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-
-
 def begun(folder: Path) -> bool:
     """Whether each of the two runs has finished a round."""
     return len([*folder.glob("runs/*/checkpoints/last.ckpt")]) == 2
@@ -136,7 +130,7 @@ def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path
     # Wherever the signal meets the script, what is said of multiprocessing comes from another process.
     script = SCRIPT.replace("import signal, sys\n", "import signal, sys\nsys.tracebacklimit = 0\n")
     with runner(tmp_path, 5000, script=script) as process:
-        until(lambda: begun(tmp_path))
+        until(lambda: begun(tmp_path), 120)
         process.send_signal(number)
         said = process.communicate(timeout=60)[0]
         assert process.returncode != 0
@@ -149,7 +143,7 @@ def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path
 
 def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) -> None:
     with runner(tmp_path, 5000) as process:
-        until(lambda: any("forkserver" in line for line in processes(tmp_path).values()))
+        until(lambda: any("forkserver" in line for line in processes(tmp_path).values()), 120)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the server of forks, too
         said = process.communicate(timeout=60)[0]
         assert process.returncode != 0
@@ -161,7 +155,7 @@ def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) 
 
 def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_path: Path) -> None:
     with runner(tmp_path, 60) as first:
-        until(lambda: begun(tmp_path))
+        until(lambda: begun(tmp_path), 120)
         first.kill()
         first.wait()
         with runner(tmp_path, 60) as second:
@@ -180,7 +174,7 @@ def test_how_a_fork_fails_is_said_as_of_any_process(tmp_path: Path) -> None:
     assert "max_epochs" in said
     assert "Traceback" not in said
     with runner(tmp_path, 5000) as process:
-        until(lambda: begun(tmp_path))
+        until(lambda: begun(tmp_path), 120)
         forks = [pid for pid, line in processes(tmp_path).items() if "forkserver" in line and os.getsid(pid) == pid]
         assert len(forks) == 2  # each a session of its own
         for pid in forks:

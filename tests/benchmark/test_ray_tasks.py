@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from waiting import until
 
 from benchmark.cells.identity import Cell
 from benchmark.cells.job import run_as_job
@@ -134,13 +134,6 @@ def failure_of(place: Ray, cell: Cell = CELL, options: tuple[str, ...] = ()) -> 
     return outcome.error
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-
-
 def alive(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     with contextlib.suppress(OSError):
@@ -205,12 +198,12 @@ def test_a_run_ends_with_the_job_that_started_it(place: Path) -> None:
         f"run_as_job({CELL!r}, Work(Path('runs'), program=(sys.executable, 'run.py', '--wait')))"
     )
     job = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
-    until(Path("pid.txt").is_file)
-    until(Path("pid.txt").read_text)
+    until(Path("pid.txt").is_file, 60)
+    until(Path("pid.txt").read_text, 60)
     assert run_as_job(CELL, work()) == "busy"
     job.kill()
     job.wait()
-    until(lambda: not alive(int(Path("pid.txt").read_text())))
+    until(lambda: not alive(int(Path("pid.txt").read_text())), 60)
     assert run_as_job(CELL, work()) == "no memory"  # the lock is free again
 
 
@@ -383,7 +376,7 @@ def test_a_cluster_that_there_is(folder: Path) -> None:
     with open("head.txt", "w") as said:
         head = subprocess.Popen(start, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
     try:
-        until(lambda: "Ray runtime started" in Path("head.txt").read_text())
+        until(lambda: "Ray runtime started" in Path("head.txt").read_text(), 60)
         with table("--address", "ray://127.0.0.1:10001") as process:
             until(lambda: len(runs()) == 2 or process.poll() is not None, 180)
             assert process.poll() is None, Path("said.txt").read_text()

@@ -1,13 +1,13 @@
 """The report clicked through in a headless Chromium; no network needed."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_results import HOSTILE, write_results
+from waiting import until
 
 from benchmark.report.page import write_report
 
@@ -43,15 +43,6 @@ def browser(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     said = driver.get_log("browser")
     driver.quit()
     assert said == []
-
-
-def until(true: Any, seconds: float = 20.0) -> Any:
-    """What ``true`` answers as soon as it is something."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
-    return found
 
 
 def opened(browser: Any, address: str, anchor: str) -> Any:
@@ -101,13 +92,13 @@ def test_a_board_sorts_filters_and_is_saved(browser: Any, address: str, tmp_path
     words.send_keys("FEDVPT")
     assert (names(browser), said.text) == (["FedAvg", "FedVPT"], "1 of 1 settings")
     section.find_element(CSS, "[data-save=csv]").click()
-    csv = until(lambda: list(tmp_path.glob("*.csv")))[0].read_text().splitlines()
+    csv = until(lambda: list(tmp_path.glob("*.csv")), 20)[0].read_text().splitlines()
     assert csv[0].startswith(
         '#,Method,After aggregation,After local training,Last ten rounds,"Best round, on test data"'
     )
     assert csv[1].startswith("1,FedAvg,75.00 ± 7.07,70.00 ± 0.00,")
     section.find_element(CSS, "[data-save=tex]").click()
-    tex = until(lambda: list(tmp_path.glob("*.tex")))[0].read_text()
+    tex = until(lambda: list(tmp_path.glob("*.tex")), 20)[0].read_text()
     assert "1 & FedAvg & 75.00 $\\pm$ 7.07 & " in tex
     assert tex.endswith("\\bottomrule\n\\end{tabular}\n")
     section.find_element(CSS, ".board details summary").click()
@@ -118,7 +109,7 @@ def test_charts_hide_isolate_zoom_and_tell_values(browser: Any, address: str) ->
     from selenium.webdriver import ActionChains
 
     section = opened(browser, address, BOARD)
-    until(lambda: section.get_attribute("data-drawn") is not None)
+    until(lambda: section.get_attribute("data-drawn") is not None, 20)
     charts = section.find_elements(CSS, ".chart")
     assert len(charts) == 7
     assert all(chart.find_elements(CSS, "svg path") for chart in charts)
@@ -127,13 +118,13 @@ def test_charts_hide_isolate_zoom_and_tell_values(browser: Any, address: str) ->
     drawn = lambda: [name for name in ("FedAvg", "FedVPT", "FedVPT (lr 0.5)") if f">{name}<" in svg(clients)]  # noqa: E731
     assert (pressed(), drawn()) == (["FedAvg", "FedVPT"], ["FedAvg", "FedVPT"])
     buttons["FedAvg"].click()
-    until(lambda: drawn() == ["FedVPT"])
+    until(lambda: drawn() == ["FedVPT"], 20)
     ActionChains(browser).double_click(buttons["FedVPT (lr 0.5)"]).perform()
-    until(lambda: drawn() == ["FedVPT (lr 0.5)"])
+    until(lambda: drawn() == ["FedVPT (lr 0.5)"], 20)
     buttons["All"].click()
-    until(lambda: len(drawn()) == 3)
+    until(lambda: len(drawn()) == 3, 20)
     buttons["Ranked ones"].click()
-    until(lambda: drawn() == ["FedAvg", "FedVPT"])
+    until(lambda: drawn() == ["FedAvg", "FedVPT"], 20)
     # Values under the pointer; a hostile name is text there too.
     marks = clients.find_elements(CSS, ".mark-symbol path")
     assert len(marks) == 6
@@ -141,7 +132,7 @@ def test_charts_hide_isolate_zoom_and_tell_values(browser: Any, address: str) ->
     for mark in marks:
         browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
         ActionChains(browser).move_to_element(mark).perform()
-        told.append(until(lambda: browser.execute_script(tip)))
+        told.append(until(lambda: browser.execute_script(tip), 20))
     assert any("FedAvg" in text and "amazon" in text and "55.00" in text for text in told)
     assert any(HOSTILE in text for text in told)
     assert browser.execute_script("return document.querySelectorAll('#vg-tooltip-element img').length") == 0
@@ -158,9 +149,9 @@ def test_charts_hide_isolate_zoom_and_tell_values(browser: Any, address: str) ->
     browser.execute_async_script("setTimeout(arguments[0], 100)")
     assert ticks(charts[0]) == before  # the wheel alone is the page's
     browser.execute_script(zoom, charts[0], True)
-    until(lambda: ticks(charts[0]) != before)
+    until(lambda: ticks(charts[0]) != before, 20)
     ActionChains(browser).double_click(charts[0].find_element(CSS, "svg")).perform()
-    until(lambda: ticks(charts[0]) == before)
+    until(lambda: ticks(charts[0]) == before, 20)
 
 
 def ticks(chart: Any) -> list[str]:

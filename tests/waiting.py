@@ -1,0 +1,18 @@
+"""Waiting for what other processes do."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def until(condition: Callable[[], Any], seconds: float) -> Any:
+    """What a condition answers as soon as that is true of it.
+
+    Raises:
+        AssertionError: it is not true within so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"waited more than {seconds} seconds"
+        time.sleep(0.02)
+    return answer
