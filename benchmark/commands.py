@@ -68,6 +68,7 @@ def tune(arguments: argparse.Namespace) -> int:
         seeds=arguments.seeds,
         kept=arguments.kept,
         place=chosen_place(arguments),
+        rerun_changed=arguments.rerun_changed,
     )
     status = _print_table(result.table)
     print(f"all trials: {result.trials}")
@@ -79,7 +80,14 @@ def figure(arguments: argparse.Namespace) -> int:
     from benchmark.figures.pfedpt.make import make_figure
 
     for name in arguments.names:
-        made = make_figure(name, arguments.preset, _data_dir(arguments), arguments.run_dir, arguments.jobs)
+        made = make_figure(
+            name,
+            arguments.preset,
+            _data_dir(arguments),
+            arguments.run_dir,
+            arguments.jobs,
+            rerun_changed=arguments.rerun_changed,
+        )
         print(f"written: {made.png}, {made.csv}, {made.txt}", flush=True)
     return 0
 
@@ -256,7 +264,14 @@ def _add_table(entry: argparse.ArgumentParser) -> None:
     )
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
+    _add_rerun(entry)
     add_place(entry)
+
+
+def _add_rerun(entry: argparse.ArgumentParser) -> None:
+    entry.add_argument(
+        "--rerun-changed", action="store_true", help="do finished runs again that other code made than the present one"
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -266,9 +281,6 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     entry = commands.add_parser("table", help=table.__doc__, description=table.__doc__)
     _add_table(entry)
-    entry.add_argument(
-        "--rerun-changed", action="store_true", help="do finished runs again that other code made than the present one"
-    )
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
     entry.add_argument("--baseline", metavar="ROW", help="compare the other rows with this one, pair by pair")
     entry.add_argument(
@@ -298,6 +310,7 @@ def parser() -> argparse.ArgumentParser:
         "--run_dir", nargs="+", default=[], help="finished runs with a checkpoint, in place of the preset's"
     )
     entry.add_argument("--jobs", type=int, help="runs at a time; default as for tables")
+    _add_rerun(entry)
     entry.set_defaults(run=figure)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=Path)

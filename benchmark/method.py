@@ -2,7 +2,7 @@
 
 import traceback
 from functools import cached_property
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -44,9 +44,12 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
     Attributes:
         paper_names: what the papers' tables call the method, each where it is not the class's name; a class that
             derives from it has its own.
+        paper_point: where in a round the paper reads it: ``"server"``, or ``"local"``, as training left its clients; a
+            class that derives from it has its own.
     """
 
     paper_names: ClassVar[tuple[str, ...]] = ()
+    paper_point: ClassVar[Literal["server", "local"]] = "server"
     simulation: Simulation
     roles: Roles
 
@@ -87,6 +90,33 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         if self._current_fx_name in ("training_step", "validation_step", "test_step"):
             raise MisconfigurationException("self.log in a step; return named tensors beside the loss")
         super().log(*args, **named)
+
+    @property
+    def current_epoch(self) -> int:
+        """Finished rounds; not in a step, which is recorded and would go on with the number of then.
+
+        Raises:
+            MisconfigurationException: it is asked for in a step.
+        """
+        self._refuse_in_a_step("self.current_epoch")
+        return super().current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Finished rounds, as Lightning counts; not in a step.
+
+        Raises:
+            MisconfigurationException: it is asked for in a step.
+        """
+        self._refuse_in_a_step("self.global_step")
+        return super().global_step
+
+    def _refuse_in_a_step(self, what: str) -> None:
+        if self._current_fx_name in ("training_step", "validation_step", "test_step"):
+            raise MisconfigurationException(
+                f"{what} in a step, which is recorded and repeated in later rounds: have prepare return what follows "
+                "from client.round.number"
+            )
 
     # ------------------------------------------------------------------ before training
 

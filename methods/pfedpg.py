@@ -249,6 +249,8 @@ class PFedPG(FedVPT):
         broadcast_base: send every client P_base instead of P_n (the ``P_base`` ablation of Table 4).
     """
 
+    paper_point = "local"
+
     def __init__(
         self,
         *arguments: Any,

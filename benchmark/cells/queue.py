@@ -51,6 +51,7 @@ def run_cells(
     unique = {cell.name: cell for cell in cells}
     total = len(unique) if course is None else course.total
     pending: deque[Cell] = deque()
+    made = (work.runs_dir,) if work.rerun_changed else work.folders  # a kept one is of no attempt
 
     def take(cells: Iterable[Cell]) -> None:
         """Queue what has no record, and what comes after that which has one."""
@@ -92,16 +93,18 @@ def run_cells(
             while pending or running:
                 for entry in [entry for entry in running if course and not entry.done()]:
                     if course and (reason := course.reason_to_end(entry.cell)):
-                        attempts.end([entry])
-                        running.remove(entry)
-                        ended = finished_outcome(entry.cell, work.folders) or Outcome(None, reason, entry.log, True)
+                        try:
+                            attempts.end([entry])
+                        finally:
+                            running.remove(entry)
+                        ended = finished_outcome(entry.cell, made) or Outcome(None, reason, entry.log, True)
                         settle(entry.cell, ended, time.monotonic() - entry.started)
                 for entry in [entry for entry in running if entry.done()]:
                     running.remove(entry)
                     if entry.busy():
                         wait_for(entry.cell)
                         continue
-                    outcome = finished_outcome(entry.cell, work.folders)
+                    outcome = finished_outcome(entry.cell, made)
                     outcome = outcome or Outcome(None, entry.failure(), entry.log)
                     entry.close(outcome.error)
                     settle(entry.cell, outcome, time.monotonic() - entry.started)

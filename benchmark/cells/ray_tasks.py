@@ -188,17 +188,26 @@ class RayTasks:
         return RayTask(cell, log, reference, reference.future())
 
     def end(self, running: Sequence[Attempt]) -> None:
-        """Cancel tasks and wait until their runs have ended; a worker that does not end its run is killed."""
+        """Cancel tasks and wait until their runs have ended; a worker that does not end its run is killed.
+
+        Raises:
+            KeyboardInterrupt: it came meanwhile, and let them be killed at once.
+        """
         import ray
 
+        interrupt: KeyboardInterrupt | None = None
         tasks = [entry for entry in running if isinstance(entry, RayTask) and not entry.done()]
         for by_force in (False, True):
             for entry in tasks:
                 if not entry.done():
                     with contextlib.suppress(Exception):  # the cluster may be gone
                         ray.cancel(entry.reference, force=by_force)
-            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: at once
+            try:
                 futures.wait([entry.future for entry in tasks], GRACE_SECONDS + CONNECT_SECONDS)
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def close(self) -> None:
         """End the cluster that was started, or let go of the one that there was."""

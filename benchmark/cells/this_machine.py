@@ -148,18 +148,29 @@ def _end_with_parent() -> None:
 
 
 def end_all(running: Sequence[Process]) -> None:
-    """End children and theirs: ask, wait a while, then kill."""
+    """End children and theirs: ask, wait a while, then kill.
+
+    Raises:
+        KeyboardInterrupt: it came meanwhile, and let them be killed at once.
+    """
+    interrupt: KeyboardInterrupt | None = None
     deadline = time.monotonic() + GRACE_SECONDS
     for number in (signal.SIGTERM, signal.SIGKILL):
         for entry in running:
             if not entry.done():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(entry.process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: at once
+        try:
             for entry in running:
                 entry.process.wait(max(0.0, deadline - time.monotonic()) if number == signal.SIGTERM else None)
+        except subprocess.TimeoutExpired:
+            pass
+        except KeyboardInterrupt as error:
+            interrupt = error
     for entry in running:
         entry.lock.release()
+    if interrupt is not None:
+        raise interrupt
 
 
 def _set_aside(run_dir: Path) -> None:

@@ -87,6 +87,10 @@ class Run:
             words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) + (f" ({given})" if given else "") + f", {clients}"
         if (orders := self.get("data.label_orders", 1)) > 1:
             words += f", labels in {orders} orders"
+        if held_out := self.get("data.val_fraction", 0.0):
+            words += f", {100 * held_out:g} % of the training images held out"
+        if new := self.get("data.new_clients", 0.0):
+            words += f", {100 * new:g} % of the clients never train"
         chosen, share = self.get("data.clients_per_round"), self.get("data.participation", 1.0)
         if chosen is not None and chosen < count:
             return f"{words}, {chosen} a round"
@@ -158,7 +162,10 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All finished runs below these folders, each directory name once, and which are left out, with the reason."""
+    """All finished runs below these folders, each once, and which are left out, with the reason.
+
+    A directory name counts once, and so does a seed of one experiment: a run done again is no second seed.
+    """
     runs: dict[str, Run] = {}
     problems: list[str] = []
     for folder in folders:
@@ -169,7 +176,12 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 runs.setdefault(stored.folder.name, read_run(stored.folder))
             except ConfigurationError as error:
                 problems.append(str(error))
-    return _told_apart(list(runs.values())), problems
+    first: dict[tuple[object, ...], Run] = {}
+    for run in runs.values():
+        kept = first.setdefault((*_alike(run), run.record.seed), run)
+        if kept is not run:
+            problems.append(f"{run.folder}: the same seed of the same experiment as {kept.folder}, which is shown")
+    return _told_apart(list(first.values())), problems
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
@@ -203,12 +215,7 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
     """Experiments in the order of data set, setting, backbone and method."""
     alike: dict[tuple[str | None, ...], list[Run]] = {}
     for run in runs:
-        config = {key: value for key, value in run.config.items() if key != "seed_everything"}
-        # With a partition seed of null every seed has a partition of its own; else one that differs is other data.
-        drawn_anew = run.partition[0] != "FromManifest" and run.config.get("data", {}).get("partition_seed", 0) is None
-        split = None if drawn_anew else run.record.manifest_hash
-        study = (run.record.tuning or {}).get("study")  # a search may end where it began
-        alike.setdefault((config_hash(config), run.record.images_sha256, split, study), []).append(run)
+        alike.setdefault(_alike(run), []).append(run)
     together = [tuple(sorted(part, key=lambda run: run.record.seed)) for part in alike.values()]
     unnamed = [Experiment(part, part[0].method) for part in together]
     unnamed.sort(key=lambda each: (each.first.demo, *each.place, each.name, str(each.first.folder)))
@@ -216,6 +223,16 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
     for each in unnamed:
         places.setdefault(each.place, []).append(each)
     return [named for place in places.values() for named in tell_apart(place)]
+
+
+def _alike(run: Run) -> tuple[str | None, ...]:
+    """What the runs of an experiment have in common."""
+    config = {key: value for key, value in run.config.items() if key != "seed_everything"}
+    # With a partition seed of null every seed has a partition of its own; else one that differs is other data.
+    drawn_anew = run.partition[0] != "FromManifest" and run.config.get("data", {}).get("partition_seed", 0) is None
+    split = None if drawn_anew else run.record.manifest_hash
+    study = (run.record.tuning or {}).get("study")  # a search may end where it began
+    return config_hash(config), run.record.images_sha256, split, study
 
 
 def tell_apart(experiments: Sequence[Experiment]) -> list[Experiment]:
@@ -244,13 +261,13 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
         for key in keys
         if key.rpartition(".")[2] not in RESULT_FREE_KEYS and any(each.get(key, own[key]) != own[key] for each in flat)
     ]
-    count = next((n for n in range(3, len(differing)) if not _alike(own, flat, differing[:n])), len(differing))
+    count = next((n for n in range(3, len(differing)) if not _same(own, flat, differing[:n])), len(differing))
     named = [(key.rpartition(".")[2].replace("_", " "), own[key]) for key in differing[:count]]
     shown = [f"{name} {value}" for name, value in named if value is not None]
     return f" ({', '.join(shown)})" if shown else f" ({experiment.first.folder.name})"
 
 
-def _alike(own: dict[str, Any], others: Sequence[dict[str, Any]], keys: Sequence[str]) -> bool:
+def _same(own: dict[str, Any], others: Sequence[dict[str, Any]], keys: Sequence[str]) -> bool:
     """Whether one of the others has the same value under each of these keys."""
     return any(all(other.get(key) == own[key] for key in keys) for other in others)
 

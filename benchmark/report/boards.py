@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from benchmark.records.classes import class_of
+from benchmark.records.classes import class_of, own
 from benchmark.records.grouped_runs import Experiment, Run, tell_apart
 from benchmark.records.hashes import canonical
 from benchmark.report.grid import Cell, Grid, anchor_of, grid
@@ -81,15 +81,16 @@ def boards(experiments: Sequence[Experiment]) -> list[Board]:
         methods: dict[str, list[Experiment]] = {}
         for each in tell_apart(part):
             methods.setdefault(_named(each.first), []).append(each)
-        several = [sorted(own, key=_precedence) for own in methods.values() if len(own) > 1]
-        alike = [own[0] for own in several]
-        ranked = alike + [own[0] for own in methods.values() if len(own) == 1]
+        several = [sorted(each, key=_precedence) for each in methods.values() if len(each) > 1]
+        alike = [first for first, *_ in several]
+        ranked = alike + [each[0] for each in methods.values() if len(each) == 1]
         plain = [Experiment(each.runs, _named(each.first)) for each in sorted(ranked, key=_score, reverse=True)]
         run = part[0].first
         anchor = anchor_of("data", *part[0].place, str(run.record.rounds), "rounds", run.local_work)
         while anchor in found:  # the same words, of another partition or other weights
             anchor += "-other"
-        found[anchor] = Board(anchor, tuple(plain), tuple(each for own in several for each in own[1:]), tuple(alike))
+        further = tuple(each for _, *more in several for each in more)
+        found[anchor] = Board(anchor, tuple(plain), further, tuple(alike))
     return list(found.values())
 
 
@@ -99,13 +100,14 @@ def _named(run: Run) -> str:
 
 
 def _setting(run: Run) -> tuple[object, ...]:
-    """What is equal on one board: images and their partition, backbone, local work, clients a round, and rounds.
+    """What is equal on one board: images, who holds and holds out which, backbone, local work, clients a round, rounds.
 
     Of experiments over several seeds, the lowest seed's partition stands for all.
     """
     weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
+    held_out = run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)
     of_record = run.record.manifest_hash, run.record.images_sha256, run.record.rounds
-    return run.dataset, run.setting, run.backbone, canonical(weights), run.local_work, *of_record
+    return run.dataset, run.setting, run.backbone, canonical(weights), run.local_work, *held_out, *of_record
 
 
 def _precedence(experiment: Experiment) -> tuple[int, int, str]:
@@ -127,8 +129,8 @@ def _score(experiment: Experiment) -> float:
     return fmean(known) if known else -math.inf
 
 
-def _averages(experiment: Experiment, which: str, statistic: str = "average") -> list[float | None]:
-    return statistic_of(experiment, points_of(experiment)[0], which, statistic)
+def _averages(experiment: Experiment, which: str) -> list[float | None]:
+    return statistic_of(experiment, points_of(experiment)[0], which, "average")
 
 
 def ranking(board: Board, paper: "pd.DataFrame") -> Grid:
@@ -163,16 +165,16 @@ def _heads(board: Board) -> list[str]:
 
 def _row(experiment: Experiment, board: Board) -> list[Cell]:
     method = experiment.first.method
-    own = points_of(experiment)
+    there = points_of(experiment)
     codes = len({canonical(run.record.code) for run in experiment.runs})
     scores = [
         *(
-            mean_std(statistic_of(experiment, point, "last", "average")) if point in own else ""
+            mean_std(statistic_of(experiment, point, "last", "average")) if point in there else ""
             for point in board.points
         ),
         mean_std(_averages(experiment, "last10")),
         mean_std(_averages(experiment, "best_on_test")),
-        *(mean_std(_averages(experiment, "last", name)) for name in ("worst", "worst_decile", "std")),
+        *(mean_std(statistic_of(experiment, there[0], "last", name)) for name in ("worst", "worst_decile", "std")),
     ]
     numbers = [
         *map(Cell, scores),
@@ -199,8 +201,14 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
         statistic, which = READINGS[str(row.metric)]
         read = f"{STATISTICS[statistic]}, {ROUNDS[which]}"
         theirs = Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}, {read}")
-        return Cell(mean_std(_averages(experiment, which, statistic))), theirs
+        return Cell(mean_std(statistic_of(experiment, _paper_point(experiment), which, statistic))), theirs
     return Cell(""), Cell("")
+
+
+def _paper_point(experiment: Experiment) -> str:
+    """Where its paper reads the method, or else where there is something."""
+    point, there = own(experiment.first.get("model"), "paper_point") or "server", points_of(experiment)
+    return point if point in there else there[0]
 
 
 def runs_of(board: Board, days: Mapping[str, str]) -> Grid:

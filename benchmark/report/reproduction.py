@@ -88,7 +88,8 @@ def _table_lines(results: Path, published: _Published) -> list[str]:
             missing = f" {failed} of its lines have failed runs." if failed else ""
             files = f"[results](tables/{path.stem}.md)"
             rounds = ", ".join(dict.fromkeys(value for value in frame["rounds"] if value))
-            scale = f"{len(preset.seeds)} seed{'s' if len(preset.seeds) > 1 else ''}, {rounds} rounds"
+            seeds = int(frame["seeds"].fillna(0).max())
+            scale = f"{seeds} seed{'' if seeds == 1 else 's'}, {rounds} rounds"
             note = f" {preset.note}" if preset.note else ""
             lines.append(f"- {command} ({scale}): {files}; {_distance(frame)}.{note}{missing}")
     return lines

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.drawing import new_figure, save_figure
+from benchmark.records.stored_run import StoredRun
+from benchmark.records.summary import average_by_round
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
 from benchmark.tables.numbers import PERCENT
@@ -72,7 +74,7 @@ def draw_curves(table: Table, lines: Sequence[Line], path: Path) -> None:
     panels: dict[str, list[Curve]] = {}
     for line in lines:
         if line.runs:
-            averages = [_average_by_round(run.metrics, line.point, table) for run in line.runs.values()]
+            averages = [_average_by_round(run, line.point, table) for run in line.runs.values()]
             shared = pd.concat(averages, axis=1, join="inner")
             heading = ", ".join(filter(None, [line.group.panel, line.group.label]))
             curve = Curve(line.name, shared.index.to_numpy(), list(shared.to_numpy().T))
@@ -83,9 +85,9 @@ def draw_curves(table: Table, lines: Sequence[Line], path: Path) -> None:
         learning_curves(list(panels.items()), y_label, path)
 
 
-def _average_by_round(metrics: "pd.DataFrame", point: str, table: Table) -> "pd.Series[float]":
-    """Per round the mean over clients of the table's metric, in per cent (losses as they are)."""
-    part = metrics[
-        (metrics["point"] == point) & (metrics["split"] == table.split) & (metrics["metric"] == table.metric)
-    ]
-    return part.groupby("round")["value"].mean() * (100 if table.metric in PERCENT else 1)
+def _average_by_round(run: StoredRun, point: str, table: Table) -> "pd.Series[float]":
+    """Per round the average over clients of the table's metric, as its records take it; accuracies in per cent."""
+    import pandas as pd
+
+    rounds, found = average_by_round(run.metrics, run.record.test_sizes, point, table.split, table.metric)
+    return pd.Series(found.get("average"), rounds) * (100 if table.metric in PERCENT else 1)

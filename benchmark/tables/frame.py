@@ -59,7 +59,8 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
             }
             for line in lines
             for column in line.columns
-        ]
+        ],
+        columns=["line", "kind", "summary", "column", "split", "metric", "paper"],
     )
     statistics = numbers.loc[numbers["kind"] == "statistic", NUMBER].drop_duplicates()
     shown = pd.concat([columns, statistics]).join(over, on=NUMBER)

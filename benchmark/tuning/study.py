@@ -5,26 +5,24 @@ the same however many studies go on at once, and after a kill at any moment. The
 values were tried and what they came to, the runs hold everything else.
 """
 
-import hashlib
-import json
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.cells.given_options import given_options
-from benchmark.cells.identity import Cell, with_overrides
+from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.locks import FileLock
 from benchmark.records.evaluations import read_evaluations
-from benchmark.records.hashes import canonical
 from benchmark.records.metrics_table import PARTS
-from benchmark.records.record_file import read_record
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import is_finished, read_record
+from benchmark.records.source_code import changed_files
 from benchmark.records.summary import LOWER_IS_BETTER, average_by_round
 from benchmark.seeds import derived_seed
-from benchmark.tuning.space import Choice
+from benchmark.tuning.task import Task, Trial
 
 #: Trials drawn at random, the row's own values among them, before earlier ones guide what is drawn.
 RANDOM_TRIALS = 5
@@ -34,86 +32,6 @@ COMPLETE_TRIALS = 4
 DIVERGED = "not finite"
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a study tunes.
-
-    Attributes:
-        row: label of the table's row.
-        group: label of the data group.
-        name: of the study.
-        cell: a trial without its values.
-        choices: what is tried.
-        point: at which the row is read.
-        metric: of split ``val``, averaged over clients, in the last round.
-        rounds: of a trial.
-        trials: how many.
-    """
-
-    row: str
-    group: str
-    name: str
-    cell: Cell
-    choices: tuple[Choice, ...]
-    point: str
-    metric: str
-    rounds: int
-    trials: int
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What must not change while the study goes on, as JSON knows it; the number of trials may."""
-        facts = {
-            "options": given_options(self.cell.configs, self.cell.overrides),
-            "seed": self.cell.seed,
-            "space": {choice.option: list(choice.values) for choice in self.choices},
-            "point": self.point,
-            "metric": self.metric,
-        }
-        return dict(json.loads(json.dumps(facts, default=str)))  # default: YAML knows dates
-
-    @property
-    def hash(self) -> str:
-        """Stands for :attr:`facts`; hexadecimal."""
-        return hashlib.sha256(canonical(self.facts)).hexdigest()[:16]
-
-    def trial(self, positions: dict[str, int]) -> Cell:
-        """The run with the values at these positions."""
-        return with_overrides(self.cell, self.arguments(positions))
-
-    def arguments(self, positions: dict[str, int]) -> tuple[str, ...]:
-        """What gives a run the values at these positions."""
-        return tuple(choice.argument(positions[choice.option]) for choice in self.choices)
-
-    def values(self, positions: dict[str, int]) -> dict[str, Any]:
-        """The values at these positions, by option."""
-        return {choice.option: choice.values[positions[choice.option]] for choice in self.choices}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial that has ended.
-
-    Attributes:
-        number: from 0 on; 0 has the row's own values.
-        state: ``complete``; ``pruned``, as it was worse than half of those before it in the same round; or
-            ``diverged``, as its numbers were no numbers any more.
-        values: by option.
-        rounds: of which the study knows a score.
-        seconds: that it took.
-        score: in the last of these rounds; None where there is none.
-        run: name of its directory.
-    """
-
-    number: int
-    state: str
-    values: dict[str, Any]
-    rounds: int
-    seconds: float
-    score: float | None
-    run: str
-
-
 class Study:
     """The trials of a task, in its file and in the folder of runs.
 
@@ -121,13 +39,15 @@ class Study:
         task: what is tuned.
         folder: of the studies' files.
         runs_dir: of the runs.
+        present_code: begin anew where other code than the present one made a run among the trials; the file of before
+            stays, with another ending.
 
     Raises:
         ConfigurationError: Optuna is missing, another process has the study, or it is one of another search space.
     """
 
-    def __init__(self, task: Task, folder: Path, runs_dir: Path) -> None:
-        optuna = _optuna()
+    def __init__(self, task: Task, folder: Path, runs_dir: Path, present_code: bool = False) -> None:
+        _optuna()
         self.task = task
         self.runs_dir = runs_dir
         self.error = ""
@@ -137,22 +57,30 @@ class Study:
         if not self.lock.acquire():
             raise ConfigurationError(f"the study {task.name} is being tuned by {holder}; wait for it to end")
         self.lock.write("held")
-        self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
-        rounds = max(1, task.rounds // 3)
-        self.optuna = optuna.create_study(
-            storage=self.storage,
-            study_name=task.name,
-            direction="minimize" if task.metric in LOWER_IS_BETTER else "maximize",
-            pruner=optuna.pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=rounds),
-            load_if_exists=True,
-        )
+        self._load()
         self._check_facts()
+        if present_code and any(changed_files(record.code or {}) for record in self.records):
+            self.storage.engine.dispose()
+            self.file.rename(self.file.with_suffix(f".{time.time_ns()}"))
+            self._load()
+            self._check_facts()
         if not self.optuna.trials:
             self.optuna.enqueue_trial({choice.option: choice.own for choice in task.choices})
         self.trial: Any = None  # of Optuna
         self.cell: Cell | None = None
         self.pruned = 0
         self.seen = 0  # evaluations of the present trial that were looked at
+
+    def _load(self) -> None:
+        optuna = _optuna()
+        self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
+        self.optuna = optuna.create_study(
+            storage=self.storage,
+            study_name=self.task.name,
+            direction="minimize" if self.task.metric in LOWER_IS_BETTER else "maximize",
+            pruner=optuna.pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=max(1, self.task.rounds // 3)),
+            load_if_exists=True,
+        )
 
     def _check_facts(self) -> None:
         facts = self.task.facts
@@ -227,8 +155,10 @@ class Study:
             return self.pruned
         known = self.optuna.trials[self.trial.number].intermediate_values
         for number, score in self._scores().items():
-            if 0 < number < self.task.rounds and number not in known:
-                self.trial.report(score, number)
+            # Of the last known round a killed process may have noted the score and not what follows from it.
+            if 0 < number < self.task.rounds and (number not in known or number == max(known)):
+                if number not in known:
+                    self.trial.report(score, number)
                 if self.trial.should_prune():
                     self.pruned = number
                     return number
@@ -263,6 +193,14 @@ class Study:
         score = None
         if outcome.run_dir is not None:
             record = read_record(outcome.run_dir)
+            images = self.optuna.user_attrs.get("images") or record.images_sha256
+            if record.images_sha256 not in (None, images):
+                self.error = (
+                    f"{outcome.run_dir} is a run on other images than the trials before it; remove it to run it on "
+                    f"those again, or {self.file} to tune anew"
+                )
+                return
+            self.optuna.set_user_attr("images", images)
             seconds = record.seconds["total"]
             score = record.summary[self.task.point]["val"][self.task.metric]["last"]["average"]
         self.trial.set_user_attr("run", self.cell.name)
@@ -293,26 +231,10 @@ class Study:
         ]
 
     @property
-    def best(self) -> Trial | None:
-        """The complete trial with the best score, the first of equals; None where there is none."""
-        complete = [trial for trial in self.trials if trial.state == "complete"]
-        sign = -1 if self.task.metric in LOWER_IS_BETTER else 1
-        return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
-
-    def chosen(self) -> tuple[str, ...]:
-        """What gives a run the values of the best trial, and its record where they are from.
-
-        Raises:
-            ConfigurationError: no trial came to its end.
-        """
-        if self.best is None:
-            raise ConfigurationError(
-                f"none of the {len(self.trials)} trials of {self.task.row} came to its end: their values were not "
-                "finite; lower the rates of its search space"
-            )
-        positions = {c.option: c.values.index(self.best.values[c.option]) for c in self.task.choices}
-        facts = json.dumps({"trials": len(self.trials), "chosen_on": "val", "study": self.task.hash})
-        return (*self.task.arguments(positions), f"--tuning={facts}")
+    def records(self) -> list[RunRecord]:
+        """Of the trials' runs, those that came to their end and are still there."""
+        folders = dict.fromkeys(self.runs_dir / trial.run for trial in self.trials if trial.state == "complete")
+        return [read_record(folder) for folder in folders if is_finished(folder)]
 
 
 class Studies:

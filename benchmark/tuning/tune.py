@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.cells.identity import cell_command, with_overrides
-from benchmark.cells.outcome import Outcome
+from benchmark.cells.outcome import Outcome, said_of_code
 from benchmark.cells.queue import run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
@@ -16,9 +16,11 @@ from benchmark.tables.cells import check_readings, make_cell, make_cells
 from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
 from benchmark.tables.render import render
 from benchmark.tables.run_table import TableResult, chosen_table, data_folder, write_table
-from benchmark.tuning.blocks import Tuned, trials_csv, tuning_block
+from benchmark.tuning.blocks import tuning_block
 from benchmark.tuning.space import read_space, with_own_values
-from benchmark.tuning.study import Studies, Study, Task
+from benchmark.tuning.study import Studies, Study
+from benchmark.tuning.task import Task
+from benchmark.tuning.trials_file import Tuned, kept_trials, trials_csv
 
 SEEDS = (0, 1, 2)
 TUNED = ", tuned"
@@ -47,6 +49,7 @@ def tune_table(
     kept: bool = False,
     place: Place = THIS_MACHINE,
     program: Sequence[str] = PROGRAM,
+    rerun_changed: bool = False,
 ) -> TuningResult:
     """Tune each row of a table on each of its data groups, then run it with the values that were chosen, and untuned.
 
@@ -67,9 +70,12 @@ def tune_table(
         results_dir: of the tables.
         runs_dir: of the runs; the studies lie in ``.studies`` there.
         seeds: of the runs on the test images.
-        kept: whether records in ``results_dir/runs`` count as finished runs too.
+        kept: whether records in ``results_dir/runs`` count as finished runs too, and the trials of a row that all
+            stand in the CSV, of the very same study, as tuning it.
         place: where the runs are done.
         program: command in front of ``fit``.
+        rerun_changed: do again what other code made than the present one: finished runs, and whole studies with such a
+            run among their trials.
 
     Raises:
         ConfigurationError: as :func:`benchmark.tables.run_table.run_table`; a number out of range, a row without search
@@ -86,7 +92,7 @@ def tune_table(
     where = f"the preset {preset} of table {name}"
     folder = data_folder(data_dir, untuned.values(), where)
     results = Path(results_dir)
-    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program))
+    work = Work(Path(runs_dir), results / "runs" if kept else None, folder, tuple(program), rerun_changed)
     check_readings(table, chosen, untuned, work)
     held_out = (f"--data.val_fraction={val_fraction}", "--data.val_only=true")
     tasks = {
@@ -100,31 +106,41 @@ def tune_table(
             f"rows of {where} train for {' and '.join(map(str, asked))} rounds; give --rounds, so that trials of all "
             "rows have the same number"
         )
-    studies = _open({task.name: task for task in tasks.values() if task.choices}, work.runs_dir)
+    stem = f"{Path(name).stem}_{preset}"
+    every_trial = results / "tuning" / f"{stem}.csv"
+    found = {task.name: task for task in tasks.values() if task.choices}
+    there = kept_trials(every_trial, found.values()) if kept and not rerun_changed else {}
+    studies = _open({name: task for name, task in found.items() if name not in there}, work)
     try:
         course = Studies(list(studies.values()))
         run_cells(course.first(), work, jobs, place, course)
-        tuned = {key: _tuned(task, studies.get(task.name)) for key, task in tasks.items()}
+        there |= {name: study.trials for name, study in studies.items()}
+        for line in said_of_code([record for study in studies.values() for record in study.records]):
+            print(f"trials: {line}", flush=True)
     finally:
         for study in studies.values():
             study.close()
+    errors = {name: study.error for name, study in studies.items()}
+    tuned = {
+        key: Tuned.by(task, there[task.name], errors.get(task.name, "")) if task.choices else Tuned(task)
+        for key, task in tasks.items()
+    }
+    every_trial.parent.mkdir(parents=True, exist_ok=True)
+    write_text(every_trial, trials_csv(tuned.values()))
     both, preset_of_both = _side_by_side(table, chosen, tuned, trials, val_fraction)
     cells, outcomes = dict(untuned), {}
     for (group_name, label, seed), cell in untuned.items():
         entry = tuned[group_name, label]
-        if entry.task.choices:
-            cells[group_name, label + TUNED, seed] = again = with_overrides(cell, entry.arguments)
-            if entry.error:
-                outcomes[again.name] = Outcome(None, entry.error)
+        again = with_overrides(cell, entry.arguments)
+        if entry.error:  # its values are not known, and the run with the row's own is another cell
+            again = replace(cell, name=f"{cell.name}-not-tuned")
+            outcomes[again.name] = Outcome(None, entry.error)
+        cells[group_name, label + TUNED, seed] = again
     outcomes |= run_cells([cell for cell in cells.values() if cell.name not in outcomes], work, jobs, place)
-    stem = f"{Path(name).stem}_{preset}"
     rendered = render(
         Path(name).stem, both, preset, preset_of_both, cells, outcomes,
         lambda lines: [tuning_block(tuned, lines, both, TUNED)],
     )  # fmt: skip
-    every_trial = results / "tuning" / f"{stem}.csv"
-    every_trial.parent.mkdir(parents=True, exist_ok=True)
-    write_text(every_trial, trials_csv(tuned))
     stopped = {entry.task.name: entry.error for entry in tuned.values() if entry.error}
     return TuningResult(write_table(f"{stem}_tuned", results, both, rendered, outcomes), every_trial, stopped)
 
@@ -158,28 +174,17 @@ def _task(
     )
 
 
-def _open(tasks: dict[str, Task], runs_dir: Path) -> dict[str, Study]:
+def _open(tasks: dict[str, Task], work: Work) -> dict[str, Study]:
     """The studies of these tasks; none stays open where one cannot be had."""
     studies: dict[str, Study] = {}
     try:
         for name, task in tasks.items():
-            studies[name] = Study(task, runs_dir / ".studies", runs_dir)
+            studies[name] = Study(task, work.runs_dir / ".studies", work.runs_dir, work.rerun_changed)
     except BaseException:
         for study in studies.values():
             study.close()
         raise
     return studies
-
-
-def _tuned(task: Task, study: Study | None) -> Tuned:
-    """What became of a task, where there was something to tune."""
-    if study is None:
-        return Tuned(task)
-    try:
-        arguments = () if study.error else study.chosen()
-    except ConfigurationError as error:
-        return Tuned(task, study.trials, None, (), str(error))
-    return Tuned(task, study.trials, study.best, arguments, study.error)
 
 
 def _side_by_side(

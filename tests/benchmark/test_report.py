@@ -96,6 +96,15 @@ def test_two_folders_of_one_name_are_no_two_seeds(tmp_path: Path) -> None:
     assert "CIFAR-10 (aaaaaaaa)" in text
 
 
+def test_a_run_done_again_is_no_second_seed(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("again", 0), ("b", 1)):
+        write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9], images_sha256="a" * 64)
+    runs, problems = read_runs([tmp_path / "runs"])
+    assert [[run.folder.name for run in each.runs] for each in group(runs)] == [["a", "b"]]
+    runs = tmp_path / "runs"
+    assert problems == [f"{runs / 'again'}: the same seed of the same experiment as {runs / 'a'}, which is shown"]
+
+
 def test_another_partition_is_no_other_seed_unless_every_seed_draws_its_own(tmp_path: Path) -> None:
     for name, seed, split in (("a", 0, "x"), ("b", 1, "x"), ("c", 2, "y")):
         write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9], images_sha256="a" * 64, split=split)
@@ -253,6 +262,30 @@ def test_ranks_are_given_within_one_identical_setting_alone(tmp_path: Path) -> N
     assert ["FedPer", "FedAvg"] in ranked
     longer = [run if run.folder.name != "d" else replace(run, record=replace(run.record, rounds=3)) for run in runs]
     assert ["FedPer", "FedAvg"] not in [[each.name for each in board.ranked] for board in boards(group(longer))]
+
+
+@pytest.mark.parametrize("held_out", ["val_fraction", "new_clients"])
+def test_who_holds_something_out_is_ranked_apart_and_it_is_said(held_out: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.6, 0.7, 0.9])
+    first, second = read_runs([tmp_path / "runs"])[0]
+    assert len(boards(group([first, second]))) == 1
+    second = replace(second, config={**second.config, "data": {**second.config["data"], held_out: 0.25}})
+    assert len(boards(group([first, second]))) == 2
+    assert "25 % of the" in second.setting
+
+
+def test_a_method_stands_beside_its_paper_as_the_paper_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text(
+        "paper,table,dataset,setting,backbone,method,metric,value,std\n"
+        + "".join(f"P,1,CIFAR-10,dir0.1,CNN,{name},accuracy,70.0,\n" for name in ("pFedPG", "FedVPT"))
+    )
+    for name, method in (("a", "FedVPT"), ("b", "PFedPG")):
+        write_run(tmp_path / "runs" / name, method, 0, [0.5, 0.7, 0.9], local=[0.8, 0.8, 0.8])
+    (board,) = boards(group(read_runs([tmp_path / "runs"])[0]))
+    table = ranking(board, read_paper([tmp_path / "p.csv"]))
+    place = [str(head) for head in table.heads].index("Read as in the paper")
+    assert {row[1].text: row[place].text for row in table.rows} == {"FedVPT": "70.00", "PFedPG": "80.00"}
 
 
 def test_which_experiment_of_a_method_is_ranked_is_no_matter_of_its_score(results: Path, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import yaml
 from finished_run import write_finished_run
 from rich.console import Console
 from scipy import stats
+from waiting import until
 
 from benchmark.cells import this_machine
 from benchmark.cells.display import Display
@@ -192,13 +192,6 @@ INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_
 def calls() -> list[list[str]]:
     """Per started run [process id, directory, fresh or resumed]."""
     return [line.split() for line in Path("calls.txt").read_text().splitlines()]
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -435,6 +428,18 @@ def test_a_committed_cell_of_other_code_is_made_again_in_the_runs(root: Path) ->
     assert len(list(Path("runs").glob("*/record.json"))) == len(list(Path("results/runs").glob("*/record.json"))) == 2
 
 
+def test_a_committed_cell_that_fails_when_it_is_made_again_failed(root: Path) -> None:
+    made_by("rate = 0.1\n")
+    run_table("two", program=PROGRAM)
+    for folder in list(Path("runs").iterdir()):
+        keep_record(folder, "results/runs")
+    shutil.rmtree("runs")
+    Path("my_method.py").write_text("rate = 1000\n")
+    Path("fake_run.py").write_text("import sys; sys.exit('no memory')")
+    failed = run_table("two", program=PROGRAM, kept=True, rerun_changed=True).failed
+    assert [outcome.error for outcome in failed.values()] == ["no memory"] * 2
+
+
 def test_other_images_are_no_other_seed(root: Path) -> None:
     finished_run(Path("finished/2"), 2, {"local": [0.1, 0.1], "server": [0.1, 0.1]}, images_sha256="a" * 64)
     finished_run(Path("finished/3"), 3, {"local": [0.9, 0.9], "server": [0.9, 0.9]}, images_sha256="b" * 64)
@@ -540,7 +545,7 @@ def test_a_run_that_ends_without_a_record_failed(root: Path) -> None:
 def test_two_runners_do_each_cell_once(root: Path) -> None:
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     with runner("[0, 1]", jobs=2) as first, runner("[0, 1]", jobs=2) as second:
-        until(lambda: len(calls()) == 4)  # every cell is in somebody's hands
+        until(lambda: len(calls()) == 4, 30)  # every cell is in somebody's hands
         Path("go").touch()
         assert (first.wait(60), second.wait(60)) == (0, 0)
         outputs = (first.stdout.read(), second.stdout.read())  # type: ignore[union-attr]
@@ -558,7 +563,7 @@ def test_a_failure_in_the_other_runner_is_not_tried_again(root: Path) -> None:
     content["rows"] = content["rows"][:1]  # type: ignore[index]
     save(content)
     with runner() as first:
-        until(calls)
+        until(calls, 30)
         with runner() as second:
             assert "waiting for it" in second.stdout.readline()  # type: ignore[union-attr]
             Path("go").touch()
@@ -570,11 +575,11 @@ def test_a_failure_in_the_other_runner_is_not_tried_again(root: Path) -> None:
 def test_after_kill_9_of_the_runner_its_run_is_waited_for(root: Path) -> None:
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     with runner() as first:
-        until(calls)
+        until(calls, 30)
         first.kill()
         first.wait()
         with runner() as second:
-            until(lambda: len(calls()) == 2)  # it takes the other cell meanwhile
+            until(lambda: len(calls()) == 2, 30)  # it takes the other cell meanwhile
             Path("go").touch()
             assert second.wait(60) == 0
     assert [how for _, _, how in calls()] == ["fresh", "fresh"]
@@ -584,9 +589,9 @@ def test_after_kill_9_of_the_runner_its_run_is_waited_for(root: Path) -> None:
 def test_after_kill_9_of_runner_and_run_the_run_continues(root: Path) -> None:
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     with runner() as first:
-        until(calls)
+        until(calls, 30)
         run_dir = Path("runs") / calls()[0][1]
-        until((run_dir / "checkpoints" / "last.ckpt").exists)
+        until((run_dir / "checkpoints" / "last.ckpt").exists, 30)
         first.kill()
         first.wait()
         os.kill(int(calls()[0][0]), signal.SIGKILL)
@@ -603,7 +608,7 @@ def test_after_kill_9_of_runner_and_run_the_run_continues(root: Path) -> None:
 def test_an_interrupted_runner_ends_its_runs(root: Path, number: signal.Signals) -> None:
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
     with runner(jobs=2) as process:
-        until(lambda: len(calls()) == 2)
+        until(lambda: len(calls()) == 2, 30)
         process.send_signal(number)
         assert process.wait(60) != 0
     until(lambda: not any(alive(int(pid)) for pid, _, _ in calls()), 5.0)
@@ -620,7 +625,7 @@ def test_kill_9_of_one_of_two_runners_loses_no_finished_run(root: Path, victim: 
         FAKE_RUN.replace('"--wait" in options and', 'seed != "0" and').replace('options["--wait"]', '"go"')
     )
     with runner("[0, 1, 2]", jobs=2) as first, runner("[0, 1, 2]", jobs=2) as second:
-        until(lambda: len(list(Path("runs").glob("*-s0-*/record.json"))) == 2 and len(calls()) >= 4)
+        until(lambda: len(list(Path("runs").glob("*-s0-*/record.json"))) == 2 and len(calls()) >= 4, 30)
         (first, second)[victim].kill()
         (first, second)[victim].wait()
         Path("go").touch()
@@ -649,7 +654,7 @@ def test_every_run_gets_the_gpu_with_the_fewest(root: Path, monkeypatch: pytest.
         )
     )
     with runner("[0, 1]", jobs=3):
-        until(lambda: len(calls()) == 3)
+        until(lambda: len(calls()) == 3, 30)
     assert sorted(Path("gpus.txt").read_text()) in (["3", "3", "5"], ["3", "5", "5"])
     assert visible_gpus() == ["3", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -711,7 +716,7 @@ def test_a_second_job_for_a_cell_ends_at_once(root: Path) -> None:
     cell = make_cells(table, "demo", table.presets["demo"])["digits", "Alpha", 0]
     work = Work(Path("runs"), program=PROGRAM)
     with runner() as other:
-        until(calls)
+        until(calls, 30)
         assert run_as_job(cell, work) == "busy"
         Path("go").touch()
         assert other.wait(60) == 0
@@ -732,7 +737,7 @@ def test_a_cancelled_call_cancels_its_jobs(root: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE + code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    until(lambda: len(calls()) == 2)
+    until(lambda: len(calls()) == 2, 30)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) != 0
     until(lambda: not any(alive(int(pid)) for pid, _, _ in calls()), 20.0)
@@ -814,6 +819,27 @@ def test_a_demo_shows_the_papers_numbers_apart_and_no_difference(root: Path) -> 
     assert "## Rooms (paper)" in apart
     assert "8.58e7" in apart
     assert "Other" not in apart
+
+
+def test_a_table_without_a_finished_run_shows_its_failures(root: Path) -> None:
+    Path("fake_run.py").write_text("import sys; sys.exit('no memory')")
+    save(changed(("presets", "demo", "data", 0, "columns"), [{"client": "*"}]))
+    result = run_table("two", program=PROGRAM)
+    assert [outcome.error for outcome in result.failed.values()] == ["no memory"] * 2
+
+
+def test_a_curve_has_the_averages_of_the_records(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Path("finished/0")
+    at_local = [(1, 0, 0.2), (1, 1, 0.4), (2, 0, 0.8)]  # the second client did not train again
+    rows = [(number, client, "local", "test", "accuracy", value) for number, client, value in at_local]
+    rows += [(number, client, "server", "test", "accuracy", 0.1) for number in (1, 2) for client in (0, 1)]
+    write_finished_run(run, stored_run(run).record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    drawn: list[Any] = []
+    monkeypatch.setattr("benchmark.tables.curves.learning_curves", lambda panels, *rest: drawn.extend(panels))
+    text = run_table("two", program=PROGRAM).markdown.read_text()
+    ((_, (curve, *_)),) = drawn
+    assert curve.seeds[0].tolist() == pytest.approx([30.0, 60.0])
+    assert "60.00" in next(line for line in text.splitlines() if line.startswith("| Alpha "))
 
 
 def test_some_seeds_failed(root: Path) -> None:

@@ -1,13 +1,17 @@
 """Tuning: the spaces of all methods, studies against a rule written out, kills, and that no test image is looked at."""
 
+import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from pydoc import locate
 from statistics import median
@@ -29,12 +33,18 @@ from benchmark.cells.work import Work
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
 from benchmark.records.evaluations import write_evaluation
+from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.run.command import resolved
+from benchmark.tables.lines import Line
+from benchmark.tables.run_table import chosen_table
+from benchmark.tuning.blocks import tuning_block
 from benchmark.tuning.space import Choice, read_space, with_own_values
-from benchmark.tuning.study import COMPLETE_TRIALS, Studies, Study, Task
+from benchmark.tuning.study import COMPLETE_TRIALS, Studies, Study
+from benchmark.tuning.task import Task
+from benchmark.tuning.trials_file import Tuned
 from benchmark.tuning.tune import tune_table
 from datamodules.federated import FederatedDataModule
 from datamodules.source import ImagePool
@@ -152,7 +162,7 @@ def write_round(folder: Path, scores: Sequence[float], number: int) -> None:
     write_evaluation(folder, number, rows(number, scores[number]))
 
 
-def finish(folder: Path, scores: Sequence[float], seed: int = 0) -> Outcome:
+def finish(folder: Path, scores: Sequence[float], seed: int = 0, **fields: Any) -> Outcome:
     record = RunRecord(
         method="Alpha",
         dataset="Rooms",
@@ -168,8 +178,10 @@ def finish(folder: Path, scores: Sequence[float], seed: int = 0) -> Outcome:
         communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
         seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
         peak_memory_bytes=1,
+        **fields,
     )
-    write_finished_run(folder, record, pd.concat([rows(n, score) for n, score in enumerate(scores)]))
+    images = {name: value for name, value in fields.items() if name == "images_sha256"}
+    write_finished_run(folder, record, pd.concat([rows(n, score) for n, score in enumerate(scores)]), **images)
     return Outcome(folder)
 
 
@@ -221,10 +233,11 @@ def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(tmp_path: Pat
             assert trial.score == pytest.approx(scores[-1])
     assert {trial.state for trial in study.trials} == {"complete", "pruned"}
     best = max(complete, key=lambda scores: scores[-1])
-    assert study.best is not None
-    assert study.best.score == pytest.approx(best[-1])
-    *values, facts = study.chosen()
-    assert values == [f"--{option}={json.dumps(value)}" for option, value in study.best.values.items()]
+    chosen = study.task.best(study.trials)
+    assert chosen is not None
+    assert chosen.score == pytest.approx(best[-1])
+    *values, facts = study.task.chosen(study.trials)
+    assert values == [f"--{option}={json.dumps(value)}" for option, value in chosen.values.items()]
     assert json.loads(facts.removeprefix("--tuning=")) == {
         "trials": 10,
         "chosen_on": "val",
@@ -258,6 +271,28 @@ def test_a_killed_study_goes_on_to_the_same_trials_and_more_of_them_continue_it(
     whole.close()
 
 
+def test_a_verdict_that_a_kill_left_undone_is_given_again(tmp_path: Path) -> None:
+    whole, killed = opened(tmp_path / "whole"), opened(tmp_path / "killed")
+    run(whole)
+    (given_up, *_) = [trial.number for trial in whole.trials if trial.state == "pruned" and trial.number % 2]
+    cell = killed.next()
+    for _ in range(given_up):
+        assert cell is not None
+        cell = after(killed, cell)
+    assert cell is not None
+    for number in range(1, whole.trials[given_up].rounds + 1):
+        write_round(killed.runs_dir / cell.name, curve(cell), number)
+    assert killed.watch() == whole.trials[given_up].rounds
+    killed.close()  # killed here: the score is noted, the run goes on and comes to its end
+    again = opened(tmp_path / "killed")
+    assert again.next() == cell
+    assert Studies([again]).reason_to_end(cell) == f"pruned after round {whole.trials[given_up].rounds}"
+    run(again)
+    assert states(again) == states(whole)
+    again.close()
+    whole.close()
+
+
 def test_what_a_study_is_of_must_not_change(tmp_path: Path) -> None:
     study = opened(tmp_path)
     with pytest.raises(ConfigurationError, match=r"alpha-digits-s0 is being tuned by process \d+ on .*; wait"):
@@ -266,6 +301,45 @@ def test_what_a_study_is_of_must_not_change(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"alpha-digits-s0\.db has another space: .* remove the file to tune"):
         opened(tmp_path, choices=CHOICES[:2])
     opened(tmp_path, trials=20).close()
+
+
+def test_trials_are_of_the_same_images(tmp_path: Path) -> None:
+    study = opened(tmp_path, trials=3)
+    cell = study.next()
+    for images in ("a" * 64, "a" * 64, "b" * 64):
+        assert cell is not None
+        last = cell.name
+        outcome = finish(study.runs_dir / last, curve(cell), images_sha256=images)
+        cell = next(iter(Studies([study]).after(cell, outcome, 1.0)), None)
+    assert (len(study.trials), study.done) == (2, False)
+    assert study.error.startswith(f"{study.runs_dir / last} is a run on other images than the trials before it; remove")
+    study.close()
+
+
+def test_a_study_with_trials_of_other_code_begins_anew_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_method.py").write_text("rate = 0.1\n")
+    digest = hashlib.sha256(b"rate = 0.1\n").hexdigest()
+
+    def begun(present_code: bool) -> Study:
+        return Study(task(trials=2), tmp_path / "studies", tmp_path / "runs", present_code)
+
+    study = begun(True)
+    cell = study.next()
+    while cell is not None:
+        outcome = finish(study.runs_dir / cell.name, curve(cell), code={"my_method": digest})
+        cell = next(iter(Studies([study]).after(cell, outcome, 1.0)), None)
+    assert [record.code for record in study.records] == [{"my_method": digest}] * 2
+    study.close()
+    for source, present_code, there in (("0.1", True, 2), ("1000", False, 2), ("1000", True, 0)):
+        (tmp_path / "my_method.py").write_text(f"rate = {source}\n")
+        study = begun(present_code)
+        assert len(study.trials) == there
+        study.close()
+    assert len(list((tmp_path / "studies").glob("*.db"))) == 1
+    assert len(list((tmp_path / "studies").iterdir())) == 3  # with the lock and the study of before
 
 
 def test_a_run_that_diverged_is_a_trial_and_one_that_failed_is_done_again(tmp_path: Path) -> None:
@@ -282,9 +356,9 @@ def test_a_run_that_diverged_is_a_trial_and_one_that_failed_is_done_again(tmp_pa
     following = course.after(cell, Outcome(None, "error: training diverged: losses were not finite"), 2.0)
     assert [trial.state for trial in study.trials] == ["diverged"]
     assert course.after(following[0], Outcome(None, "values that were not finite"), 2.0) == []
-    assert (course.total, study.done, study.best) == (2, True, None)
+    assert (course.total, study.done, study.task.best(study.trials)) == (2, True, None)
     with pytest.raises(ConfigurationError, match="none of the 2 trials of Alpha came to its end"):
-        study.chosen()
+        study.task.chosen(study.trials)
     study.close()
 
 
@@ -319,6 +393,34 @@ def test_cells_follow_each_other_and_one_that_is_given_up_is_ended(tmp_path: Pat
     assert ended == [(f"{n}{name}", "given up", True) for n in range(3)]
     assert all(outcome.ended_early for outcome in outcomes.values())
     assert f"[3/3] 2{name} ended early: given up" in capsys.readouterr().out
+
+
+def test_whoever_is_asked_to_end_while_a_run_is_given_up_ends(tmp_path: Path) -> None:
+    program = tmp_path / "run.py"
+    program.write_text(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('at work', flush=True); "
+        "time.sleep(60)"
+    )
+    cell = Cell(f"0-{content_hash((), ())}", (), (), 0)
+    log = tmp_path / "runs" / cell.name / "log.txt"
+    asked: list[threading.Timer] = []
+
+    class Course:
+        total = 1
+
+        def reason_to_end(self, cell: Cell) -> str:
+            if not log.read_text().endswith("at work\n"):
+                return ""
+            asked.append(threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)))
+            asked[-1].start()
+            return "given up"
+
+        def after(self, cell: Cell, outcome: Outcome, seconds: float) -> list[Cell]:
+            raise AssertionError("went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], Work(tmp_path / "runs", program=(sys.executable, str(program))), course=Course())
+    assert len(asked) == 1
 
 
 # --- a table ---
@@ -391,6 +493,69 @@ def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path) -> None:
     again = tune_table("two.yaml", trials=4, rounds=ROUNDS, seeds=[0, 1], program=(sys.executable, "fake_run.py"))
     assert again.table.markdown.read_text() == text
     assert Path("calls.txt").read_text() == before
+
+
+def test_kept_trials_are_as_good_as_made_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"trials": 3, "rounds": ROUNDS, "program": (sys.executable, "fake_run.py")}
+    first = tune_table("two.yaml", seeds=[0], **given)
+    text, trials = first.table.markdown.read_text(), first.trials.read_text()
+    for folder in list(Path("runs").iterdir()):
+        if "-s0-" in folder.name and read_record(folder).summary["server"].get("test"):
+            keep_record(folder, "results/runs")
+    shutil.rmtree("runs")
+    before = len(Path("calls.txt").read_text().splitlines())
+    again = tune_table("two.yaml", seeds=[0], kept=True, **given)
+    assert (again.table.markdown.read_text(), again.trials.read_text()) == (text, trials)
+    assert len(Path("calls.txt").read_text().splitlines()) == before
+    tune_table("two.yaml", seeds=[0, 1], kept=True, **given)  # another seed of the same values
+    assert [line.split()[:2] for line in Path("calls.txt").read_text().splitlines()[before:]] == [["test", "1"]] * 4
+    before += 4
+    tune_table("two.yaml", seeds=[0], kept=True, **given | {"trials": 4})  # more trials are all made
+    assert sum(line.startswith("trial") for line in Path("calls.txt").read_text().splitlines()[before:]) > 0
+    Path(first.trials).write_text("method,study\nFedVPT,1\n")
+    said = refused(capsys, main, ["tune", "two.yaml", "--trials=3", f"--rounds={ROUNDS}", "--kept"])
+    assert "results/tuning/two_demo.csv is no CSV of trials" in said
+
+
+def test_a_row_that_cannot_be_tuned_is_still_shown_untuned(root: Path) -> None:
+    shutil.rmtree(root / "finished" / "0.1")  # FedVPT's own rate, and so its first trial
+    result = tune_table("two.yaml", trials=1, rounds=ROUNDS, seeds=[0], program=(sys.executable, "fake_run.py"))
+    assert [name.split("-")[0] for name in result.stopped] == ["fedvpt"]
+    assert list(result.table.failed) == [name for name in result.table.failed if name.endswith("-not-tuned")]
+    shown = {line.split("|")[1].strip(): line for line in result.table.markdown.read_text().splitlines() if "|" in line}
+    assert "failed" in next(line for name, line in shown.items() if name == "FedVPT, tuned")
+    first = result.table.markdown.read_text().split("## Tuning")[0]
+    untuned = next(line for line in first.splitlines() if line.startswith("| FedVPT "))
+    assert "failed" not in untuned
+    assert "50.00" in untuned
+
+
+def test_a_data_group_with_nothing_to_tune_stands_beside_one_that_has(root: Path) -> None:
+    Path("configs/suites").mkdir(parents=True)
+    Path("configs/suites/fixed.yaml").write_text(f"base: [{ROOT}/configs/suites/digits.yaml]\nsearch: {{}}\n")
+    groups = [
+        {"name": "digits", "label": "Digits", "suite": "digits"},
+        {"name": "fixed", "label": "Fixed", "suite": "fixed"},
+    ]
+    Path("two.yaml").write_text(yaml.safe_dump(TABLE | {"presets": {"demo": {"seeds": [0], "data": groups}}}))
+    result = tune_table("two.yaml", trials=1, rounds=ROUNDS, seeds=[0], program=(sys.executable, "fake_run.py"))
+    assert (result.table.failed, result.stopped) == ({}, {})
+    said = result.table.markdown.read_text().split("## Tuning")[1]
+    assert said.count("nothing to tune") == 2
+
+
+def test_a_trial_that_is_drawn_again_is_counted_and_its_seconds_are_not(tmp_path: Path) -> None:
+    choices = (Choice("model.lr", (0.03, 0.1), 0), *(replace(c, values=c.values[:1], own=0) for c in CHOICES[1:]))
+    study = opened(tmp_path, trials=4, choices=choices)
+    cell = study.next()
+    while cell is not None:
+        cell = next(iter(Studies([study]).after(cell, finish(study.runs_dir / cell.name, curve(cell)), 1.0)), None)
+    tuned = {("digits", "Alpha"): Tuned.by(study.task, study.trials)}
+    table, preset = chosen_table(str(ROOT / "configs/tables/frozen_rows.yaml"), "demo", None, None, None)
+    line = Line(0, replace(preset.data[0], name="digits"), "Digits", [], "Alpha", "", "server", 1)
+    (row,) = tuning_block(tuned, [line], table, ", tuned").frame.to_dict("records")
+    assert (row["Trials"], row["Seconds"]) == ("4 (2 repeated)", "6")
+    study.close()
 
 
 def test_trials_do_not_depend_on_how_many_go_on_at_once(root: Path) -> None:

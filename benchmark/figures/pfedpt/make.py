@@ -84,6 +84,7 @@ def make_figure(
     results_dir: str | Path = "results",
     runs_dir: str | Path = "runs",
     program: Sequence[str] = PROGRAM,
+    rerun_changed: bool = False,
 ) -> FigureFiles:
     """Do the runs that are missing, then write ``results_dir/figures/<name>_<preset>.{png,csv,txt}``.
 
@@ -97,6 +98,7 @@ def make_figure(
         results_dir: where ``figures`` is.
         runs_dir: where runs are made and looked for.
         program: command in front of ``fit``.
+        rerun_changed: do finished runs again that other code made than the present one.
 
     Raises:
         ConfigurationError: an unknown figure or preset, a package or ``data_dir`` that is missing, a run that failed or
@@ -123,12 +125,14 @@ def make_figure(
         )
     numbers = None
     if spec.of_numbers:
-        made = run_table(spec.table, preset_name, data_dir, jobs, results_dir, runs_dir, program=program)
+        made = run_table(
+            spec.table, preset_name, data_dir, jobs, results_dir, runs_dir, program=program, rerun_changed=rerun_changed
+        )
         if made.failed:
             failed, outcome = next(iter(made.failed.items()))
             raise ConfigurationError(f"{len(made.failed)} runs of the table failed, first {failed}: {outcome.error}")
         numbers = made.csv
-    work = Work(Path(runs_dir), None, folder, tuple(program))
+    work = Work(Path(runs_dir), None, folder, tuple(program), rerun_changed)
     runs = [Path(run) for run in run_dirs] or _finished_runs(cells, work, jobs)
     fits = {label: cell_command(cell, work.runs_dir / cell.name, folder, ()) for label, cell in partitions.items()}
     sources = Sources(runs, folder, {label: command[1:] for label, command in fits.items()}, numbers)

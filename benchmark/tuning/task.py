@@ -1,0 +1,116 @@
+"""What is tuned of a row, a trial of it, and which trial's values are chosen."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmark.cells.given_options import given_options
+from benchmark.cells.identity import Cell, with_overrides
+from benchmark.errors import ConfigurationError
+from benchmark.records.hashes import canonical
+from benchmark.records.summary import LOWER_IS_BETTER
+from benchmark.tuning.space import Choice
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a study tunes.
+
+    Attributes:
+        row: label of the table's row.
+        group: label of the data group.
+        name: of the study.
+        cell: a trial without its values.
+        choices: what is tried.
+        point: at which the row is read.
+        metric: of split ``val``, averaged over clients, in the last round.
+        rounds: of a trial.
+        trials: how many.
+    """
+
+    row: str
+    group: str
+    name: str
+    cell: Cell
+    choices: tuple[Choice, ...]
+    point: str
+    metric: str
+    rounds: int
+    trials: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must not change while the study goes on, as JSON knows it; the number of trials may."""
+        facts = {
+            "options": given_options(self.cell.configs, self.cell.overrides),
+            "seed": self.cell.seed,
+            "space": {choice.option: list(choice.values) for choice in self.choices},
+            "point": self.point,
+            "metric": self.metric,
+        }
+        return dict(json.loads(json.dumps(facts, default=str)))  # default: YAML knows dates
+
+    @property
+    def hash(self) -> str:
+        """Stands for :attr:`facts`; hexadecimal."""
+        return hashlib.sha256(canonical(self.facts)).hexdigest()[:16]
+
+    def best(self, trials: Sequence["Trial"]) -> "Trial | None":
+        """The complete trial with the best score, the first of equals; None where there is none."""
+        complete = [trial for trial in trials if trial.state == "complete"]
+        sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
+
+    def chosen(self, trials: Sequence["Trial"]) -> tuple[str, ...]:
+        """What gives a run the values of the best trial, and its record where they are from.
+
+        Raises:
+            ConfigurationError: no trial came to its end.
+        """
+        best = self.best(trials)
+        if best is None:
+            raise ConfigurationError(
+                f"none of the {len(trials)} trials of {self.row} came to its end: their values were not finite; lower "
+                "the rates of its search space"
+            )
+        positions = {choice.option: choice.values.index(best.values[choice.option]) for choice in self.choices}
+        facts = json.dumps({"trials": len(trials), "chosen_on": "val", "study": self.hash})
+        return (*self.arguments(positions), f"--tuning={facts}")
+
+    def trial(self, positions: dict[str, int]) -> Cell:
+        """The run with the values at these positions."""
+        return with_overrides(self.cell, self.arguments(positions))
+
+    def arguments(self, positions: dict[str, int]) -> tuple[str, ...]:
+        """What gives a run the values at these positions."""
+        return tuple(choice.argument(positions[choice.option]) for choice in self.choices)
+
+    def values(self, positions: dict[str, int]) -> dict[str, Any]:
+        """The values at these positions, by option."""
+        return {choice.option: choice.values[positions[choice.option]] for choice in self.choices}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that has ended.
+
+    Attributes:
+        number: from 0 on; 0 has the row's own values.
+        state: ``complete``; ``pruned``, as it was worse than half of those before it in the same round; or
+            ``diverged``, as its numbers were no numbers any more.
+        values: by option.
+        rounds: of which the study knows a score.
+        seconds: that it took.
+        score: in the last of these rounds; None where there is none.
+        run: name of its directory.
+    """
+
+    number: int
+    state: str
+    values: dict[str, Any]
+    rounds: int
+    seconds: float
+    score: float | None
+    run: str

@@ -1,0 +1,102 @@
+"""Every trial of a tuning as CSV, which is committed, and from which others go on with the values that were chosen."""
+
+import json
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmark.errors import ConfigurationError
+from benchmark.tables.numbers import scaled
+from benchmark.tuning.task import Task, Trial
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A row on a data group, and what became of its tuning.
+
+    Attributes:
+        task: what was tuned; without choices there was nothing to tune.
+        trials: that have ended.
+        best: whose values were chosen.
+        arguments: that give a run these values.
+        error: why there are none.
+    """
+
+    task: Task
+    trials: Sequence[Trial] = ()
+    best: Trial | None = None
+    arguments: Sequence[str] = field(default=())
+    error: str = ""
+
+    @classmethod
+    def by(cls, task: Task, trials: Sequence[Trial], error: str = "") -> "Tuned":
+        """What these trials come to; an error is theirs, or that none of them came to its end."""
+        try:
+            return cls(task, trials, task.best(trials), () if error else task.chosen(trials), error)
+        except ConfigurationError as none:
+            return cls(task, trials, None, (), str(none))
+
+
+def trials_csv(tuned: Iterable[Tuned]) -> str:
+    """Every trial, a line each."""
+    import pandas as pd
+
+    rows = [
+        {
+            "method": entry.task.row,
+            "dataset": entry.task.group,
+            "study": entry.task.hash,
+            "trial": trial.number,
+            "state": trial.state,
+            "chosen": trial == entry.best,
+            "rounds": trial.rounds,
+            "seconds": round(trial.seconds, 1),
+            "metric": entry.task.metric,
+            "point": entry.task.point,
+            "val": None if trial.score is None else round(scaled(trial.score, entry.task.metric), 6),
+            "values": json.dumps(trial.values),
+            "run": trial.run,
+        }
+        for entry in tuned
+        for trial in entry.trials
+    ]
+    return pd.DataFrame(rows).to_csv(index=False)
+
+
+def kept_trials(path: Path, tasks: Iterable[Task]) -> dict[str, list[Trial]]:
+    """The trials in such a CSV by the name of their task, of those tasks that have all of theirs there.
+
+    Args:
+        path: of the CSV; there need not be one.
+        tasks: with something to tune. One of another study than the CSV's, or with more trials, has none there.
+
+    Raises:
+        ConfigurationError: it is no such CSV.
+    """
+    import pandas as pd
+
+    if not path.is_file():
+        return {}
+    found: dict[str, list[Trial]] = {}
+    try:
+        table = pd.read_csv(path, dtype={"trial": "int64", "rounds": "int64", "seconds": "float64", "val": "float64"})
+        for task in tasks:
+            rows = table[(table["method"] == task.row) & (table["study"] == task.hash)].sort_values("trial")
+            trials = [_trial(row, task) for row in rows.head(task.trials).to_dict("records")]
+            if len(trials) == task.trials:
+                found[task.name] = trials
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} is no CSV of trials ({type(error).__name__}: {error}); remove it, or leave out --kept"
+        ) from error
+    return found
+
+
+def _trial(row: Mapping[Hashable, Any], task: Task) -> Trial:
+    values = json.loads(row["values"])
+    for choice in task.choices:
+        choice.values.index(values[choice.option])  # a value that was not tried is refused
+    score = None if math.isnan(row["val"]) else row["val"] / scaled(1.0, task.metric)
+    return Trial(row["trial"], row["state"], values, row["rounds"], row["seconds"], score, row["run"])
