@@ -212,9 +212,11 @@ class DermoscopicFL(ImageSource):
         known: dict[str, str] = {}
         for path in tables:
             known |= {row["image_id"]: row["lesion_id"] for row in read_table(path, ("image_id", "lesion_id"))}
-        if self.split == "lesion" and not any(record.name in known for record in records):
+        without = [record for record in records if record.name not in known and record.site != ISIC_SITE]
+        if self.split == "lesion" and without:
             raise ConfigurationError(
-                f"split=lesion needs lesion ids: put PRR-FL's lists into {self.at / 'splits_prrfl'} or "
+                f"split=lesion needs lesion ids, and {len(without)} images have none, first {without[0].name} of site "
+                f"{self.domain_names[without[0].site]}: put PRR-FL's lists into {self.at / 'splits_prrfl'} or "
                 f"{HAM_METADATA[0]} ({HAM_HOME}) into {self.at}, or take split=image"
             )
         names = [known.get(record.name, f"image {record.name}") for record in records]

@@ -207,6 +207,11 @@ class FederatedDataModule(Checked, LightningDataModule):
         self._recorded_pool = pool
         if isinstance(self.partition, FromManifest):
             self.partition.check_names(self.source)
+            if (orders := self.partition.manifest.get("label_orders", 1)) != self.label_orders:
+                raise ConfigurationError(
+                    f"{self.partition.path} is of data with labels in {orders} order{'s' * (orders != 1)}; give "
+                    f"data.label_orders={orders}, which is {self.label_orders}"
+                )
         if self.label_orders > 1:
             pool = replace(pool, labels=reordered(pool.labels, splits, self.label_orders, self.num_classes))
         self._pool = pool
@@ -234,37 +239,63 @@ class FederatedDataModule(Checked, LightningDataModule):
                 held_out[name] = {client: rows for client, rows in enumerate(lists) if client in trained}
         if self.val_fraction:
             held_out["val"] = {}
-            for client in self.training_clients:
-                train[client], held_out["val"][client] = self._cut_validation(client, train[client])
+            for client, cut in self._cut_validation({n: train[n] for n in self.training_clients}).items():
+                train[client], held_out["val"][client] = cut
         if self.new_clients and not self.val_only:
             held_out["new"] = {client: splits.test[client] for client in self.new_clients}
         if "train" in self.label_spaces:
             self.label_spaces |= {n: self.label_spaces["train"] for n in ("val", "new") if n in held_out}
         return train, held_out
 
-    def _cut_validation(self, client: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cut a client's training rows; images that show the same thing stay together."""
-        groups, which = np.unique(self.pool.group.numpy()[rows], return_inverse=True)
+    def _cut_validation(self, train: dict[int, np.ndarray]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Cut the training rows of each client in two, the second of about ``val_fraction``.
+
+        Images that show the same thing are on one side, also where several clients hold them: that on which the first
+        of these clients has them.
+        """
+        group = np.unique(self.pool.group.numpy(), return_inverse=True)[1]
+        sides = np.zeros(group.max() + 1, dtype=np.int8)  # of each group: not drawn yet, trains (1), held out (2)
+        cut = {}
+        for client, rows in train.items():
+            self._draw_sides(client, rows, group[rows], sides)
+            held = sides[group[rows]] == 2
+            cut[client] = rows[~held], rows[held]
+        return cut
+
+    def _draw_sides(self, client: int, rows: np.ndarray, of_rows: np.ndarray, sides: np.ndarray) -> None:
+        """Draw sides for those groups of a client's rows that have none."""
+        groups, first = np.unique(of_rows, return_index=True)
         if len(groups) < 2:
             raise ConfigurationError(
                 f"data.val_fraction={self.val_fraction}: client {client} has too few training images to hold any out"
             )
-        labels = self.pool.labels.numpy()[rows][np.unique(which, return_index=True)[1]]
         held = max(1, round(self.val_fraction * len(groups)))
-        if held == len(groups):
+        open_ = sides[groups] == 0
+        missing = min(held - int((sides[groups] == 2).sum()), int(open_.sum()))
+        new, labels = groups[open_], self.pool.labels.numpy()[rows][first[open_]]
+        sides[new] = 1
+        if 0 < missing < len(new):
+            counts = np.unique(labels, return_counts=True)[1]
+            allowed = counts.min() >= 2 and missing >= len(counts) and len(new) - missing >= len(counts)
+            _, drawn = train_test_split(
+                np.arange(len(new)),
+                test_size=missing,
+                stratify=labels if allowed else None,
+                random_state=derived_seed(self.partition_seed, "val", client) % 2**32,
+            )
+            sides[new[drawn]] = 2
+        elif missing > 0:
+            sides[new] = 2
+        if (sides[groups] == 2).all():
             raise ConfigurationError(
                 f"data.val_fraction={self.val_fraction} leaves client {client} none of its {len(rows)} images to train "
                 "on; lower it"
             )
-        counts = np.unique(labels, return_counts=True)[1]
-        allowed = counts.min() >= 2 and held >= len(counts) and len(groups) - held >= len(counts)
-        keep, cut = train_test_split(
-            np.arange(len(groups)),
-            test_size=held,
-            stratify=labels if allowed else None,
-            random_state=derived_seed(self.partition_seed, "val", client) % 2**32,
-        )
-        return rows[np.isin(which, keep)], rows[np.isin(which, cut)]
+        if (sides[groups] == 1).all():
+            raise ConfigurationError(
+                f"data.val_fraction={self.val_fraction} holds none of client {client}'s images out, as what they show "
+                "trains at other clients; raise it, or take another data.partition_seed"
+            )
 
     @property
     def test_sizes(self) -> tuple[int, ...]:
@@ -331,7 +362,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the width; refuse another split, and other images.
+        """Restore the width that ``auto`` chose; refuse another split, and other images.
 
         Raises:
             ConfigurationError: the checkpoint was made with other data, another partition or another seed.
@@ -352,5 +383,5 @@ class FederatedDataModule(Checked, LightningDataModule):
                 "the checkpoint was made with other images than this run reads: the partition and the labels are the "
                 "same, the pixels are not; give the images it was made with, or start without --ckpt_path"
             )
-        if self.loaders is not None and not self.one_by_one:
+        if self.loaders is not None and self.cohort_width == "auto":
             self.loaders.chosen = state_dict["width"]

@@ -31,7 +31,10 @@ SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", "
 #: what a file may hold, whatever it is called: releases have GIFs named .jpg. Formats that are programs (EPS) are out.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 #: images that are not read: a folder that holds one is refused, since an image left out would go unnoticed
-UNREAD = (".avif", ".eps", ".heic", ".heif", ".ico", ".jp2", ".jxl", ".pbm", ".pgm", ".ppm", ".psd", ".svg", ".tga")
+UNREAD = (
+    *(".avif", ".dcm", ".dng", ".eps", ".heic", ".heif", ".ico", ".jp2", ".jpe", ".jxl", ".nii", ".nii.gz", ".npy"),
+    *(".pbm", ".pgm", ".ppm", ".psd", ".svg", ".tga"),
+)
 #: modes whose conversion to RGB by Pillow keeps what one sees; 16-bit grey ("I;16...") is scaled by hand
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 DIGEST_BYTES = 16

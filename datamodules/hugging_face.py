@@ -86,7 +86,7 @@ class HuggingFaceImages(OwnImages):
 
     def _check_columns(self, image: str, *others: str) -> None:
         """Refuse columns that are not there, and images that are something else."""
-        from datasets import Image
+        from datasets import ClassLabel, Image, Value
 
         for side in self.sides:
             for column in (image, *others):
@@ -100,6 +100,12 @@ class HuggingFaceImages(OwnImages):
                     f"{self.what}: the column {image} holds {side.features[image]}, no images; cast it with "
                     "cast_column(..., datasets.Image()) and save the data set again"
                 )
+            for column in others:
+                if not isinstance(side.features[column], ClassLabel | Value):
+                    raise ConfigurationError(
+                        f"{self.what}: the column {column} holds {side.features[column]}, expected one name or "
+                        "number a row; an image has one label and one domain here"
+                    )
 
     def _codes(self, column: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """Names of a column, and the place of each row's among them, those that train first.

@@ -8,7 +8,7 @@ import torch
 
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
-from datamodules.folders import list_class_folders, read_images
+from datamodules.folders import Fit, list_class_folders, read_images
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_test
 
@@ -18,7 +18,7 @@ FOLDER_ALIASES = {"back_pack": "backpack", "laptop_computer": "laptop", "caltech
 class OfficeCaltech10(ImageSource):
     """2,533 images of ten classes in four domains, in FedBN's order of classes and domains.
 
-    Read from ``<root>/office_caltech10/{amazon,caltech,dslr,webcam}/<class>/`` and resized to a square. FedBN's
+    Read from ``<root>/office_caltech10/{amazon,caltech,dslr,webcam}/<class>/``. FedBN's
     split is not published with the data set: each domain is split 80/20, stratified by class, with FedBN's counts
     (train 766/898/125/236, test 192/225/32/59). Images with a byte-identical copy train.
 
@@ -26,6 +26,7 @@ class OfficeCaltech10(ImageSource):
         root: folder of all data sets.
         size: height and width of the stored images in pixels.
         split_seed: seed of the split into train and test.
+        fit: ``squash`` resizes to a square, ``crop`` resizes the short side and cuts out the centre (CLIP's way).
     """
 
     title = "Office-Caltech10"
@@ -43,10 +44,11 @@ class OfficeCaltech10(ImageSource):
     )
     domain_names = ("amazon", "caltech", "dslr", "webcam")
 
-    def __init__(self, root: str = "data", size: Size = 224, split_seed: Seed = 0) -> None:
+    def __init__(self, root: str = "data", size: Size = 224, split_seed: Seed = 0, fit: Fit = "squash") -> None:
         self.root = Path(root).expanduser()
         self.size = size
         self.split_seed = split_seed
+        self.fit: Fit = fit
 
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them."""
@@ -72,7 +74,7 @@ class OfficeCaltech10(ImageSource):
                 "compare with no published number",
                 stacklevel=2,
             )
-        decoded = read_images(at, files, self.size, "squash")
+        decoded = read_images(at, files, self.size, self.fit)
         copies = np.isin(decoded.group, decoded.group[decoded.group != np.arange(len(files))])
         all_labels, all_domains = np.concatenate(labels), np.concatenate(domains)
         test = np.zeros(len(files), dtype=bool)

@@ -42,10 +42,11 @@ class ImageSource(Checked):
     """A data set. Subclasses set the names and read the images; no image is read before ``load``.
 
     Class and domain names are ordered tuples, fixed in code or set by the constructor from what the data say: a label
-    is an index into them, in every process. ``template`` is what CLIP is told of an image: the class name takes the
-    place of ``{}``, with spaces for underscores. ``name`` is what records call the data set, where it is not the
-    class's name; a source of many data sets takes it as an argument of that name. ``title`` is what a reader
-    calls the data set, where that is another word; ``embedded`` says that its images come with the code.
+    is an index into them, in every process. ``template`` is CoOp's wording for CLIP on this data set, ``{}`` the
+    class's place; a method with a template takes it as its own ``model.init_args.template``. ``name`` is what records
+    call the data set, where it is not the class's name; a source of many data sets takes it as an argument of that
+    name. ``title`` is what a reader calls the data set, where that is another word; ``embedded`` says that its images
+    come with the code.
     """
 
     name: str | None = None

@@ -5,11 +5,13 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
+from benchmark.run.data_folder import moved
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
@@ -28,7 +30,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
 
     Args:
         run_dir: holds ``config.yaml`` and ``checkpoints/last.ckpt``.
-        data_dir: replaces the data set's ``root``, for a run that was made elsewhere.
+        data_dir: of the data sets, for a run that was made elsewhere.
 
     Raises:
         ConfigurationError: no checkpoint was kept, it is not one of this configuration, the data are missing or
@@ -55,8 +57,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     simulation = method.join(data)
     rule, shared = made.rule or method.make_server(), simulation.shared()
     rule.start(method.initial_values(), simulation.federation)
-    if made.rule:
-        rule.load_state_dict(content["callbacks"]["server"]["rule"])
+    rule.load_state_dict(content["callbacks"]["server"]["rule"])
     if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
         raise ConfigurationError(
             f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
@@ -85,8 +86,9 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI
     """Method, server and data as the command line makes them, with the links between them."""
     from benchmark.run.cli import FederatedCLI
 
-    if data_dir is not None:
-        config["data"]["source"].setdefault("init_args", {})["root"] = str(data_dir)
+    for option, value in moved(config, data_dir).items():
+        *path, last = option.split(".")
+        reduce(dict.__getitem__, path, config)[last] = value
     config["trainer"] = {
         "accelerator": "cpu",
         "logger": False,

@@ -13,6 +13,7 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.records.stored_run import read_metrics, verify_record
 from benchmark.run.command import PROGRAM, resolved
+from benchmark.run.data_folder import moved
 from benchmark.run.differences import differences
 from benchmark.yaml_files import read_mapping
 
@@ -62,7 +63,7 @@ def rerun(run_dir: str | Path, data_dir: str | Path | None = None, program: Sequ
 
     Args:
         run_dir: of the finished run; its ``config.yaml`` is what runs.
-        data_dir: replaces the data set's ``root``, for a configuration that was run elsewhere.
+        data_dir: of the data sets, for a configuration that was run elsewhere.
         program: command in front of ``fit``.
 
     Raises:
@@ -74,7 +75,8 @@ def rerun(run_dir: str | Path, data_dir: str | Path | None = None, program: Sequ
         again = Path(temporary) / "run"
         command = [*program, "fit", "--config", str(folder / "config.yaml"), "--run_dir", str(again)]
         command += ["--ckpt_path=null", "--trainer.logger=false"]
-        command += [f"--data.source.init_args.root={data_dir}"] if data_dir is not None else []
+        elsewhere = moved(read_mapping(folder / "config.yaml"), data_dir)
+        command += [f"--{option}={value}" for option, value in elsewhere.items()]
         ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if ended.returncode or not is_finished(again):
             said = (ended.stderr.strip() or ended.stdout.strip() or "no output").splitlines()[-1]

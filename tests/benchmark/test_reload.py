@@ -10,6 +10,7 @@ from torch.func import functional_call
 from benchmark.errors import ConfigurationError
 from benchmark.records.stored_run import read_metrics
 from benchmark.run.cli import FederatedCLI
+from benchmark.run.data_folder import moved
 from benchmark.run.reload import become_client, configured_data, restore
 
 
@@ -66,6 +67,28 @@ def test_a_server_with_messages_of_its_own_is_refused(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", "PFedPG", "--trainer.max_epochs=1", "--trainer.num_sanity_val_steps=0").run_dir
     with pytest.raises(ConfigurationError, match="server of PFedPG sends every client something of its own"):
         restore(run)
+    run = finished(tmp_path / "experts", "PFedMoAP", "--trainer.max_epochs=1").run_dir
+    with pytest.raises(ConfigurationError, match="server of PFedMoAP sends every client something of its own"):
+        restore(run)
+
+
+def test_data_sets_of_another_folder_are_taken_where_a_run_has_one() -> None:
+    def config(source: str, root: str | None, checkpoint: str | None) -> dict[str, Any]:
+        given = {} if root is None else {"root": root}
+        backbone = {"class_path": "benchmark.backbones.vit.TimmViT", "init_args": {"checkpoint_path": checkpoint}}
+        return {
+            "data": {"source": {"class_path": f"datamodules.{source}", "init_args": given}},
+            "model": {"class_path": "methods.FedVPT", "init_args": {"backbone": backbone}},
+        }
+
+    root, weights = "data.source.init_args.root", "model.init_args.backbone.init_args.checkpoint_path"
+    assert moved(config("CIFAR10", "data", None), "/new") == {root: "/new"}
+    assert moved(config("CIFAR10", "data", "data/a/b.pth"), "/new") == {root: "/new", weights: "/new/a/b.pth"}
+    assert moved(config("CIFAR10", "data", "elsewhere/b.pth"), Path("/new")) == {root: "/new"}
+    assert moved(config("CIFAR10", "data", None), None) == {}
+    assert moved(config("DigitDomains", None, None), "/new") == {}  # its images come with the code
+    assert moved(config("ImageFolders", "/home/me/pets", None), "/new") == {}  # its root is its own folder
+    assert moved({"data": {"source": "datamodules.DigitDomains"}, "model": "methods.FedVPT"}, "/new") == {}
 
 
 def test_the_data_of_a_configuration(tmp_path: Path) -> None:

@@ -237,8 +237,14 @@ def test_damaged_tables(tmp_path):
 def test_lesion_ids_are_needed_to_split_by_them(tmp_path):
     at = write_folders(tmp_path)
     with pytest.raises(
-        ConfigurationError, match=r"split=lesion needs lesion ids: put PRR-FL's lists into .*splits_prrfl"
+        ConfigurationError, match=r"split=lesion needs lesion ids, and 90 .* put PRR-FL's lists into .*splits_prrfl"
     ):
+        load(tmp_path, split="lesion")
+    write_lists(at, [entry for entry in make_images() if entry[1] == 0])
+    for letter in "BC":
+        for side in SIDES:
+            (at / "splits_prrfl" / f"{side}_client{letter}.csv").unlink()
+    with pytest.raises(ConfigurationError, match=r"60 images have none, first ISIC_100 of site B: put"):
         load(tmp_path, split="lesion")
     save(at / "clientD/train/nv/ISIC_000.jpg", 3, 0, 0)
     with pytest.raises(ConfigurationError, match="holds the image ISIC_000 more than once"):

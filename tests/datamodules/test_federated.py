@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from federation import SIZES, Ragged, TinyImages, build, fit
 from benchmark.engine import evaluation_plan
 from benchmark.errors import ConfigurationError
 from datamodules.federated import FederatedDataModule
+from datamodules.manifest import FromManifest, write_manifest
 from datamodules.partition import IID
 from datamodules.partition_few_shot import BaseToNovel, NonOverlapping
 from datamodules.source import ImagePool
@@ -63,6 +65,50 @@ def test_images_that_show_the_same_thing_stay_on_one_side_of_the_validation_cut(
             set(data.pool.group[rows].tolist()) for rows in (data.train_indices[client], data.held_out["val"][client])
         ]
         assert not groups[0] & groups[1]
+
+
+def test_what_several_clients_show_is_held_out_at_all_of_them_or_at_none() -> None:
+    class Patients(TinyImages):
+        def load(self) -> ImagePool:
+            pool = super().load()
+            patients = torch.arange(len(pool.labels)) % 24
+            return ImagePool(pool.images, pool.labels, pool.test & False | (patients >= 20), pool.domains, patients)
+
+    data = FederatedDataModule(Patients(), IID(3), val_fraction=0.25)
+    data.setup()
+    group = data.pool.group.numpy()
+    trained, held = (
+        set(group[np.concatenate(list(rows.values()))].tolist()) for rows in (data.train_indices, data.held_out["val"])
+    )
+    assert not trained & held
+    assert trained | held == set(range(20))
+    for client in range(3):
+        train, val = data.train_indices[client], data.held_out["val"][client]
+        assert sorted([*train, *val]) == data.splits.train[client].tolist()
+        assert 0.1 < len(val) / (len(train) + len(val)) < 0.4
+
+    first, second = SIZES[:2]
+
+    class Shared(TinyImages):
+        def load(self) -> ImagePool:
+            pool = super().load()
+            patients = torch.arange(len(pool.labels)) + 10
+            patients[:first] = torch.arange(first) % 10
+            patients[first : first + second] = torch.arange(second) % 2  # two of the first client's ten
+            return ImagePool(pool.images, pool.labels, pool.test, pool.domains, patients)
+
+    with pytest.raises(ConfigurationError, match=r"holds none of client 1's images out, as what they show trains at"):
+        FederatedDataModule(Shared(), Ragged(2), val_fraction=0.2).setup()
+
+
+def test_a_manifest_of_conflicting_clients_asks_for_the_conflict(tmp_path: Path) -> None:
+    data = made(partition=IID(5), label_orders=2)
+    write_manifest(tmp_path / "manifest.json", data.manifest)
+    again = made(partition=FromManifest(str(tmp_path / "manifest.json")), label_orders=2)
+    assert torch.equal(again.pool.labels, data.pool.labels)
+    assert again.split_record.hash == data.split_record.hash
+    with pytest.raises(ConfigurationError, match=r"is of data with labels in 2 orders; give data.label_orders=2, w"):
+        made(partition=FromManifest(str(tmp_path / "manifest.json")))
 
 
 def test_a_client_too_small_to_hold_anything_out_is_named() -> None:

@@ -103,6 +103,12 @@ def test_what_is_not_there_is_one_line(tmp_path: Path, arguments: dict[str, str]
     assert "\n" not in str(refused.value)
 
 
+def test_several_labels_an_image_are_refused(tmp_path: Path) -> None:
+    several = made(0, 4, labels=datasets.Sequence(datasets.Value("string")), label=[["dog"], ["cat", "dog"]] * 2)
+    with pytest.raises(ConfigurationError, match=r"the column label holds .*, expected one name or number a row"):
+        HuggingFaceImages("Pets", saved(tmp_path / "pets", train=several))
+
+
 def test_rows_without_a_label_and_unlike_splits_are_refused(tmp_path: Path) -> None:
     unlabelled = saved(tmp_path / "one", train=made(0), test=made(100, 2, label=[0, -1]))
     with pytest.raises(ConfigurationError, match=r"row 11 has -1 as its label; leave out rows without one"):

@@ -54,6 +54,21 @@ def test_read_with_aliases_and_split(root):
         assert per_class.max() == 3
 
 
+def test_images_may_be_cropped(tmp_path):
+    at = tmp_path / "office_caltech10"
+    for domain in COUNTS:
+        for folder in FOLDERS:
+            (at / domain / folder).mkdir(parents=True)
+            image = Image.new("RGB", (12, 4), (255, 0, 0))
+            image.paste((0, 255, 0), (4, 0, 8, 4))  # what the centre shows
+            for number in range(2):
+                image.putpixel((0, number), (0, 0, number))
+                image.save(at / domain / folder / f"{number}.png")
+    cropped = OfficeCaltech10(str(tmp_path), size=4, fit="crop").load().images
+    assert cropped.unique(dim=0).tolist() == [[[[0] * 4] * 4, [[255] * 4] * 4, [[0] * 4] * 4]]
+    assert len(OfficeCaltech10(str(tmp_path), size=4).load().images.unique()) > 2
+
+
 def test_split_depends_on_its_seed_alone(root):
     first = load(root).test
     np.testing.assert_array_equal(first, load(root).test)
