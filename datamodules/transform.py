@@ -35,7 +35,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 @lru_cache
 def _on_device(statistics: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, [3, 1, 1] each; made once, since a copy to a GPU in every step would wait for it."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in statistics)
+    mean, std = (torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1) for values in statistics)
     return mean, std
 
 
@@ -121,7 +121,8 @@ class ImageTransform(Checked):
         x = images.flatten(0, -4).float().div_(255)
         size = self.size or x.shape[-1]
         if noise is not None and self.augment_numbers:
-            x = self._resample(x, noise.flatten(0, -2), size)
+            with torch.autocast(x.device.type, enabled=False):  # a place in an image takes more bits than bfloat16 has
+                x = self._resample(x, noise.flatten(0, -2), size)
         elif x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp_(0, 1)
         mean, std = _on_device(self.statistics, x.device)
@@ -131,7 +132,7 @@ class ImageTransform(Checked):
         """Flip with rotation, or with a random crop, as one affine resampling; u is [n, augment_numbers]."""
         n = len(x)
         flip = torch.where(u[:, 0] < 0.5, -1.0, 1.0)
-        theta = torch.zeros(n, 2, 3, device=x.device)
+        theta = torch.zeros(n, 2, 3, dtype=x.dtype, device=x.device)
         if self.augment == "fedbn":
             angle = (2 * u[:, 1] - 1) * math.radians(30)
             theta[:, 0, 0], theta[:, 0, 1] = flip * angle.cos(), -angle.sin()

@@ -1,7 +1,9 @@
 """What ``test_pretended_gpu`` runs in a process of its own: methods on the pretended GPU, and on the CPU beside it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -203,11 +205,17 @@ def captured(conf: str, *overrides: str) -> tuple[list[str], list[int]]:
     return differing, [graph.replays for graph in graphs]
 
 
+@contextmanager
+def nothing_held(device: torch.device) -> Iterator[SimpleNamespace]:
+    """In place of ``HeldBytes``: a step that holds nothing meanwhile."""
+    yield SimpleNamespace(most=0)
+
+
 def not_captured(why: str) -> tuple[list[str], int]:
     """What is said of recorded steps that become no graphs, and how many replays there are.
 
     Args:
-        why: ``large`` or ``host``, a table of the host's that is copied to the device in every step.
+        why: ``large``, ``kept``, or ``host``, a table of the host's that is copied to the device in every step.
     """
     said: list[str] = []
     table = torch.ones(1)
@@ -219,7 +227,8 @@ def not_captured(why: str) -> tuple[list[str], int]:
     with (
         patch.object(recorded_step, "BEFORE_RECORDING", 1),
         patch.object(recorded_step, "WORTHWHILE", float("inf")),
-        patch.object(captured_step, "ROOM", 0.0 if why == "large" else 1.0),
+        patch.object(captured_step, "ROOM", 1.0 if why == "host" else 0.0),
+        patch.object(captured_step, "HeldBytes", nothing_held if why == "kept" else captured_step.HeldBytes),
         patch.object(FedAvg, "client_loss", with_table if why == "host" else client_loss),
         patch.object(recorded_step.log, "info", lambda text, *parts: said.append(text % parts)),
         pretended_graphs() as graphs,

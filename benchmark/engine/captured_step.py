@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from benchmark.engine.cohort import Slots
 from benchmark.engine.memory import HeldBytes, free_memory
 from benchmark.engine.recording import Gradients
 
 #: Of the device's free memory what a step may take to become a graph. A graph keeps it, and kernels of larger steps
-#: take so long that starting them one by one costs nothing.
+#: take so long that starting them one by one costs nothing. All graphs together may keep as much again of their own.
 ROOM = 1 / 16
 #: Times that a step is done before it is captured, for libraries that set themselves up at their first calls.
 WARM_UP = 2
@@ -29,6 +30,7 @@ class Graphs:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._pool: Any = None
+        self._kept = 0
 
     def of(self, program: Callable[..., Gradients], tensors: Sequence[Tensor]) -> "CapturedStep":
         """Capture a step.
@@ -44,13 +46,21 @@ class Graphs:
         device = tensors[-1].device
         with torch.no_grad():
             with HeldBytes(device) as held:
-                program(*tensors)
-            if held.most > ROOM * free_memory(device):
+                made = program(*tensors)
+            own = set(map(id, self._slots.values()))
+            kept = sum(t.nbytes for t in tensors if id(t) not in own)
+            kept += sum(part.nbytes for part in tree_leaves(made) if isinstance(part, Tensor))
+            room = ROOM * free_memory(device)
+            if held.most > room:
                 raise ValueError(f"it takes {held.most / 2**20:.0f} MiB")
+            if self._kept + kept > room:
+                raise ValueError(f"all graphs would keep {(self._kept + kept) / 2**20:.0f} MiB")
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            own = set(map(id, self._slots.values()))
-            return CapturedStep(program, [t.detach() if id(t) in own else t.clone() for t in tensors], self._pool)
+            del made
+            captured = CapturedStep(program, [t.detach() if id(t) in own else t.clone() for t in tensors], self._pool)
+            self._kept += kept
+            return captured
 
 
 class CapturedStep:

@@ -47,9 +47,16 @@ class Slots(nn.ParameterDict):
                 rooms.append(slot.data)
                 fitting.append(value.detach())
             else:
-                slot.data = value.detach().clone(memory_format=torch.contiguous_format)
+                slot.data = value.detach().to(slot.dtype, copy=True, memory_format=torch.contiguous_format)
         if rooms:
             torch._foreach_copy_(rooms, fitting)
+
+
+def apart(made: Values, values: Values) -> Values:
+    """Return tensors without gradient, and copies of those that are these values themselves, which steps change."""
+    own = {value.untyped_storage().data_ptr() for value in values.values()}
+    detached = {name: tensor.detach() for name, tensor in made.items()}
+    return {n: t.clone() if t.untyped_storage().data_ptr() in own else t for n, t in detached.items()}
 
 
 @dataclass

@@ -10,6 +10,7 @@ from benchmark.engine.cohort import Cohort
 from benchmark.engine.kept_rows import LAST
 from benchmark.engine.mistakes import place
 from benchmark.engine.plan import Step
+from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.scores import ClientScores
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
@@ -44,7 +45,7 @@ class Evaluation:
         if step.first:
             self.simulation.ranks.busy_with = step.cohort
             self._received = self.simulation.received(rule, round, step.cohort)
-            own = any(name in self._received.own for name in self.simulation.roles.shared)
+            own = bool(self._sent(len(step.cohort)))
             # Before the first round a client's own state is the server's, whose steps come just before.
             self._untrained = step.point == "local" and round.number == 0 and not own and not self._fitted
             self._fitted = False
@@ -93,8 +94,19 @@ class Evaluation:
         if step.point == "local":
             own |= {name: LAST + name for name in shared}
         values = simulation.store.rows_of(own, step.cohort, simulation.device)
-        sent = self._received.own if step.point == "server" else {}
-        return {name: value for name, value in sent.items() if name in shared} | values
+        return (self._sent(len(step.cohort)) if step.point == "server" else {}) | values
+
+    def _sent(self, count: int) -> Values:
+        """Return the shared values that clients received, [K, ...] each, but for those that are the method's own."""
+        simulation, received = self.simulation, self._received
+        sent = {}
+        for name in simulation.roles.shared:
+            common = received.common.get(name)
+            if name in received.own:
+                sent[name] = received.own[name]
+            elif common is not None and common.data_ptr() != simulation.parameters[name].data_ptr():
+                sent[name] = common.expand(count, *common.shape)
+        return sent
 
     def _fit(self, step: Step, round: Round, rule: ServerRule) -> None:
         """Take a step on copies of the clients, before these copies are scored."""
@@ -110,7 +122,8 @@ class Evaluation:
         with torch.enable_grad():
             simulation.train(self._cohort, step, self._optimizers[step.phase], simulation.mini_batch(step))
         if step.stage is Stage.ADAPT and step.phase_end:
-            answer = rule.adapt(round, step.cohort, step.phase, simulation.slots.detached())
+            with float32_outside_of_steps(simulation.device):
+                answer = rule.adapt(round, step.cohort, step.phase, simulation.slots.detached())
             for name, value in answer.items():
                 simulation.slots.of(name).data.copy_(value)
 

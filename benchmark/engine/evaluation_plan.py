@@ -30,6 +30,7 @@ def evaluation_plans(
     federation: Federation,
     splits: Sequence[str],
     fitting: Mapping[Stage, RoundPlan],
+    one_by_one: bool = False,
 ) -> list["EvaluationPlan"]:
     """Lay out an evaluation of every client: of those that train, then of the others.
 
@@ -39,10 +40,11 @@ def evaluation_plans(
         federation: who holds what.
         splits: to evaluate on.
         fitting: the fine-tuning of copies, where there is one.
+        one_by_one: a client a step.
     """
     names = roles.personal + (roles.shared if method.evaluate_local else ())
     own = sum(value.numel() * value.element_size() for value in map(method.get_parameter, names))
-    most = max(1, EVALUATED_STATE // max(own, 1))
+    most = 1 if one_by_one else max(1, EVALUATED_STATE // max(own, 1))
     plans = []
     for stage, clients in evaluated_clients(federation).items():
         points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)

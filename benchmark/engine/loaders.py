@@ -99,7 +99,8 @@ class Loaders:
             for stage, clients in evaluated_clients(federation).items()
             if simulation.phases[stage]
         }
-        plans = evaluation_plans(simulation.method, simulation.roles, federation, splits, fitting)
+        alone = simulation.clients.one_by_one
+        plans = evaluation_plans(simulation.method, simulation.roles, federation, splits, fitting, alone)
         blocks = self._blocks(plans)
         self.scored = self._mine(blocks)
         return self._loader(blocks, "evaluate")

@@ -15,7 +15,7 @@ from benchmark.engine.captured_step import Graphs
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Step
-from benchmark.engine.recording import Gradients, equal, inputs, recorded
+from benchmark.engine.recording import Gradients, equal, inputs, recorded, repeats
 from benchmark.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class Visit:
         kind, owner = self._kind, self._owner
         if self.repeated is not None:
             if not equal(made, self.repeated):
+                if not repeats(self.run):
+                    return owner.give_up(kind, self._step, "its kernels give other bits each time")
                 raise ConfigurationError(
                     f"{type(owner.method).__name__}.client_loss depends on something outside of the method that has "
                     f"changed (seen in round {self._cohort.round.number}): make it an attribute of the method, or "
@@ -156,9 +158,7 @@ class RecordedSteps:
         tensors, names = inputs(cohort, batch)
         shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors)
         key = (step.stage, step.phase, batch.phase, batch.split, len(step.clients), names, shapes)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = _Kind()
+        kind = self._kinds.setdefault(key, _Kind())
         return None if kind.given_up else Visit(self, kind, tensors, cohort, step, batch)
 
     def _forget(self, stage: Stage) -> None:

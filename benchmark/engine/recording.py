@@ -32,6 +32,12 @@ def inputs(cohort: Cohort, batch: MiniBatch) -> tuple[list[Tensor], tuple[tuple[
     return [*tensors, batch.x, batch.y, batch.mask], tuple(map(tuple, parts))
 
 
+def repeats(run: Callable[[], Gradients]) -> bool:
+    """Whether operations give the same bits a second time; some kernels of a GPU add in an order that changes."""
+    first = tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, run())
+    return equal(first, run())
+
+
 def recorded(
     method: ClientMethod, clients: ClientMap, slots: Slots, cohort: Cohort, step: Step, batch: MiniBatch
 ) -> Callable[..., Gradients]:

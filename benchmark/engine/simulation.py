@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
-from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.cohort import Cohort, Slots, apart
 from benchmark.engine.finite import finite_rows_and
 from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners
@@ -19,6 +19,7 @@ from benchmark.engine.noise import drawn_noise
 from benchmark.engine.parameters import Parameters
 from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Step
+from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.watch import Watch
@@ -92,7 +93,8 @@ class Simulation:
         Raises:
             ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
         """
-        sent = rule.broadcast(round, self.shared(), clients)
+        with float32_outside_of_steps(self.device):
+            sent = rule.broadcast(round, self.shared(), clients)
         check_broadcast(sent, len(clients), f"{type(rule).__name__}.broadcast", self.method, self._shapes)
         return sent.to(self.device)
 
@@ -131,7 +133,7 @@ class Simulation:
         if overrides(self.method, "prepare"):
             with torch.no_grad():
                 made = self.clients("prepare", lambda c: self.method.prepare(c, stage, split), cohort, len(clients))
-            cohort.prepared = tensors(self.method, "prepare", made)
+            cohort.prepared = apart(tensors(self.method, "prepare", made), values)
         return cohort
 
     # ------------------------------------------------------------------ training

@@ -233,6 +233,29 @@ def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplo
     assert "the loss reads client.round.number, where prepare could" in caplog.text
 
 
+def test_kernels_that_add_in_a_changing_order_are_no_fault_of_the_method(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def unsteady(*given: Any) -> Any:
+        program = record(*given)
+
+        def carried_out(*tensors: torch.Tensor) -> Any:
+            losses, named, gradients = program(*tensors)
+            calls.append(1)
+            return losses + (1e-7 * len(calls) if len(calls) > 8 else 0.0), named, gradients
+
+        return carried_out
+
+    record = recorded_step.recorded
+    monkeypatch.setattr(recorded_step, "recorded", unsteady)
+    with caplog.at_level(logging.INFO, "benchmark"):
+        results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=become())
+    assert "is taken as it is written: its kernels give other bits each time" in caplog.text
+    assert len(calls) > 8
+
+
 def test_what_changes_outside_of_the_method_is_refused_sooner_or_later(monkeypatch: pytest.MonkeyPatch) -> None:
     class Moving(ServerRule):
         """Changes a number that nobody but Python knows of."""

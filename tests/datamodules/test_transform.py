@@ -42,6 +42,24 @@ def test_fedbn_flips_left_and_right_by_the_first_number_and_turns_by_the_second(
     assert row != 4
 
 
+@pytest.mark.parametrize("augment", ["fedbn", "clip"])
+def test_augmented_images_are_the_same_in_every_precision_of_the_trainer(augment: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8, generator=draw)
+    transform = ImageTransform(size=32, augment=augment)
+    numbers = torch.rand(4, transform.augment_numbers, generator=draw)
+    expected = transform(images, numbers)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(transform(images, numbers), expected)
+    try:
+        torch.set_default_dtype(torch.float64)  # as Lightning has it in the steps of 64-true
+        assert torch.equal(transform(images, numbers), expected)
+        other = ImageTransform(normalize="clip", augment=augment)(images, numbers)  # statistics that are made now
+        assert other.dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_clip_crops_between_8_percent_and_all_of_the_image() -> None:
     ramp = torch.arange(64, dtype=torch.uint8).mul(4).expand(1, 3, 64, 64).contiguous()
     transform = ImageTransform(size=64, augment="clip")

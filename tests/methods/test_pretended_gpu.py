@@ -126,7 +126,12 @@ def test_so_it_is_with_every_method(conf: str, process: ProcessPoolExecutor) -> 
 
 
 @pytest.mark.parametrize(
-    ("why", "words"), [("large", "it takes [0-9]+ MiB"), ("host", "CUDA error: operation not permitted.*")]
+    ("why", "words"),
+    [
+        ("large", "it takes [0-9]+ MiB"),
+        ("kept", "all graphs would keep [0-9]+ MiB"),
+        ("host", "CUDA error: operation not permitted.*"),
+    ],
 )
 def test_what_cannot_be_captured_is_said_in_a_line(why: str, words: str, process: ProcessPoolExecutor) -> None:
     said, replays = process.submit(runs_on_gpu.not_captured, why).result()
