@@ -6,9 +6,10 @@ from pathlib import Path
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import json_bytes, write_bytes
-from benchmark.records.hashes import canonical
+from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.record_file import FILES, file_entry, is_finished, parse_json
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, verify_record
+from benchmark.yaml_files import parse_yaml
 
 
 def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
@@ -17,7 +18,7 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     Copied: ``config.yaml``, ``metrics.parquet``, ``manifest.json`` up to :data:`KEPT_MANIFEST_BYTES` (of a larger one
     ``partition.json`` keeps the images per client and class), and ``record.json`` last. Checkpoints and logs stay
     behind, and so does the name of the folder that the images were read from, which changes no result
-    (:data:`benchmark.records.hashes.RESULT_FREE_KEYS`): the copy says ``data``.
+    (:data:`benchmark.records.hashes.RESULT_FREE_KEYS`): the copy says ``data``, also of weights that lie in it.
 
     Raises:
         ConfigurationError: the run is not finished or does not verify, or another record is kept under this name.
@@ -45,10 +46,15 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
 
 def _forget_folder(content: dict[str, bytes]) -> None:
     """Call the folder of the images ``data``, and let the record know the changed file."""
-    config = re.sub(rb"(?m)^(\s+root:) .*$", rb"\1 data", content["config.yaml"])
+    config = content["config.yaml"]
+    for root in set(re.findall(rb"(?m)^\s+root: (.+)$", config)):
+        weights = rb"(?m)^(\s+checkpoint_path:) " + re.escape(root.rstrip(b"/")) + rb"/"
+        config = re.sub(weights, rb"\1 data/", config)
+    config = re.sub(rb"(?m)^(\s+root:) .*$", rb"\1 data", config)
     if config != content["config.yaml"]:
         record = parse_json(content["record.json"])
         record["files"]["config.yaml"] = file_entry(config)
+        record["config_hash"] = config_hash(parse_yaml(config.decode(), "config.yaml"))
         del record["record_sha256"]
         record["record_sha256"] = hashlib.sha256(canonical(record)).hexdigest()
         content |= {"config.yaml": config, "record.json": json_bytes(record)}

@@ -25,6 +25,7 @@ from benchmark.records.record import METRICS, POINTS, RunRecord
 from benchmark.records.record_file import is_finished, read_record, write_record
 from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
 from benchmark.records.summary import average_by_round, client_values, summarize
+from benchmark.yaml_files import read_mapping
 
 
 def table(values: dict[int, list[float | None]], point: str = "server", metric: str = "accuracy", split: str = "test"):
@@ -450,3 +451,20 @@ def test_what_is_kept_says_nothing_of_the_folder_of_the_images(tmp_path: Path) -
     assert "somebody" not in (kept / "record.json").read_text()
     assert dataclasses.replace(read_record(kept), files=record.files) == record
     assert keep_record(tmp_path / "run", tmp_path / "kept") == kept, "kept again it is the same"
+
+
+def test_nor_of_the_folder_of_weights_that_lie_beside_them(tmp_path: Path) -> None:
+    config = (
+        "seed_everything: 3\nmodel:\n  checkpoint_path: {0}/weights/vit.safetensors\n  other: {0}\n"
+        "data:\n  source:\n    init_args:\n      root: {0}\n"
+    )
+    metrics = table({0: [0.5, 0.25], 1: [0.75, 0.5]})
+    for name, folder in (("here", "data"), ("there", "/home/somebody/images"), ("apart", "/home/somebody/im")):
+        text = config.format(folder) if name != "apart" else config.format(folder).replace("im/w", "images/w")
+        write_finished_run(tmp_path / "runs" / name, record_of(), metrics, text)
+        kept = keep_record(tmp_path / "runs" / name, tmp_path / "kept")
+        assert not verify_record(kept)
+    here, there, apart = (read_mapping(tmp_path / "kept" / name / "config.yaml") for name in ("here", "there", "apart"))
+    assert there["model"]["checkpoint_path"] == here["model"]["checkpoint_path"] == "data/weights/vit.safetensors"
+    assert apart["model"]["checkpoint_path"] == "/home/somebody/images/weights/vit.safetensors"
+    assert there["data"] == here["data"]
