@@ -283,15 +283,17 @@ def test_the_command_draws_several_and_says_where(
     assert capsys.readouterr().err.startswith("benchmark: there is no figure 'fig5'; figures are pfedpt_fig4, ")
     called: list[tuple[Any, ...]] = []
 
-    def fake(*arguments: Any) -> FigureFiles:
-        called.append(arguments)
+    def fake(*arguments: Any, rerun_changed: bool) -> FigureFiles:
+        called.append((*arguments, rerun_changed))
         return FigureFiles(*(Path(f"{arguments[0]}.{suffix}") for suffix in ("png", "csv", "txt")))
 
     monkeypatch.setattr(pfedpt_figures, "make_figure", fake)
     given = ["figure", "pfedpt_fig5", "pfedpt_fig9", "--preset", "paper", "--data_dir", "/data", "--run_dir", "a"]
     assert commands.main(given) == 0
-    assert called == [(f"pfedpt_fig{n}", "paper", "/data", ["a"], None) for n in (5, 9)]
+    assert called == [(f"pfedpt_fig{n}", "paper", "/data", ["a"], None, False) for n in (5, 9)]
     assert capsys.readouterr().out.splitlines()[1] == "written: pfedpt_fig9.png, pfedpt_fig9.csv, pfedpt_fig9.txt"
+    assert commands.main(["figure", "pfedpt_fig5", "--rerun-changed"]) == 0
+    assert called[-1] == ("pfedpt_fig5", "demo", None, [], None, True)
 
 
 def test_a_run_that_fails_or_kept_no_checkpoint(pfedpt: Path, at_root: None, tmp_path: Path) -> None:
