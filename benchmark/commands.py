@@ -254,7 +254,7 @@ def partition(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _add_table(entry: argparse.ArgumentParser) -> None:
+def _add_table(entry: argparse.ArgumentParser, kept: str = "finished runs from results/runs") -> None:
     """Add which table is run, and where."""
     entry.add_argument("name", help="a table of configs/tables, or a YAML file")
     entry.add_argument(
@@ -263,7 +263,7 @@ def _add_table(entry: argparse.ArgumentParser) -> None:
         help="demo (bundled data and models), paper or another of the table's; default %(default)s",
     )
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
-    entry.add_argument("--kept", action="store_true", help="take finished runs from results/runs too")
+    entry.add_argument("--kept", action="store_true", help=f"take {kept} too")
     _add_rerun(entry)
     add_place(entry)
 
@@ -288,7 +288,7 @@ def parser() -> argparse.ArgumentParser:
     )
     entry.set_defaults(run=table)
     entry = commands.add_parser("tune", help=tune.__doc__, description=tune.__doc__)
-    _add_table(entry)
+    _add_table(entry, "finished runs from results/runs, and trials from results/tuning,")
     entry.add_argument("--trials", type=int, default=16, help="of each row; default %(default)s")
     entry.add_argument("--rounds", type=int, help="of a trial; default the table's own")
     entry.add_argument(

@@ -34,6 +34,12 @@ from benchmark.federation import Values
 from benchmark.ranges import Checked
 from benchmark.server import ServerRule
 
+#: Why a step may not look at the clock, and what does.
+ASK_PREPARE = (
+    "in a step, which is recorded and repeated in later rounds: have prepare return what follows from "
+    "client.round.number"
+)
+
 
 class FederatedMethod(Checked, ClientMethod, LightningModule):
     """Base of all methods: what a method writes stands in ``benchmark.contract.ClientMethod``.
@@ -44,8 +50,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
     Attributes:
         paper_names: what the papers' tables call the method, each where it is not the class's name; a class that
             derives from it has its own.
-        paper_point: where in a round the paper reads it: ``"server"``, or ``"local"``, as training left its clients; a
-            class that derives from it has its own.
+        paper_point: where in a round the paper reads it: ``"server"``, or ``"local"``, as training left its clients.
     """
 
     paper_names: ClassVar[tuple[str, ...]] = ()
@@ -87,36 +92,32 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         Raises:
             MisconfigurationException: it is called in a step.
         """
-        if self._current_fx_name in ("training_step", "validation_step", "test_step"):
-            raise MisconfigurationException("self.log in a step; return named tensors beside the loss")
+        self._refuse_in_a_step("self.log in a step; return named tensors beside the loss")
         super().log(*args, **named)
 
     @property
     def current_epoch(self) -> int:
-        """Finished rounds; not in a step, which is recorded and would go on with the number of then.
+        """Return the number of finished rounds; not in a step, which is recorded and would go on with that of then.
 
         Raises:
             MisconfigurationException: it is asked for in a step.
         """
-        self._refuse_in_a_step("self.current_epoch")
+        self._refuse_in_a_step(f"self.current_epoch {ASK_PREPARE}")
         return super().current_epoch
 
     @property
     def global_step(self) -> int:
-        """Finished rounds, as Lightning counts; not in a step.
+        """Return Lightning's count of optimizer steps; not in a step, as ``current_epoch``.
 
         Raises:
             MisconfigurationException: it is asked for in a step.
         """
-        self._refuse_in_a_step("self.global_step")
+        self._refuse_in_a_step(f"self.global_step {ASK_PREPARE}")
         return super().global_step
 
-    def _refuse_in_a_step(self, what: str) -> None:
+    def _refuse_in_a_step(self, why: str) -> None:
         if self._current_fx_name in ("training_step", "validation_step", "test_step"):
-            raise MisconfigurationException(
-                f"{what} in a step, which is recorded and repeated in later rounds: have prepare return what follows "
-                "from client.round.number"
-            )
+            raise MisconfigurationException(why)
 
     # ------------------------------------------------------------------ before training
 

@@ -18,9 +18,9 @@ FOLDER_ALIASES = {"back_pack": "backpack", "laptop_computer": "laptop", "caltech
 class OfficeCaltech10(ImageSource):
     """2,533 images of ten classes in four domains, in FedBN's order of classes and domains.
 
-    Read from ``<root>/office_caltech10/{amazon,caltech,dslr,webcam}/<class>/``. FedBN's
-    split is not published with the data set: each domain is split 80/20, stratified by class, with FedBN's counts
-    (train 766/898/125/236, test 192/225/32/59). Images with a byte-identical copy train.
+    Read from ``<root>/office_caltech10/{amazon,caltech,dslr,webcam}/<class>/``. FedBN's split is not published with the
+    data set: each domain is split 80/20, stratified by class, with FedBN's counts (train 766/898/125/236, test
+    192/225/32/59). Images with a byte-identical copy train.
 
     Args:
         root: folder of all data sets.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from benchmark.records.classes import class_of, own
+from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, tell_apart
 from benchmark.records.hashes import canonical
 from benchmark.report.grid import Cell, Grid, anchor_of, grid
@@ -207,7 +207,8 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
 
 def _paper_point(experiment: Experiment) -> str:
     """Where its paper reads the method, or else where there is something."""
-    point, there = own(experiment.first.get("model"), "paper_point") or "server", points_of(experiment)
+    there = points_of(experiment)
+    point = getattr(class_of(experiment.first.get("model")), "paper_point", there[0])
     return point if point in there else there[0]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from federation import Ragged, TinyImages, Witness, build, fit, learned
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
@@ -425,4 +426,42 @@ def test_a_method_of_fixed_classes_refuses_label_spaces() -> None:
     method, _ = fedvpt(FedVPT)
     data = FederatedDataModule(TinyImages(), TwoSpaces(), batch_size=4)
     with pytest.raises(ConfigurationError, match="FedVPT classifies among all classes"):
+        fit(method, data, 1)
+
+
+class Anchored(FedVPT):
+    """Held near where its own head was when the round began."""
+
+    moved: list[float]
+
+    def prepare(self, client: Client, stage: Stage, split: str) -> Values:
+        """The head as it is."""
+        return {"start": client.parameters["head.weight"]}
+
+    def client_loss(self, client: Client, batch: Any) -> tuple[Tensor, Values]:
+        """The loss, and how far the head has moved since ``prepare``."""
+        moved = (client.parameters["head.weight"] - client.prepared["start"]).square().sum()
+        return super().client_loss(client, batch) + 0 * moved, {"moved": moved.detach()}
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_what_prepare_returns_stays_as_it_was(width: int) -> None:
+    template, data = build("FedVPT", f"--data.cohort_width={width}")
+    method = Anchored(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
+    trainer = fit(method, data, 1)
+    moved = trainer.callbacks[0].values[1, "local", "train", "moved"]
+    assert (moved[~moved.isnan()] > 0).any()
+
+
+@pytest.mark.parametrize("asked", ["current_epoch", "global_step"])
+def test_a_step_does_not_ask_the_trainer_how_far_it_is(asked: str) -> None:
+    class Scheduled(FedAvg):
+        def client_loss(self, client: Client, batch: Any) -> Any:
+            """The loss, ten times as much later on."""
+            return super().client_loss(client, batch) * (10 if getattr(self, asked) > 2 else 1)
+
+    template, data = build("FedAvg")
+    method = Scheduled(8, 11, template.backbone, training=LocalTraining(lr=0.02, epochs=1))
+    assert getattr(method, asked) == 0
+    with pytest.raises(MisconfigurationException, match=rf"self\.{asked} in a step, .* client\.round\.number"):
         fit(method, data, 1)

@@ -414,12 +414,17 @@ def test_a_row_whose_seeds_are_of_different_code_is_marked(root: Path) -> None:
     assert "different code" not in result.csv.read_text()
 
 
-def test_a_committed_cell_of_other_code_is_made_again_in_the_runs(root: Path) -> None:
-    made_by("rate = 0.1\n")
+def commit_runs(source: str) -> None:
+    """Have the table's records of this method in the committed place alone."""
+    made_by(source)
     run_table("two", program=PROGRAM)
     for folder in list(Path("runs").iterdir()):
         keep_record(folder, "results/runs")
     shutil.rmtree("runs")
+
+
+def test_a_committed_cell_of_other_code_is_made_again_in_the_runs(root: Path) -> None:
+    commit_runs("rate = 0.1\n")
     made_by("rate = 1000\n")
     assert run_table("two", program=PROGRAM, kept=True).failed == {}
     assert len(calls()) == 2
@@ -429,11 +434,7 @@ def test_a_committed_cell_of_other_code_is_made_again_in_the_runs(root: Path) ->
 
 
 def test_a_committed_cell_that_fails_when_it_is_made_again_failed(root: Path) -> None:
-    made_by("rate = 0.1\n")
-    run_table("two", program=PROGRAM)
-    for folder in list(Path("runs").iterdir()):
-        keep_record(folder, "results/runs")
-    shutil.rmtree("runs")
+    commit_runs("rate = 0.1\n")
     Path("my_method.py").write_text("rate = 1000\n")
     Path("fake_run.py").write_text("import sys; sys.exit('no memory')")
     failed = run_table("two", program=PROGRAM, kept=True, rerun_changed=True).failed

@@ -219,3 +219,15 @@ def test_conflicts_that_cannot_be_are_refused() -> None:
         made(partition=NonOverlapping(3), label_orders=2)
     with pytest.raises(ConfigurationError, match="label spaces of their own"):
         made(partition=BaseToNovel(2), label_orders=2)
+
+
+@pytest.mark.parametrize(("given", "width"), [("2", 2), ("auto", 3)])
+def test_a_width_that_is_given_counts_when_a_run_goes_on(given: str, width: int) -> None:
+    _, data = build("FedAvg", f"--data.cohort_width={given}")
+    data.setup()
+    method, _ = build("FedAvg")
+    fit(method, data, 1)
+    state = data.state_dict() | {"width": 3}
+    data.load_state_dict(state)
+    assert data.loaders is not None
+    assert data.loaders.width == width
