@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.files import write_text
+from benchmark.files import replacing
 from benchmark.records.hashes import OF_THE_IMAGES, canonical
 from datamodules.partition.client_rows import ClientRows, Indices, class_counts
 
 Manifest = dict[str, Any]
+
+#: Clients that are hashed and written together.
+TOGETHER = 1000
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,13 @@ class SplitRecord:
         digest, before = hashlib.sha256(), "{"
         for name in sorted({*self.fields, "clients"} - {OF_THE_IMAGES}):
             digest.update(f"{before}{quoted(name)}:".encode())
-            digest.update(f"[{','.join(self.clients)}]".encode() if name == "clients" else canonical(self.fields[name]))
+            if name == "clients":
+                digest.update(b"[")
+                for part in self._spelled_clients(","):
+                    digest.update(part)
+                digest.update(b"]")
+            else:
+                digest.update(canonical(self.fields[name]))
             before = ","
         digest.update(b"}")
         return digest.hexdigest()
@@ -66,26 +75,38 @@ class SplitRecord:
         """Write JSON, one client a line, atomically. Missing folders are made."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        head = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in self.fields.items()]
-        write_text(path, "{\n" + ",\n".join(head) + ',\n "clients": [\n  ' + ",\n  ".join(self.clients) + "\n ]\n}\n")
+        head = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in self.fields.items())
+        with replacing(path) as stream:
+            stream.write(f'{{\n{head},\n "clients": [\n  '.encode())
+            stream.writelines(self._spelled_clients(",\n  "))
+            stream.write(b"\n ]\n}\n")
+
+    def _spelled_clients(self, between: str) -> Iterator[bytes]:
+        """Yield all clients' JSON, so many at a time that it stays in the processor's cache."""
+        for begin in range(0, len(self.clients), TOGETHER):
+            yield (between if begin else "").encode() + between.join(self.clients[begin : begin + TOGETHER]).encode()
 
 
 def client_lines(
     names: Sequence[str], train: ClientRows, test: ClientRows, labels: Indices, num_classes: int
 ) -> list[str]:
     """Spell out each client: its name, and of both sides the indices, their sha256, how many, and how many a class."""
-    sides = [zip(*_side(held, labels, num_classes), strict=True) for held in (test, train)]
-    return [
-        f'{{"name":{quoted(name)},"test":[{test_rows}],"test_classes":[{test_classes}],"test_sha256":"{test_hash}",'
-        f'"test_size":{test_size},"train":[{train_rows}],"train_classes":[{train_classes}],'
-        f'"train_sha256":"{train_hash}","train_size":{train_size}}}'
-        for name, (test_rows, test_classes, test_hash, test_size), (
-            train_rows,
-            train_classes,
-            train_hash,
-            train_size,
-        ) in zip(names, *sides, strict=True)
-    ]
+    lines: list[str] = []
+    for begin in range(0, len(names), TOGETHER):
+        part = slice(begin, begin + TOGETHER)
+        sides = [zip(*_side(held.part(part), labels, num_classes), strict=True) for held in (test, train)]
+        lines += [
+            f'{{"name":{quoted(name)},"test":[{test_rows}],"test_classes":[{test_classes}],"test_sha256":"{test_hash}",'
+            f'"test_size":{test_size},"train":[{train_rows}],"train_classes":[{train_classes}],'
+            f'"train_sha256":"{train_hash}","train_size":{train_size}}}'
+            for name, (test_rows, test_classes, test_hash, test_size), (
+                train_rows,
+                train_classes,
+                train_hash,
+                train_size,
+            ) in zip(names[part], *sides, strict=True)
+        ]
+    return lines
 
 
 def _side(held: ClientRows, labels: Indices, num_classes: int) -> tuple[Iterator[str], ...]:

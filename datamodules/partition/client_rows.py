@@ -45,6 +45,11 @@ class ClientRows(Sequence[Indices]):
         rows = self.rows[np.lexsort((self.rows, self.owners))] if len(self.rows) else self.rows
         return ClientRows(rows.astype(np.int64, copy=False), self.sizes)
 
+    def part(self, clients: slice) -> "ClientRows":
+        """Return the rows of neighbouring clients."""
+        sizes, begin = self.sizes[clients], int(self.bounds[clients.start])
+        return ClientRows(self.rows[begin : begin + int(sizes.sum())], sizes)
+
     def __len__(self) -> int:
         return len(self.sizes)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmark.records.hashes import canonical, manifest_hash
+from datamodules import split_record
 from datamodules.manifest import read_manifest
 from datamodules.partition.client_rows import ClientRows, class_counts
 from datamodules.split_record import SplitRecord, client_lines
@@ -53,6 +54,19 @@ def test_the_record_is_the_manifests_with_its_hash(tmp_path: Path) -> None:
     assert further.hash == manifest_hash(manifest | {"label_orders": 2}) != record.hash
     record.write(tmp_path / "made" / "split.json")
     assert json.loads((tmp_path / "made" / "split.json").read_text()) == record.manifest
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_how_many_clients_are_spelled_together_changes_nothing(
+    together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_record, "TOGETHER", together)
+    lines = client_lines(NAMES, ClientRows.of(TRAIN), ClientRows.of(TEST), LABELS, 11)
+    assert [json.loads(line) for line in lines] == by_hand()
+    record = SplitRecord(FIELDS, lines)
+    assert record.hash == manifest_hash({**FIELDS, "clients": by_hand()})
+    record.write(tmp_path / "split.json")
+    assert json.loads((tmp_path / "split.json").read_text()) == {**FIELDS, "clients": by_hand()}
 
 
 def test_a_run_writes_what_it_hashed(tmp_path: Path) -> None:
