@@ -46,7 +46,7 @@ class ClientRows(Sequence[Indices]):
         return ClientRows(rows.astype(np.int64, copy=False), self.sizes)
 
     def part(self, clients: slice) -> "ClientRows":
-        """Return the rows of neighbouring clients."""
+        """Return the rows of neighbouring clients; the slice has a start."""
         sizes, begin = self.sizes[clients], int(self.bounds[clients.start])
         return ClientRows(self.rows[begin : begin + int(sizes.sum())], sizes)
 
