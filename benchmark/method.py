@@ -165,7 +165,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 raise ConfigurationError(f"{said} trainer.devices must be 1, got {ranks.count} in all")
         self.requires_grad_(False)
         self.slots = Slots({name: self.get_parameter(name) for name in self.roles.slots})
-        places = homes(self, self.roles, federation, ranks.count)
+        places = homes(self, self.roles, federation, ranks.count, data.one_by_one)
         self.store = PlacedStore(initial_rows(self, self.roles), places, ranks)
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
         images = ImageFeed(self, pool, federation, ranks, data.cache_features)

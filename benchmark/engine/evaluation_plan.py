@@ -54,7 +54,9 @@ def evaluation_plans(
     return plans
 
 
-def homes(method: ClientMethod, roles: Roles, federation: Federation, count: int) -> list[int]:
+def homes(
+    method: ClientMethod, roles: Roles, federation: Federation, count: int, one_by_one: bool = False
+) -> list[int]:
     """Return for each client the rank that holds its rows: the one that scores it, so that a score moves none.
 
     Args:
@@ -62,10 +64,12 @@ def homes(method: ClientMethod, roles: Roles, federation: Federation, count: int
         roles: of its parameters.
         federation: who holds what.
         count: of ranks.
+        one_by_one: a client a step.
     """
     owners: dict[int, int] = {}
     if count > 1:
-        owners = Blocks(evaluation_plans(method, roles, federation, [*federation.held_out], {}), 1, 0, count).owners
+        plans = evaluation_plans(method, roles, federation, [*federation.held_out], {}, one_by_one)
+        owners = Blocks(plans, 1, 0, count).owners
     return [owners.get(client, 0) for client in range(federation.num_clients)]
 
 
