@@ -60,6 +60,11 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
         for row in rows:
             cell = cells[group.name, row.label, preset.seeds[0]]
             points = list(dict.fromkeys([row.point, *row.also.values()]))
+            if "new" in splits and "local" in points:
+                raise ConfigurationError(
+                    f"row {row.label}, {group.label}: clients that never train are scored at the point server alone, "
+                    "and the row is read at local, too"
+                )
             asked = ("local" in points and (own_points or group is preset.data[0])) or (special and row is rows[0])
             found = next((folder / cell.name for folder in work.folders if is_finished(folder / cell.name)), None)
             if found is not None:

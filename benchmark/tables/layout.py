@@ -15,6 +15,7 @@ Paths in a table are relative to the folder the command is started in, the repos
         seeds: [0, 1, 2]
         rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
         summary: last                         # optional; in place of the table's
+        split: new                            # optional; in place of the table's
         scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
         overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each
         data:                                 # column groups; one run gives all columns of a group
@@ -132,6 +133,7 @@ class Preset:
     note: str = ""
     rows: list[str] = field(default_factory=list)
     summary: Summary | None = None
+    split: str | None = None
 
 
 @with_config(ConfigDict(extra="forbid"))

@@ -89,6 +89,8 @@ def chosen_table(
         chosen = replace(chosen, seeds=list(seeds))
     if chosen.summary is not None:
         table = replace(table, summary=chosen.summary)
+    if chosen.split is not None:
+        table = replace(table, split=chosen.split)
     if baseline is not None:
         table = replace(table, baseline=baseline, gains=[])
         check_baseline(table, name)

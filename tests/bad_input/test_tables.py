@@ -108,8 +108,14 @@ HEADTUNE = {"configs": [str(ROOT / "configs" / "headtune_digits.yaml")], "label"
             {"columns": [{"client": "moon"}]},
             "row Head-Tune, Digits: there is no client 'moon'; there are ",
         ),
+        (
+            {"point": "local"},
+            {"columns": [{"statistic": "average", "split": "new"}], "overrides": ["--data.new_clients=0.5"]},
+            "row Head-Tune, Digits: clients that never train are scored at the point server alone, and the row is "
+            "read at local, too",
+        ),
     ],
-    ids=["point", "val", "split", "client"],
+    ids=["point", "val", "split", "client", "new"],
 )
 def test_what_a_method_does_not_have_is_refused_before_anything_runs(
     folder: Path,
