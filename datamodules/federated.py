@@ -23,7 +23,7 @@ from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import reordered
 from datamodules.manifest import FromManifest, record_split
 from datamodules.partition import ClientSplits, Partition
-from datamodules.partition.client_rows import class_counts
+from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
 from datamodules.source import ImagePool, ImageSource
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
@@ -218,9 +218,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.splits = splits
         self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
-        self.train_sizes = {client: len(rows) for client, rows in self.train_indices.items()}
         labels = pool.labels.numpy()
-        rows = list(self.train_indices.values()) if self.val_fraction else splits.train
+        rows = ClientRows.of(list(self.train_indices.values()) if self.val_fraction else splits.train)
+        self.train_sizes = dict(enumerate(rows.sizes.tolist()))
         #: training images of each class, without those held out, [N, C]
         self.class_counts = torch.from_numpy(class_counts(rows, labels, self.num_classes))
         sizes, seconds = self.train_sizes.values(), time.monotonic() - began
@@ -229,18 +229,20 @@ class FederatedDataModule(Checked, LightningDataModule):
             f"to {max(sizes):,} training images ({seconds:.1f} s)"
         )
 
-    def _hold_out(self, splits: ClientSplits) -> tuple[dict[int, np.ndarray], dict[str, dict[int, np.ndarray]]]:
+    def _hold_out(self, splits: ClientSplits) -> tuple[Rows, dict[str, Rows]]:
         """Training rows, and the rows to evaluate on by split."""
-        train = dict(enumerate(splits.train))
-        held_out: dict[str, dict[int, np.ndarray]] = {}
-        trained = set(self.training_clients)
+        train: Rows = ByClient(ClientRows.of(splits.train))
+        held_out: dict[str, Rows] = {}
         if not self.val_only:
             for name, lists in {"test": splits.test, **splits.others}.items():
-                held_out[name] = {client: rows for client, rows in enumerate(lists) if client in trained}
+                rows: Rows = ByClient(ClientRows.of(lists))
+                if self.new_clients:
+                    rows = {client: rows[client] for client in self.training_clients}
+                held_out[name] = rows
         if self.val_fraction:
-            held_out["val"] = {}
-            for client, cut in self._cut_validation({n: train[n] for n in self.training_clients}).items():
-                train[client], held_out["val"][client] = cut
+            cut = self._cut_validation({client: train[client] for client in self.training_clients})
+            train = {**train, **{client: trained for client, (trained, _) in cut.items()}}
+            held_out["val"] = {client: held for client, (_, held) in cut.items()}
         if self.new_clients and not self.val_only:
             held_out["new"] = {client: splits.test[client] for client in self.new_clients}
         if "train" in self.label_spaces:
@@ -300,8 +302,9 @@ class FederatedDataModule(Checked, LightningDataModule):
     @property
     def test_sizes(self) -> tuple[int, ...]:
         """Test images of each client that trains, 0 of the others, whether or not they are scored."""
-        trained = set(self.training_clients)
-        return tuple(len(rows) if client in trained else 0 for client, rows in enumerate(self.splits.test))
+        sizes = ClientRows.of(self.splits.test).sizes.copy()
+        sizes[self.new_clients] = 0
+        return tuple(sizes.tolist())
 
     @property
     def federation(self) -> Federation:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmark.files import replacing
 from benchmark.records.hashes import OF_THE_IMAGES, canonical
@@ -18,8 +20,8 @@ from datamodules.partition.client_rows import ClientRows, Indices, class_counts
 
 Manifest = dict[str, Any]
 
-#: Clients that are hashed and written together.
-TOGETHER = 1000
+#: Clients that are hashed and written together, and those that are spelled together.
+TOGETHER, SPELLED = 1000, 10_000
 
 
 @dataclass(frozen=True)
@@ -92,57 +94,43 @@ def client_lines(
 ) -> list[str]:
     """Spell out each client: its name, and of both sides the indices, their sha256, how many, and how many a class."""
     lines: list[str] = []
-    for begin in range(0, len(names), TOGETHER):
-        part = slice(begin, begin + TOGETHER)
-        sides = [zip(*_side(held.part(part), labels, num_classes), strict=True) for held in (test, train)]
-        lines += [
-            f'{{"name":{quoted(name)},"test":[{test_rows}],"test_classes":[{test_classes}],"test_sha256":"{test_hash}",'
-            f'"test_size":{test_size},"train":[{train_rows}],"train_classes":[{train_classes}],'
-            f'"train_sha256":"{train_hash}","train_size":{train_size}}}'
-            for name, (test_rows, test_classes, test_hash, test_size), (
-                train_rows,
-                train_classes,
-                train_hash,
-                train_size,
-            ) in zip(names[part], *sides, strict=True)
-        ]
+    for begin in range(0, len(names), SPELLED):
+        part = slice(begin, begin + SPELLED)
+        test_rows, test_classes, test_hashes, test_sizes = _side(test.part(part), labels, num_classes)
+        train_rows, train_classes, train_hashes, train_sizes = _side(train.part(part), labels, num_classes)
+        spelled = pc.binary_join_element_wise(
+            '{"name":', pa.array(map(quoted, names[part]), pa.string()),
+            ',"test":[', test_rows, '],"test_classes":[', test_classes,
+            '],"test_sha256":"', test_hashes, '","test_size":', test_sizes,
+            ',"train":[', train_rows, '],"train_classes":[', train_classes,
+            '],"train_sha256":"', train_hashes, '","train_size":', train_sizes,
+            "}", "",
+        )  # fmt: skip
+        lines += spelled.to_pylist()
     return lines
 
 
-def _side(held: ClientRows, labels: Indices, num_classes: int) -> tuple[Iterator[str], ...]:
-    """Yield per client the text of its rows, of its images by class, of its rows' sha256 and of their number."""
+def _side(held: ClientRows, labels: Indices, num_classes: int) -> tuple[pa.StringArray, ...]:
+    """Return per client the text of its rows, of its images by class, of its rows' sha256 and of their number."""
     counts = class_counts(held, labels, num_classes)
-    classes = np.full(len(held), num_classes, dtype=np.int64)
     return (
-        _spelled(held.rows, held.sizes),
-        _spelled(counts.ravel(), classes),
+        _listed(held.rows, held.bounds),
+        _listed(counts.ravel(), np.arange(len(held) + 1) * num_classes),
         _hashes(held),
-        map(str, held.sizes.tolist()),
+        pa.array(held.sizes).cast(pa.string()),
     )
 
 
-def _hashes(held: ClientRows) -> Iterator[str]:
-    """Yield the sha256 of each client's rows as little-endian 64-bit integers (hexadecimal)."""
+def _hashes(held: ClientRows) -> pa.StringArray:
+    """Return the sha256 of each client's rows as little-endian 64-bit integers (hexadecimal)."""
     data, bounds = held.rows.astype("<i8").tobytes(), (8 * held.bounds).tolist()
     sha256 = hashlib.sha256
-    for begin, end in itertools.pairwise(bounds):
-        yield sha256(data[begin:end]).hexdigest()
+    digests = b"".join([sha256(data[begin:end]).digest() for begin, end in itertools.pairwise(bounds)])
+    ends = np.arange(0, 64 * len(held) + 1, 64, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(held), pa.py_buffer(ends), pa.py_buffer(digests.hex().encode()))
 
 
-def _spelled(numbers: Indices, sizes: Indices) -> Iterator[str]:
-    """Yield so many of the numbers, from 0 on, as each client has, in decimal with commas between."""
-    ends, powers = np.ones(len(numbers), dtype=np.int64), 10 ** np.arange(1, 19, dtype=np.int64)
-    largest = int(numbers.max(initial=0))
-    for power in powers[powers <= largest]:
-        ends += numbers >= power
-    ends = np.cumsum(ends + 1)
-    text = np.full(int(ends[-1]) if len(ends) else 0, ord(","), dtype=np.uint8)
-    places = ends - 2
-    while len(places):
-        text[places] = ord("0") + numbers % 10
-        longer = np.flatnonzero(numbers >= 10)
-        places, numbers = places[longer] - 1, numbers[longer] // 10
-    spelled = text.tobytes().decode("ascii")
-    bounds = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(sizes)])].tolist()
-    for begin, end in itertools.pairwise(bounds):
-        yield spelled[begin : end - 1] if end > begin else ""
+def _listed(numbers: Indices, bounds: Indices) -> pa.StringArray:
+    """Spell the numbers of each client in decimal with commas between; client k's are those between two bounds."""
+    together = pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(numbers).cast(pa.string()))
+    return pc.binary_join(together, ",")

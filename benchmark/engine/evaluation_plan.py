@@ -66,10 +66,10 @@ def homes(
         count: of ranks.
         one_by_one: a client a step.
     """
-    owners: dict[int, int] = {}
-    if count > 1:
-        plans = evaluation_plans(method, roles, federation, [*federation.held_out], {}, one_by_one)
-        owners = Blocks(plans, 1, 0, count).owners
+    if count == 1:
+        return [0] * federation.num_clients
+    plans = evaluation_plans(method, roles, federation, [*federation.held_out], {}, one_by_one)
+    owners = Blocks(plans, 1, 0, count).owners
     return [owners.get(client, 0) for client in range(federation.num_clients)]
 
 

@@ -1,13 +1,14 @@
 """Images of every client, all in one array."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+Rows = Mapping[int, Indices]
 
 
 class ClientRows(Sequence[Indices]):
@@ -73,6 +74,28 @@ class ClientRows(Sequence[Indices]):
             raise IndexError(f"client {client} of {count}")
         client = client % count
         return self.rows[self.bounds[client] : self.bounds[client + 1]]
+
+
+class ByClient(Rows):
+    """The rows by client's number; none are cut out before they are asked for.
+
+    Args:
+        held: of clients 0 to N - 1.
+    """
+
+    def __init__(self, held: ClientRows) -> None:
+        self.held = held
+
+    def __getitem__(self, client: int) -> Indices:
+        if not 0 <= client < len(self.held):
+            raise KeyError(client)
+        return self.held[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.held)))
+
+    def __len__(self) -> int:
+        return len(self.held)
 
 
 def class_counts(held: Sequence[Indices], labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import pytest
 from benchmark.records.hashes import canonical, manifest_hash
 from datamodules import split_record
 from datamodules.manifest import read_manifest
-from datamodules.partition.client_rows import ClientRows, class_counts
+from datamodules.partition.client_rows import ByClient, ClientRows, class_counts
 from datamodules.split_record import SplitRecord, client_lines
 
 TRAIN = [np.array([12, 0, 9]), np.array([10]), np.array([999_999, 100, 99, 1_000_000])]
@@ -61,6 +61,7 @@ def test_how_many_clients_are_spelled_together_changes_nothing(
     together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split_record, "TOGETHER", together)
+    monkeypatch.setattr(split_record, "SPELLED", together)
     lines = client_lines(NAMES, ClientRows.of(TRAIN), ClientRows.of(TEST), LABELS, 11)
     assert [json.loads(line) for line in lines] == by_hand()
     record = SplitRecord(FIELDS, lines)
@@ -93,6 +94,18 @@ def test_rows_read_as_a_list_of_one_array_a_client() -> None:
             held[client]
     assert [rows.tolist() for rows in held + TEST] == [rows.tolist() for rows in TRAIN + TEST]
     assert np.concatenate(held).tolist() == np.concatenate(TRAIN).tolist()
+
+
+def test_rows_read_as_a_mapping_from_the_clients_number() -> None:
+    held = ByClient(ClientRows.of(TRAIN))
+    assert list(held) == [0, 1, 2]
+    assert {client: rows.tolist() for client, rows in held.items()} == {k: TRAIN[k].tolist() for k in range(3)}
+    assert [rows.tolist() for rows in held.values()] == [rows.tolist() for rows in TRAIN]
+    assert 2 in held
+    for client in (-1, 3):
+        assert client not in held
+        with pytest.raises(KeyError, match=str(client)):
+            held[client]
 
 
 def test_rows_ascend_within_each_client() -> None:
