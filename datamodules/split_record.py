@@ -22,6 +22,8 @@ Manifest = dict[str, Any]
 
 #: Clients that are hashed and written together, and those that are spelled together.
 TOGETHER, SPELLED = 1000, 10_000
+#: with room for more than 2 GiB
+TEXT = pa.large_string()
 
 
 @dataclass(frozen=True)
@@ -92,45 +94,52 @@ class SplitRecord:
 def client_lines(
     names: Sequence[str], train: ClientRows, test: ClientRows, labels: Indices, num_classes: int
 ) -> list[str]:
-    """Spell out each client: its name, and of both sides the indices, their sha256, how many, and how many a class."""
+    """Spell out each client: its name, and of both sides the indices, their sha256, how many, and how many a class.
+
+    Raises:
+        ValueError: not as many names as clients.
+    """
+    if not len(names) == len(train) == len(test):
+        raise ValueError(f"{len(names)} names of {len(train)} clients that train and {len(test)} that are tested")
     lines: list[str] = []
     for begin in range(0, len(names), SPELLED):
         part = slice(begin, begin + SPELLED)
         test_rows, test_classes, test_hashes, test_sizes = _side(test.part(part), labels, num_classes)
         train_rows, train_classes, train_hashes, train_sizes = _side(train.part(part), labels, num_classes)
-        spelled = pc.binary_join_element_wise(
-            '{"name":', pa.array(map(quoted, names[part]), pa.string()),
+        pieces = (
+            '{"name":', pa.array(map(quoted, names[part]), TEXT),
             ',"test":[', test_rows, '],"test_classes":[', test_classes,
             '],"test_sha256":"', test_hashes, '","test_size":', test_sizes,
             ',"train":[', train_rows, '],"train_classes":[', train_classes,
             '],"train_sha256":"', train_hashes, '","train_size":', train_sizes,
             "}", "",
         )  # fmt: skip
-        lines += spelled.to_pylist()
+        joined = (pa.scalar(piece, TEXT) if isinstance(piece, str) else piece for piece in pieces)
+        lines += pc.binary_join_element_wise(*joined).to_pylist()
     return lines
 
 
-def _side(held: ClientRows, labels: Indices, num_classes: int) -> tuple[pa.StringArray, ...]:
+def _side(held: ClientRows, labels: Indices, num_classes: int) -> tuple[pa.Array, ...]:
     """Return per client the text of its rows, of its images by class, of its rows' sha256 and of their number."""
     counts = class_counts(held, labels, num_classes)
     return (
         _listed(held.rows, held.bounds),
         _listed(counts.ravel(), np.arange(len(held) + 1) * num_classes),
         _hashes(held),
-        pa.array(held.sizes).cast(pa.string()),
+        pa.array(held.sizes).cast(TEXT),
     )
 
 
-def _hashes(held: ClientRows) -> pa.StringArray:
+def _hashes(held: ClientRows) -> pa.LargeStringArray:
     """Return the sha256 of each client's rows as little-endian 64-bit integers (hexadecimal)."""
     data, bounds = held.rows.astype("<i8").tobytes(), (8 * held.bounds).tolist()
     sha256 = hashlib.sha256
     digests = b"".join([sha256(data[begin:end]).digest() for begin, end in itertools.pairwise(bounds)])
-    ends = np.arange(0, 64 * len(held) + 1, 64, dtype=np.int32)
-    return pa.StringArray.from_buffers(len(held), pa.py_buffer(ends), pa.py_buffer(digests.hex().encode()))
+    ends = np.arange(0, 64 * len(held) + 1, 64)
+    return pa.LargeStringArray.from_buffers(len(held), pa.py_buffer(ends), pa.py_buffer(digests.hex().encode()))
 
 
-def _listed(numbers: Indices, bounds: Indices) -> pa.StringArray:
+def _listed(numbers: Indices, bounds: Indices) -> pa.LargeStringArray:
     """Spell the numbers of each client in decimal with commas between; client k's are those between two bounds."""
-    together = pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(numbers).cast(pa.string()))
-    return pc.binary_join(together, ",")
+    spelled = pa.array(numbers).cast(TEXT)
+    return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(bounds), spelled), pa.scalar(",", TEXT))

@@ -59,6 +59,8 @@ def homes(
 ) -> list[int]:
     """Return for each client the rank that holds its rows: the one that scores it, so that a score moves none.
 
+    Where copies are fitted before, others may score it, and rows move.
+
     Args:
         method: of the federation.
         roles: of its parameters.

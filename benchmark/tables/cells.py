@@ -54,17 +54,12 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
     own_points = any("evaluate_local" in str(given_options(cell.configs, cell.overrides)) for cell in of_one_seed)
     for group in preset.data:
         columns = [column for column in group.columns if not column.harmonic]
-        clients = [None if column.client == "*" else column.client for column in columns]
-        splits = [column.split or table.split for column in columns]
+        clients = [None, *(None if column.client == "*" else column.client for column in columns)]
+        splits = [table.split, *(column.split or table.split for column in columns)]
         special = bool(any(clients) or set(splits) - {"test"})
         for row in rows:
             cell = cells[group.name, row.label, preset.seeds[0]]
             points = list(dict.fromkeys([row.point, *row.also.values()]))
-            if "new" in splits and "local" in points:
-                raise ConfigurationError(
-                    f"row {row.label}, {group.label}: clients that never train are scored at the point server alone, "
-                    "and the row is read at local, too"
-                )
             asked = ("local" in points and (own_points or group is preset.data[0])) or (special and row is rows[0])
             found = next((folder / cell.name for folder in work.folders if is_finished(folder / cell.name)), None)
             if found is not None:

@@ -87,12 +87,20 @@ class ByClient(Rows):
         self.held = held
 
     def __getitem__(self, client: int) -> Indices:
-        if not 0 <= client < len(self.held):
+        if client not in self:
             raise KeyError(client)
         return self.held[client]
 
+    def __contains__(self, client: object) -> bool:
+        return client in range(len(self.held))
+
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.held)))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         return len(self.held)

@@ -51,6 +51,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (table(preset={"seeds": [-1]}), "different integers from 0 to 4294967295, got [-1]"),
         (table(preset={"seeds": [2**32]}), "different integers from 0 to 4294967295, got [4294967296]"),
         (table(preset={"data": []}), "at least one data group"),
+        (
+            table(group={"columns": [{"split": "new"}]}, row={"point": "local"}),
+            "preset demo, Digits: clients that never train are scored at the point server alone, and the row A is read "
+            "at local, too",
+        ),
+        (
+            table(preset={"split": "new"}, row={"also": {"trained": "local"}}),
+            "and the row A is read at local, too",
+        ),
+        (
+            table(preset={"split": "val"}, summary="best_on_test"),
+            "preset demo, Digits: the best round is one on test images, and the split val is read",
+        ),
+        (
+            table(group={"columns": [{"statistic": "pooled", "split": "novel"}]}),
+            "preset demo, Digits: accuracy on test images alone is pooled, not accuracy on novel",
+        ),
+        (
+            table(group={"columns": [{"statistic": "pooled", "metric": "macro_f1"}]}),
+            "preset demo, Digits: accuracy on test images alone is pooled, not macro_f1 on test",
+        ),
         (table(group={"data": ["sources/mars"]}), "digits names 'sources/mars'; there is no configs/sources/mars.yaml"),
     ],
 )
@@ -108,14 +129,8 @@ HEADTUNE = {"configs": [str(ROOT / "configs" / "headtune_digits.yaml")], "label"
             {"columns": [{"client": "moon"}]},
             "row Head-Tune, Digits: there is no client 'moon'; there are ",
         ),
-        (
-            {"point": "local"},
-            {"columns": [{"statistic": "average", "split": "new"}], "overrides": ["--data.new_clients=0.5"]},
-            "row Head-Tune, Digits: clients that never train are scored at the point server alone, and the row is "
-            "read at local, too",
-        ),
     ],
-    ids=["point", "val", "split", "client", "new"],
+    ids=["point", "val", "split", "client"],
 )
 def test_what_a_method_does_not_have_is_refused_before_anything_runs(
     folder: Path,

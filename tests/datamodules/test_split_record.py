@@ -56,6 +56,11 @@ def test_the_record_is_the_manifests_with_its_hash(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "made" / "split.json").read_text()) == record.manifest
 
 
+def test_every_client_has_a_name() -> None:
+    with pytest.raises(ValueError, match="2 names of 3 clients that train and 3 that are tested"):
+        client_lines(NAMES[:2], ClientRows.of(TRAIN), ClientRows.of(TEST), LABELS, 11)
+
+
 @pytest.mark.parametrize("together", [1, 2, 3])
 def test_how_many_clients_are_spelled_together_changes_nothing(
     together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +107,9 @@ def test_rows_read_as_a_mapping_from_the_clients_number() -> None:
     assert {client: rows.tolist() for client, rows in held.items()} == {k: TRAIN[k].tolist() for k in range(3)}
     assert [rows.tolist() for rows in held.values()] == [rows.tolist() for rows in TRAIN]
     assert 2 in held
+    assert held == held
+    assert held != ByClient(held.held)
+    assert "client 2" not in held
     for client in (-1, 3):
         assert client not in held
         with pytest.raises(KeyError, match=str(client)):
