@@ -1,6 +1,7 @@
 """Images of every client, all in one array."""
 
 import itertools
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
@@ -84,18 +85,19 @@ class ByClient(Rows):
     """
 
     def __init__(self, held: ClientRows) -> None:
-        self.held = held
+        self._rows = held.rows
+        self._bounds = array("q", held.bounds.tobytes())  # whose numbers are read faster than NumPy's
 
     def __getitem__(self, client: int) -> Indices:
-        if client not in self:
+        if not 0 <= client < len(self._bounds) - 1:
             raise KeyError(client)
-        return self.held[client]
+        return self._rows[self._bounds[client] : self._bounds[client + 1]]
 
     def __contains__(self, client: object) -> bool:
-        return client in range(len(self.held))
+        return client in range(len(self))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self.held)))
+        return iter(range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -103,7 +105,7 @@ class ByClient(Rows):
     __hash__ = object.__hash__
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self._bounds) - 1
 
 
 def class_counts(held: Sequence[Indices], labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

@@ -108,7 +108,7 @@ def test_rows_read_as_a_mapping_from_the_clients_number() -> None:
     assert [rows.tolist() for rows in held.values()] == [rows.tolist() for rows in TRAIN]
     assert 2 in held
     assert held == held
-    assert held != ByClient(held.held)
+    assert held != ByClient(ClientRows.of(TRAIN))
     assert "client 2" not in held
     for client in (-1, 3):
         assert client not in held
