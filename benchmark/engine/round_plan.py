@@ -41,7 +41,7 @@ class RoundPlan:
         round: int,
         augment_numbers: int = 0,
     ) -> None:
-        self.indices = indices
+        self.indices = {client: indices[client] for client in clients}
         self.phases = phases
         self.stage = stage
         self.batch_size = batch_size
@@ -49,7 +49,7 @@ class RoundPlan:
         self.seed = seed
         self.round = round
         self.augment_numbers = augment_numbers
-        sizes = {client: len(indices[client]) for client in clients}
+        self.sizes = sizes = {client: len(rows) for client, rows in self.indices.items()}
         self.cohorts = cohorts(clients, sizes, width)
         # One row length for the whole round, whatever the cohort width, so that widths do the same arithmetic.
         self.row = min(batch_size, max(sizes.values()))
@@ -59,7 +59,7 @@ class RoundPlan:
     def _own_steps(self, cohort: tuple[int, ...], phase: int) -> tuple[np.ndarray, np.ndarray]:
         """Count the steps of each client in an epoch, and in a phase, which never rise along a cohort."""
         planned = self.phases[phase]
-        sizes = [len(self.indices[client]) for client in cohort]
+        sizes = [self.sizes[client] for client in cohort]
         per_epoch = np.array([steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes])
         count = planned.epochs * per_epoch
         return per_epoch, count if planned.steps is None else np.minimum(count, planned.steps)
@@ -91,7 +91,7 @@ class RoundPlan:
     def _make_batches(self, cohort: tuple[int, ...], phase: int) -> tuple[Tensor, Tensor]:
         """Draw rows and masks of a phase, [steps, K, B] each."""
         per_epoch, own_steps = self._own_steps(cohort, phase)
-        sizes = np.array([len(self.indices[client]) for client in cohort])
+        sizes = np.array([self.sizes[client] for client in cohort])
         used = np.minimum(sizes, per_epoch * self.row)
         step = np.arange(own_steps.max())[:, None]
         epoch, number = np.divmod(step, per_epoch)
