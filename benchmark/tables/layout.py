@@ -236,6 +236,8 @@ def _check_table(table: Table, path: Path) -> None:
             raise ConfigurationError(
                 f"{path}: two data groups of the preset {preset_name} have the same panel and label"
             )
+        for group in preset.data:
+            _check_splits(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
     for row in table.rows:
         if row.method is None and not row.configs:
             raise ConfigurationError(f"{path}: row {row.label} names no method of configs/methods and no configs")
@@ -253,25 +255,19 @@ def _check_table(table: Table, path: Path) -> None:
                 raise ConfigurationError(
                     f"{path}: the data group {group.name} names {name!r}; there is no configs/{name}.yaml"
                 )
-    for preset_name, preset in table.presets.items():
-        for group in preset.data:
-            _check_splits(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
     check_baseline(table, path)
 
 
 def _check_splits(table: Table, preset: Preset, group: DataGroup, where: str) -> None:
     """Refuse what no run has: a best round or a pooled number but of test images, new clients but at the server."""
-    own = preset.split or table.split
-    read = [
-        (own, table.metric, None),
-        *((c.split or own, c.metric or table.metric, c.statistic) for c in group.columns),
-    ]
-    for split, metric, statistic in read:
-        if split != "test" and (preset.summary or table.summary) == "best_on_test":
+    own, summary = preset.split or table.split, preset.summary or table.summary
+    local = next((row.label for row in rows_of(table, preset) if "local" in (row.point, *row.also.values())), None)
+    of_columns = [(column.split or own, column.metric or table.metric, column.statistic) for column in group.columns]
+    for split, metric, statistic in [(own, table.metric, None), *of_columns]:
+        if split != "test" and summary == "best_on_test":
             raise ConfigurationError(f"{where}the best round is one on test images, and the split {split} is read")
         if statistic == "pooled" and (split, metric) != ("test", "accuracy"):
             raise ConfigurationError(f"{where}accuracy on test images alone is pooled, not {metric} on {split}")
-        local = next((row.label for row in rows_of(table, preset) if "local" in (row.point, *row.also.values())), None)
         if split == "new" and local is not None:
             raise ConfigurationError(
                 f"{where}clients that never train are scored at the point server alone, and the row {local} is read at "
