@@ -39,10 +39,10 @@ check: $(STAMP) ## lint, types and tests
 	$(BIN)/python -m pytest
 
 $(TABLES): $(STAMP)
-	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) --engine $(ENGINE) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+	$(BIN)/benchmark table $(subst -,_,$@) --preset $(PRESET) --engine $(ENGINE) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir "$(DATA_DIR)")
 
 pfedpt-figures: $(STAMP) ## figures of the pFedPT paper (demo); one: FIGURES=pfedpt_fig5
-	$(BIN)/benchmark figure $(FIGURES) --preset $(PRESET) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir $(DATA_DIR))
+	$(BIN)/benchmark figure $(FIGURES) --preset $(PRESET) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA_DIR),--data_dir "$(DATA_DIR)")
 
 table1: ## pFedPG's Table 1 (demo); table2 to table5 likewise, other papers' below
 report: $(STAMP) ## results/report.html: everything recorded, on one page that opens from disk

@@ -114,7 +114,7 @@ class Client:
         received: what the server sent this round, without gradient.
         class_counts: int64 [C], training images of each class that the client holds.
         round: number and seed of the round; in an evaluation those of the last one.
-        participated: bool scalar, whether the client has taken part in a round before.
+        participated: bool scalar, whether it has taken part before; False where nothing of a client is ever kept.
         previous: what the method ``remembers``, as it was at the end of that round; the initial values before it.
             Without gradient.
         prepared: what ``prepare`` returned for this round or this evaluation, without gradient.

@@ -36,6 +36,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def make_folder(path: Path) -> Path:
+    """Make a folder, and those above it, where they are missing; returns it.
+
+    Raises:
+        ConfigurationError: it cannot be made: no permission, or a file has its name.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"the folder {path} cannot be made: {error.strerror or error}") from error
+    return path
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all (:func:`replacing`)."""
     with replacing(path) as stream:

@@ -8,6 +8,9 @@ import os
 import socket
 from pathlib import Path
 
+from benchmark.errors import ConfigurationError
+from benchmark.files import make_folder
+
 
 class FileLock:
     """An advisory lock on a file, which says who has it.
@@ -16,11 +19,17 @@ class FileLock:
 
     Args:
         path: the file; it is made, and so is its folder.
+
+    Raises:
+        ConfigurationError: it can't be made.
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        make_folder(path.parent)
+        try:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def acquire(self) -> bool:
         """Take the lock if it is free, else let go of the file."""

@@ -7,6 +7,7 @@ import socket
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,14 +86,19 @@ class WholeStore(Callback):
 
 
 def run_over(
-    count: int, conf: str, *overrides: str, rounds: int = 2, ckpt_path: str | None = None
+    count: int,
+    conf: str,
+    *overrides: str,
+    rounds: int = 2,
+    ckpt_path: str | None = None,
+    save_to: Path | None = None,
 ) -> tuple[dict[str, Tensor], list[Any], list[int]]:
     """What a run over so many ranks leaves behind, what was counted, and the bytes of clients' rows by rank."""
 
     def work(strategy: RanksStrategy) -> Any:
         whole = WholeStore()
         method, data = build(conf, *overrides)
-        fit(method, data, rounds, [whole], ckpt_path, settings={"devices": count, "strategy": strategy})
+        fit(method, data, rounds, [whole], ckpt_path, save_to, {"devices": count, "strategy": strategy})
         return learned(method) | whole.rows, method.server.traffic.rounds, whole.held
 
     if count == 1:

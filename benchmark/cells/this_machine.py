@@ -17,6 +17,7 @@ from benchmark.cells.lock import CellLock
 from benchmark.cells.log import last_line
 from benchmark.cells.work import Attempt, Work
 from benchmark.records.record_file import is_finished
+from benchmark.records.source_code import changed_files
 
 #: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
 CPU_JOBS = 4
@@ -105,7 +106,8 @@ def start(
         forked: as a :class:`Fork` where one can be had.
     """
     run_dir = work.runs_dir / cell.name
-    if is_finished(run_dir):  # but by other code, else nobody would start it
+    # A finished run is of other code, else nobody would start it.
+    if is_finished(run_dir) or (work.rerun_changed and _begun_by_other_code(run_dir)):
         _set_aside(run_dir)
     lock.write("running")
     environment = _environment(work, threads, gpu)
@@ -171,6 +173,15 @@ def end_all(running: Sequence[Process]) -> None:
         entry.lock.release()
     if interrupt is not None:
         raise interrupt
+
+
+def _begun_by_other_code(run_dir: Path) -> bool:
+    last = run_dir / "checkpoints" / "last.ckpt"
+    if not last.is_file():
+        return False
+    from benchmark.run.checkpoint import code_so_far  # and torch with it, which a runner can mostly do without
+
+    return bool(changed_files(code_so_far(last)))
 
 
 def _set_aside(run_dir: Path) -> None:

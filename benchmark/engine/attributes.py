@@ -1,13 +1,18 @@
 """What a method's modules hold besides the numbers in their tensors: whether any of it has changed."""
 
+import sys
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from itertools import chain
 from operator import is_
-from typing import Any
+from pathlib import PurePath
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
+import numpy as np
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
 
 from benchmark.contract import Stage
 
@@ -15,12 +20,21 @@ from benchmark.contract import Stage
 FOREIGN = frozenset(vars(LightningModule())) | {"frozen_hash"}
 FOREIGN -= {"training", "_parameters", "_buffers", "_modules", "_forward_hooks"}
 
+#: Packages whose objects, but for data classes, are not looked into: they are no method's own, and some are large.
+FOREIGNERS = {"benchmark", "torch", "torchvision", "lightning", "timm", "open_clip"}
+FOREIGNERS |= sys.stdlib_module_names - {"types", "argparse"}
+CONTAINERS = (dict, list, tuple, set, deque)
+#: What is the same object, or equal.
+PLAIN = (bool, int, float, complex, str, bytes)
+#: What is the same only as the same object.
+OPAQUE = (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType, PurePath)
+
 
 class Attributes:
     """Remembers the attributes of a module and its submodules, by stage, and sees when one is another.
 
-    Containers and data classes are what they were if what they hold is; tensors, modules and all else if they are the
-    same objects.
+    Containers, data classes and arrays are what they were if what they hold is; other objects if they are the same ones
+    and hold the same; tensors, modules, functions and what libraries have made if they are the same ones.
 
     Args:
         method: the module.
@@ -30,22 +44,23 @@ class Attributes:
     def __init__(self, method: nn.Module, engine: Sequence[nn.Module]) -> None:
         inside = {part for module in engine for part in module.modules()}
         self._modules = [module for module in method.modules() if module not in inside]
-        self._known: dict[Stage, tuple[_Held, list[dict[str, Any]]]] = {}
+        self._known: dict[Stage, tuple[_Held, list[Any]]] = {}
 
     def unchanged(self, stage: Stage) -> bool:
         """Whether all is as when the stage was last asked about; what is new is remembered."""
         held, known = self._known.get(stage, (None, []))
         if held is not None and held.untouched():
             return True
-        same = held is not None and all(map(_same, map(_own, self._modules), known))
+        own = [{name: value for name, value in vars(m).items() if name not in FOREIGN} for m in self._modules]
+        same = held is not None and _same(own, known, set())
         if not same:
-            known = [{name: _kept(value) for name, value in _own(module).items()} for module in self._modules]
+            known = _kept(own, {})
         self._known[stage] = _Held(map(vars, self._modules)), known
         return same
 
 
 class _Held:
-    """The objects in some dicts and in the containers in them, to see in next to no time that all are the same.
+    """The objects in some dicts and in what these hold, to see in next to no time that all are the same.
 
     Args:
         dicts: what is looked at.
@@ -56,20 +71,21 @@ class _Held:
         self._others: list[Any] = []
         #: nearly all, and they stay so
         self._empty: list[Any] = []
-        #: data classes with slots are not looked into
+        #: objects with slots, and arrays, are not looked into
         self._certain = True
         found: set[int] = set()
         todo: list[Any] = list(dicts)
         while todo:
             part = todo.pop()
-            if isinstance(part, dict | list | tuple | set) and id(part) not in found:
-                found.add(id(part))
-                kind: list[Any] = self._dicts if isinstance(part, dict) else self._others
-                (kind if part else self._empty).append(part)
-                todo += part.values() if isinstance(part, dict) else part
-            elif is_dataclass(part) and not isinstance(part, type):
-                self._certain = self._certain and hasattr(part, "__dict__")
-                todo.append(getattr(part, "__dict__", None))
+            held = part if isinstance(part, CONTAINERS) else None
+            if _is_object(part):
+                held = getattr(part, "__dict__", None)
+                self._certain = self._certain and held is not None and not any(map(_slots, type(part).__mro__))
+            if held is not None and id(held) not in found:
+                found.add(id(held))
+                kind: list[Any] = self._dicts if isinstance(held, dict) else self._others
+                (kind if held else self._empty).append(held)
+                todo += held.values() if isinstance(held, dict) else held
         self._lengths = self._now_lengths()
         self._objects = list(self._now())
 
@@ -87,35 +103,73 @@ class _Held:
         return chain(chain.from_iterable(self._dicts), chain.from_iterable(inside), chain.from_iterable(self._others))
 
 
-def _own(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in FOREIGN}
+class _Copy(NamedTuple):
+    """What an object held; the object itself too, where another one with the same contents is not the same."""
+
+    kind: type
+    of: Any
+    held: Any
 
 
-def _kept(value: Any) -> Any:
-    """Return a copy of containers and data classes, as deep as they go; of all else the object."""
-    if isinstance(value, dict):
-        return {key: _kept(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [_kept(held) for held in value]
-    if isinstance(value, set):
-        return set(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _kept(getattr(value, field.name)) for field in fields(value)}
-    return value
-
-
-def _same(value: Any, kept: Any) -> bool:
-    """Whether a value is as it was when ``_kept`` returned this of it."""
-    if value is kept:
+def _is_object(value: Any) -> bool:
+    """Whether a value may change in itself and is no container: an array, a data class, an object with attributes."""
+    if value is None or isinstance(value, (*PLAIN, *OPAQUE, *CONTAINERS)):
+        return False
+    if isinstance(value, np.ndarray) or is_dataclass(value):
         return True
-    if isinstance(kept, dict):
-        if isinstance(value, dict):
-            return value.keys() == kept.keys() and all(_same(held, kept[key]) for key, held in value.items())
-        return is_dataclass(value) and all(_same(getattr(value, name, kept), held) for name, held in kept.items())
-    if isinstance(kept, list):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(kept)
-            and all(_same(held, before) for held, before in zip(value, kept, strict=True))
-        )
-    return isinstance(kept, int | float | str | set) and type(value) is type(kept) and bool(value == kept)
+    kind = type(value)
+    has_attributes = hasattr(value, "__dict__") or any(map(_slots, kind.__mro__))
+    return has_attributes and kind.__module__.partition(".")[0] not in FOREIGNERS
+
+
+def _inside(value: Any) -> Any:
+    """Return what a container or an object holds, as a container or an array; None of all else."""
+    if isinstance(value, (*CONTAINERS, np.ndarray)):
+        return value
+    if not _is_object(value):
+        return None
+    slots = [name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)]
+    return {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> Sequence[str]:
+    named = vars(kind).get("__slots__", ())
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
+def _kept(value: Any, made: dict[int, _Copy]) -> Any:
+    """Return a copy of what containers and objects hold, as deep as they go; of all else the object.
+
+    ``made``: by id, what has been copied: of what holds itself, there is one copy.
+    """
+    held = _inside(value)
+    if held is None:
+        return value
+    if id(value) not in made:
+        by_contents = isinstance(value, (*CONTAINERS, np.ndarray)) or is_dataclass(value)
+        parts: Any = [] if isinstance(held, list | tuple | deque) else {} if isinstance(held, dict) else held.copy()
+        made[id(value)] = _Copy(type(value), None if by_contents else value, parts)
+        if isinstance(held, dict):
+            parts.update((key, _kept(part, made)) for key, part in held.items())
+        elif isinstance(parts, list):
+            parts.extend(_kept(part, made) for part in held)
+    return made[id(value)]
+
+
+def _same(value: Any, kept: Any, compared: set[tuple[int, int]]) -> bool:
+    """Whether a value is as it was when ``_kept`` returned this of it; ``compared``: what holds itself, once."""
+    if not isinstance(kept, _Copy):
+        return value is kept or (isinstance(kept, PLAIN) and type(value) is type(kept) and bool(value == kept))
+    if type(value) is not kept.kind or (kept.of is not None and value is not kept.of):
+        return False
+    if (id(value), id(kept)) in compared:
+        return True
+    compared.add((id(value), id(kept)))
+    held, before = _inside(value), kept.held
+    if isinstance(before, np.ndarray):
+        return held.dtype == before.dtype and np.array_equal(held, before, equal_nan=before.dtype.kind in "fc")
+    if isinstance(before, set):
+        return bool(held == before)
+    if isinstance(before, dict):
+        return held.keys() == before.keys() and all(_same(held[key], was, compared) for key, was in before.items())
+    return len(held) == len(before) and all(_same(now, was, compared) for now, was in zip(held, before, strict=True))

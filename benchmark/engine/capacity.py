@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmark.contract import Stage
 from benchmark.engine.cohort import Slots
+from benchmark.engine.kept_rows import momenta_of
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import HeldBytes, free_memory
@@ -117,7 +118,8 @@ def bytes_per_client(
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
-            local_steps.start(phase, optimizer, 1.0, {})
+            momenta = momenta_of(simulation.method, phase, number)
+            local_steps.start(phase, optimizer, 1.0, {name: torch.zeros_like(slots.of(name)) for name in momenta})
             for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
                 gathered = step if resident else simulation.images.pool.gathered(step)
                 (placed,) = Block((gathered,)).to(simulation.device).steps

@@ -115,7 +115,10 @@ class Cohort:
         for name, value in named.items():
             if name not in self.totals:
                 count = len(self.clients)
-                self.totals[name] = (value.detach().new_zeros(count, *value.shape[1:]), torch.zeros(count))
+                # Sums in bfloat16 would stop at 256, and those of bools at 1.
+                narrow = value.dtype == torch.bool or value.dtype.is_floating_point
+                kind = torch.promote_types(value.dtype, torch.float32) if narrow else value.dtype
+                self.totals[name] = (value.new_zeros(count, *value.shape[1:], dtype=kind), torch.zeros(count))
             total, steps = self.totals[name]
             total[: len(value)].add_(value.detach())  # += would copy the sum onto itself
             steps[: len(value)].add_(1)

@@ -8,7 +8,7 @@ import torch
 
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine.plan import Blocks, Step
-from benchmark.engine.roles import Roles
+from benchmark.engine.roles import Roles, overrides
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.federation import Federation
 
@@ -45,12 +45,14 @@ def evaluation_plans(
     names = roles.personal + (roles.shared if method.evaluate_local else ())
     own = sum(value.numel() * value.element_size() for value in map(method.get_parameter, names))
     most = 1 if one_by_one else max(1, EVALUATED_STATE // max(own, 1))
+    noisy = overrides(method, "draw_noise") and bool(method.draw_noise(torch.Generator(), 1, Stage.EVALUATE))
+    size = federation.eval_batch_size
     plans = []
     for stage, clients in evaluated_clients(federation).items():
         points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
         rows = {name: federation.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)}
         if rows:
-            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, federation.eval_batch_size, most))
+            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy))
     return plans
 
 
@@ -108,6 +110,8 @@ class EvaluationPlan:
         points: which states to evaluate, ``"server"`` and/or ``"local"``.
         batch_size: images in one step at most: of one client, or of several that have few.
         most_clients: tested together at most; with fine-tuning, the plan's own width holds.
+        noisy: the scores rest on draws, which are of a step's number of rows: it is one for all clients of a split, so
+            that nothing depends on who is tested together, or on which splits are.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class EvaluationPlan:
         points: Sequence[str],
         batch_size: int,
         most_clients: int,
+        noisy: bool = False,
     ) -> None:
         self.held_out = held_out
         self.training = training
@@ -131,9 +136,9 @@ class EvaluationPlan:
                 if step.clients:
                     fitting.setdefault(step.cohort, []).append(position)
         else:
-            cohorts = filling(
-                clients, {c: max(of[c] for of in sizes.values()) for c in clients}, batch_size, most_clients
-            )
+            images = {client: max(of[client] for of in sizes.values()) for client in clients}
+            fit = max(1, batch_size // max(1, *images.values())) if noisy else most_clients
+            cohorts = filling(clients, images, batch_size, min(fit, most_clients))
         self.steps: list[Step] = []
         #: per step its position in ``training``, -1 for a step that scores
         self._source: list[int] = []
@@ -147,7 +152,7 @@ class EvaluationPlan:
                 for split, of in sizes.items():
                     # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
                     own = max(of[client] for client in cohort)
-                    most = own if training is None else largest[split]
+                    most = own if training is None and not noisy else largest[split]
                     rows = -(-most // max(-(-most // batch_size), 1))
                     for number in range(-(-own // max(rows, 1))):
                         step = Step(cohort, cohort, Stage.EVALUATE, number=number, point=point, split=split)

@@ -1,12 +1,13 @@
 """What the clients' store keeps between rounds, and under which names."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from benchmark.contract import ClientMethod, Phase, Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.roles import Roles, names_under, phases_of
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 
 #: Prefix of the rows that hold shared parameters as the client's last round left them.
@@ -18,17 +19,30 @@ def initial_rows(method: ClientMethod, roles: Roles) -> Values:
     """Return what every client keeps between rounds, at the start.
 
     Personal parameters by their name; shared ones that are remembered, or scored after local training, under ``last.``;
-    momenta that go on, and whether the client has taken part, where somebody asks.
+    momenta that go on; and, beside any of these, whether the client has taken part.
+
+    Raises:
+        ConfigurationError: a personal parameter has a name that something else is kept by.
     """
-    rows: Values = {name: method.get_parameter(name) for name in roles.personal}
-    kept = set(roles.remembered) | set(roles.shared if method.evaluate_local else ())
-    rows |= {LAST + name: method.get_parameter(name) for name in roles.shared if name in kept}
+    remembered = set(roles.remembered) | set(roles.shared if method.evaluate_local else ())
+    rows: Values = {LAST + name: method.get_parameter(name) for name in roles.shared if name in remembered}
     for number, phase in enumerate(phases_of(method)[Stage.TRAIN]):
         for name, row in momenta_of(method, phase, number).items():
             rows[row] = torch.zeros_like(method.get_parameter(name))
-    if roles.remembered:
+    if rows or roles.personal:
         rows[PARTICIPATED] = torch.zeros(())
-    return rows
+    if taken := [name for name in roles.personal if name in rows]:
+        raise ConfigurationError(
+            f"the personal parameter {taken[0]} of {type(method).__name__} has the name of something else that clients "
+            "keep between rounds; call it something else"
+        )
+    return {name: method.get_parameter(name) for name in roles.personal} | rows
+
+
+def trained_rows(roles: Roles, kept: Collection[str]) -> dict[str, str]:
+    """Name the rows that hold trained parameters, and by which name these are known to the method."""
+    own = {name: name for name in roles.personal} | {LAST + name: name for name in roles.shared}
+    return {row: name for row, name in own.items() if row in kept and name in roles.trained}
 
 
 def momenta_of(method: ClientMethod, phase: Phase, number: int) -> dict[str, str]:

@@ -77,8 +77,8 @@ class Visit:
         self._owner, self._kind, self._tensors = owner, kind, tensors
         self._cohort, self._step, self._batch = cohort, step, batch
         self.repeated = self._repeat() if kind.trusted else None
-        # At the 8th repeated one, the 16th, the 32nd and so on.
-        self.wanted = self.repeated is None or (kind.repeats >= TIMED and kind.repeats.bit_count() == 1)
+        again = kind.repeats >= TIMED and kind.repeats.bit_count() == 1  # the 8th repeated one, the 16th, the 32nd ...
+        self.wanted = self.repeated is None or (kind.trusted and again)
 
     def _repeat(self) -> Gradients:
         kind = self._kind

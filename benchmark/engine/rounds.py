@@ -14,7 +14,7 @@ from benchmark.engine.loaders import Loaders
 from benchmark.engine.messages import check_server_state
 from benchmark.engine.plan import Block
 from benchmark.engine.ranks import Ranks
-from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds
+from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
 from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
 from benchmark.errors import ConfigurationError
@@ -131,6 +131,7 @@ class Server(Callback):
                 raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
         if trainer.is_last_batch:
             self._finish(simulation)
+            count_alike(trainer, simulation.ranks)
 
     def _finish(self, simulation: Simulation) -> None:
         simulation.ranks.busy_with = ()

@@ -11,7 +11,7 @@ from benchmark.errors import ConfigurationError
 
 #: Number of the form of what a checkpoint holds: names in the clients' store, the server's state; and of the draws
 #: with which training goes on. 1 had no number.
-FORMAT = 3
+FORMAT = 4
 
 #: what the engine has put into the method
 ENGINE = ("slots.", "store.")

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import Timer
 
+from benchmark.engine.ranks import Ranks
 from benchmark.errors import ConfigurationError
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.
@@ -86,6 +87,12 @@ def ask_once_a_round(callbacks: list[Any]) -> None:
     for place, callback in enumerate(callbacks):
         if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None:
             callbacks[place] = Timer(timedelta(seconds=left), interval="epoch")
+
+
+def count_alike(trainer: Any, ranks: Ranks) -> None:
+    """Have all ranks count as many steps as the one with most: the saving of checkpoints, together, goes by it."""
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    progress.completed = max(ranks.everybody("the steps so far", progress.completed))
 
 
 def check_whole_rounds(settings: Any) -> None:

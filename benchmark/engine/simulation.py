@@ -10,7 +10,7 @@ from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots, apart
 from benchmark.engine.finite import finite_rows_and
 from benchmark.engine.images import ImageFeed
-from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners
+from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners, trained_rows
 from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported
@@ -118,7 +118,8 @@ class Simulation:
         """Make a cohort of clients with these parameters, [K, ...] each, and call ``prepare``."""
         own = {name: name if name in self.roles.personal else LAST + name for name in self.roles.remembered}
         asked = "own_images" in self.method.inputs
-        took_part = self.store.rows(PARTICIPATED, clients, self.device) if own else torch.zeros(len(clients))
+        known = PARTICIPATED in self.store.names
+        took_part = self.store.rows(PARTICIPATED, clients, self.device) if known else torch.zeros(len(clients))
         cohort = Cohort(
             clients,
             stage,
@@ -187,8 +188,8 @@ class Simulation:
         numbers = [*values.values(), *reported.values(), *([cohort.totals["loss"][0]] if cohort.totals else [])]
         finite, totals = finite_rows_and(numbers, len(cohort.clients), cohort.scalars())
         rows = [k for k, of_row in enumerate(finite) if of_row]
-        names = [name for name in self.store.names if name.removeprefix(LAST) in self.roles.trained]
-        kept = {name: (cohort.clients, values[name.removeprefix(LAST)]) for name in names}
+        own = trained_rows(self.roles, self.store.names)
+        kept = {row: (cohort.clients, values[name]) for row, name in own.items()}
         if PARTICIPATED in self.store.names:
             kept[PARTICIPATED] = (cohort.clients, torch.ones(len(cohort.clients)))
         ended = {name: ([whose[k] for k in rows], value) for name, (whose, value) in (kept | cohort.momenta).items()}

@@ -13,11 +13,14 @@ from pathlib import Path
 from benchmark.records.record import Environment, Git, RunRecord
 
 
-def environment() -> Environment:
+def environment(git: Git | None = None) -> Environment:
     """Where and when a run takes place: ``git``, ``python``, ``versions``, ``platform``, ``hardware``, ``date`` (UTC).
 
     ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
     holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
+
+    Args:
+        git: the checkout as it was when the run began; by default as it is now.
     """
     torch = sys.modules.get("torch")
     gpus = (
@@ -27,7 +30,7 @@ def environment() -> Environment:
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "git": _git(),
+        "git": checkout() if git is None else git,
         "python": platform.python_version(),
         "versions": _versions(),
         "platform": platform.platform(),
@@ -47,7 +50,7 @@ def other_versions(record: RunRecord) -> list[str]:
     ]
 
 
-def _git() -> Git:
+def checkout() -> Git:
     """Revision of the checkout this package runs from; both values None where it is not a checkout."""
     try:
         revision = _asked_git("rev-parse", "HEAD")

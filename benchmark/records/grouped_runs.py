@@ -164,7 +164,8 @@ def read_run(folder: Path) -> Run:
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """All finished runs below these folders, each once, and which are left out, with the reason.
 
-    A directory name counts once, and so does a seed of one experiment: a run done again is no second seed.
+    A directory name counts once, and so does a seed of one experiment: a run done again is no second seed. Of several
+    the first folder's is taken.
     """
     runs: dict[str, Run] = {}
     problems: list[str] = []
@@ -172,10 +173,14 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
         found, bad = stored_runs(folder)
         problems += bad
         for stored in found:
+            name = stored.folder.name
             try:
-                runs.setdefault(stored.folder.name, read_run(stored.folder))
+                kept = runs.setdefault(name, read_run(stored.folder))
             except ConfigurationError as error:
                 problems.append(str(error))
+                continue
+            if kept.record.files["metrics.parquet"]["sha256"] != stored.record.files["metrics.parquet"]["sha256"]:
+                problems.append(f"{stored.folder}: has other numbers than {kept.folder}, which is shown")
     first: dict[tuple[object, ...], Run] = {}
     for run in runs.values():
         kept = first.setdefault((*_alike(run), run.record.seed), run)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import json_bytes, write_bytes
+from benchmark.files import json_bytes, make_folder, write_bytes
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.record_file import FILES, file_entry, is_finished, parse_json
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, verify_record
@@ -38,7 +38,7 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
         content["partition.json"] = _class_counts(content.pop("manifest.json"))
     if is_finished(target) and (target / "record.json").read_bytes() != content["record.json"]:
         raise ConfigurationError(f"{target} holds another record of the same name; remove it first to replace it")
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     for name, data in content.items():
         write_bytes(target / name, data)
     return target

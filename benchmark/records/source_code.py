@@ -15,6 +15,10 @@ VERSIONED = frozenset({"torch", "torchvision", "lightning", "timm", "open_clip",
 #: What every draw goes through, and what orders a client's images: part of the code of each run.
 DRAWS = ("benchmark.engine.round_plan", "benchmark.seeds")
 
+#: By module, what ``remember_loaded`` has found.
+LOADED: dict[str, str] = {}
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+
 
 def code_of(objects: Iterable[object], config: Any = None) -> dict[str, str]:
     """The source of everything that says what a run computes: by module its file's sha256 (hexadecimal).
@@ -30,7 +34,22 @@ def code_of(objects: Iterable[object], config: Any = None) -> dict[str, str]:
     classes = [type(entry) for entry in objects] + list(_named(config))
     names = {*DRAWS, *(base.__module__ for each in classes for base in each.__mro__)}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names) if _is_looked_into(name)}
-    return {name: _sha256(Path(file)) for name, file in files.items() if file is not None and Path(file).is_file()}
+    return {
+        name: LOADED.get(name) or _sha256(Path(file))
+        for name, file in files.items()
+        if file is not None and Path(file).is_file()
+    }
+
+
+def remember_loaded() -> None:
+    """Hash the source of what has been imported by now, but for installed packages.
+
+    A process that goes on to be forked calls it: by the time of a fork the files may be others than were imported.
+    """
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and _is_looked_into(name) and not INSTALLED & {*Path(file).parts}:
+            LOADED[name] = _sha256(Path(file))
 
 
 def changed_files(code: dict[str, str]) -> list[str]:

@@ -68,7 +68,7 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
             )
     _check_writable(path)
     template, scripts = _template()
-    runs, problems = read_runs([results_dir / "runs", *([runs_dir] if runs_dir else [])])
+    runs, problems = read_runs([*([runs_dir] if runs_dir else []), results_dir / "runs"])
     published = results_dir / "paper" if (results_dir / "paper").is_dir() else SHIPPED / "results" / "paper"
     paper = read_paper([str(each) for each in sorted(published.glob("*.csv"))])
     tables = _tables(results_dir / "tables", problems)

@@ -168,6 +168,15 @@ def finished_rounds(path: Path) -> int:
     return int(content["callbacks"]["server"]["finished_rounds"])
 
 
+def code_so_far(path: Path) -> dict[str, str]:
+    """By module the hash of the source that a run was made by up to a checkpoint; empty where it does not say."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return dict(content["callbacks"]["Recorder"]["code"])
+    except Exception:  # the run itself says what is wrong with it
+        return {}
+
+
 def round_checkpoint(run_dir: Path) -> ModelCheckpoint:
     """Lightning's callback, set to keep the end of the last round in ``checkpoints/last.ckpt``."""
     return ModelCheckpoint(

@@ -18,6 +18,7 @@ def resolved(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: the command line refuses them.
+        KeyboardInterrupt: a signal asked this process to end meanwhile.
     """
     from benchmark.run.cli import main
 
@@ -26,6 +27,8 @@ def resolved(arguments: Sequence[str]) -> dict[str, Any]:
         try:
             main(["fit", *arguments, "--print_config"])
         except SystemExit as error:
+            if isinstance(error.code, int) and error.code > 128:  # by a signal
+                raise KeyboardInterrupt from error
             if error.code not in (0, None):
                 said = complained.getvalue().strip().splitlines()
                 raise ConfigurationError(said[-1].removeprefix("error: ") if said else "no reason given") from error

@@ -18,7 +18,9 @@ import sklearn.datasets  # noqa: E402, F401  what follows, too, is imported only
 
 import benchmark.backbones.micro  # noqa: E402
 import benchmark.run.cli  # noqa: E402, F401
+from benchmark.records.source_code import remember_loaded  # noqa: E402
 
+remember_loaded()
 gc.enable()
 atexit.register(gc.unfreeze)  # else libraries complain of leaks when the process ends
 gc.freeze()  # the forks share these objects with the process that made them, as long as nobody touches them

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
-from benchmark.records.environment import environment
+from benchmark.records.environment import checkout, environment
 from benchmark.records.evaluations import (
     has_evaluations,
     read_evaluations,
@@ -25,7 +25,7 @@ from benchmark.records.evaluations import (
     write_evaluation,
 )
 from benchmark.records.metrics_table import PARTS, read_table, rows_sha256
-from benchmark.records.record import RunRecord
+from benchmark.records.record import Git, RunRecord
 from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.differences import differences
@@ -86,6 +86,7 @@ class Recorder(Callback):
         self._tracking = Tracking((), self.run_dir)
         self._writes = True
         self._peak = 0
+        self._git: Git | None = None  # as the training began: there may be other commits by its end
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the partition's manifest, so that the split is on disk before training.
@@ -111,6 +112,7 @@ class Recorder(Callback):
         method = cast("FederatedMethod", pl_module)
         parts = (method, method.server.rule, data, data.source, data.partition)
         self.code = combined(self.code, code_of(parts, self.config))
+        self._git = checkout() if self.run_dir and self._writes else None
         names = {
             "method": type(method).__name__,
             "server": _path(method.server.rule),
@@ -236,7 +238,7 @@ class Recorder(Callback):
             test_sizes=data.test_sizes,
             manifest_hash=data.split_record.hash,
             device=device,
-            environment=environment(),
+            environment=environment(self._git),
             rounds=int(trainer.max_epochs or 0),
             rounds_trained=method.server.finished_rounds,
             communication=method.server.traffic.per_client(),

@@ -150,8 +150,10 @@ def _paired(lines: Sequence[Line], table: Table) -> "pd.DataFrame":
             known = {seed: record.manifest_hash for seed, record in baseline.records.items()}
             shared = [seed for seed, partition in partitions.items() if known.get(seed) == partition]
             ours, theirs = ([side.clients[seed] for seed in shared] for side in (line, baseline))
+            # Seeds of several partitions may have clients in common all the same, as where only the shots differ.
+            same = len({len(side) for side in ours}) == 1
             try:
-                found = asdict(paired_comparison(ours, theirs, same_clients=len({known[seed] for seed in shared}) == 1))
+                found = asdict(paired_comparison(ours, theirs, same_clients=same))
             except ValueError:  # no seed, or a seed where no client has a value on both sides
                 continue
             at = {"line": line.position, "kind": "paired", "summary": table.summary, "column": f"minus {name}"}

@@ -135,6 +135,11 @@ class Preset:
     summary: Summary | None = None
     split: str | None = None
 
+    def called(self, group: DataGroup) -> str:
+        """The label of one of its data groups, with the panel's where groups of several panels have one label."""
+        labels = {entry.label for entry in self.data}
+        return group.label if len(labels) == len(self.data) else f"{group.panel}, {group.label}"
+
 
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)

@@ -71,15 +71,13 @@ def read_lines(
     table: Table, preset: Preset, cells: dict[tuple[str, str, int], Cell], outcomes: dict[str, Outcome]
 ) -> list[Line]:
     """Read all lines of a table: per data group its rows, below each its further readings."""
-    labels = {group.label for group in preset.data}
     rows = rows_of(table, preset)
     lines: list[Line] = []
     for group in preset.data:
         by_row = [{seed: outcomes[cells[group.name, row.label, seed].name] for seed in preset.seeds} for row in rows]
         by_row = _of_the_same_images(by_row)
         columns = _expanded(group, by_row)
-        # Groups of two panels can have one label.
-        dataset = group.label if len(labels) == len(preset.data) else f"{group.panel}, {group.label}"
+        dataset = preset.called(group)
         for row, entry in zip(rows, by_row, strict=True):
             for reading, point in {"": row.point, **row.also}.items():
                 line = Line(len(lines), group, dataset, columns, row.label, reading, point, len(entry))

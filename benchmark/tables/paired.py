@@ -46,7 +46,8 @@ def paired_comparison(
     Args:
         method: per seed, one value per client; NaN where a client has none. A pair with a NaN is left out.
         baseline: the same shape, same order.
-        same_clients: the clients are the same under every seed (one partition for all).
+        same_clients: client k of one seed may have something in common with client k of another; where it has nothing,
+            the interval is a little wider than it need be.
         confidence: of the interval.
 
     Raises:

@@ -28,13 +28,15 @@ def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: st
     chosen = preset_of(table, name, preset)
     where = f"the preset {preset} of table {name}"
     rows = {key: entry for entry in rows_of(table, chosen) for key in (entry.prefix, entry.label)}
-    groups = {key: entry for entry in chosen.data for key in (entry.label, entry.name)}
+    groups = {entry.label: entry for entry in chosen.data} | {entry.name: entry for entry in chosen.data}
     if row not in rows:
         labels = ", ".join(entry.label for entry in rows_of(table, chosen))
         raise ConfigurationError(f"{where} has no row {row!r}; it has {labels}")
     if data not in groups:
         names = ", ".join(entry.name for entry in chosen.data)
         raise ConfigurationError(f"{where} has no data group {data!r}; it has {names}")
+    if len(alike := [entry.name for entry in chosen.data if entry.label == data]) > 1 and data not in alike:
+        raise ConfigurationError(f"{where} has several data groups {data!r}; say which: {', '.join(alike)}")
     cell = make_cell(rows[row], preset, chosen, groups[data], chosen.seeds[0])
     folder = None if data_dir is None else Path(data_dir).expanduser()
     arguments = cell_command(cell, Path("runs") / cell.name, folder or Path("{data_dir}"), ())[1:]

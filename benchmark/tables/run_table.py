@@ -10,7 +10,7 @@ from benchmark.cells.queue import run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_text
+from benchmark.files import make_folder, write_text
 from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
@@ -67,6 +67,7 @@ def run_table(
     if not all(map(work.has, cells.values())):
         place.get_ready(work, jobs)
     check_readings(table, chosen, cells, work)
+    make_folder(results / "tables")
     outcomes = run_cells(list(cells.values()), work, jobs, place)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
     return write_table(f"{Path(name).stem}_{preset}", results, table, rendered, outcomes)
@@ -121,8 +122,7 @@ def write_table(
     stem: str, results: Path, table: Table, rendered: Rendered, outcomes: Mapping[str, Outcome]
 ) -> TableResult:
     """Write a rendered table and its curves to ``results/tables/<stem>``."""
-    target = results / "tables"
-    target.mkdir(parents=True, exist_ok=True)
+    target = make_folder(results / "tables")
     paths = {suffix: target / f"{stem}.{suffix}" for suffix in ("md", "csv", "tex")}
     write_text(paths["md"], rendered.markdown)
     write_text(paths["csv"], rendered.csv)

@@ -20,7 +20,7 @@ class Task:
 
     Attributes:
         row: label of the table's row.
-        group: label of the data group.
+        group: what the data group is called.
         name: of the study.
         cell: a trial without its values.
         choices: what is tried.

@@ -70,27 +70,40 @@ def kept_trials(path: Path, tasks: Iterable[Task]) -> dict[str, list[Trial]]:
 
     Args:
         path: of the CSV; there need not be one.
-        tasks: with something to tune. One of another study than the CSV's, or with more trials, has none there.
+        tasks: with something to tune. One of another study than the CSV's, which is told, or with more trials, has none
+            there.
 
     Raises:
-        ConfigurationError: it is no such CSV.
+        ConfigurationError: it is no such CSV, or has more trials of a row than are asked for.
     """
     import pandas as pd
 
     if not path.is_file():
         return {}
     found: dict[str, list[Trial]] = {}
+    others: list[str] = []
     try:
         table = pd.read_csv(path, dtype={"trial": "int64", "rounds": "int64", "seconds": "float64", "val": "float64"})
         for task in tasks:
-            rows = table[(table["method"] == task.row) & (table["study"] == task.hash)].sort_values("trial")
-            trials = [_trial(row, task) for row in rows.head(task.trials).to_dict("records")]
+            of_row = table[(table["method"] == task.row) & (table["dataset"] == task.group)]
+            rows = of_row[of_row["study"] == task.hash].sort_values("trial")
+            if len(of_row) > len(rows):
+                others.append(task.row)
+            if len(rows) > task.trials:
+                raise ConfigurationError(
+                    f"{path} has {len(rows)} trials of {task.row}, and {task.trials} are asked for, which would leave "
+                    f"the others out of it; give --trials {len(rows)}, or leave out --kept"
+                )
+            trials = [_trial(row, task) for row in rows.to_dict("records")]
             if len(trials) == task.trials:
                 found[task.name] = trials
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{path} is no CSV of trials ({type(error).__name__}: {error}); remove it, or leave out --kept"
         ) from error
+    if others:
+        said = f"{len(others)} rows have trials of other studies in {path} ({', '.join(dict.fromkeys(others))})"
+        print(f"{said}: by another seed, space or configuration; they are tuned anew", flush=True)
     return found
 
 

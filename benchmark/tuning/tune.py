@@ -10,7 +10,7 @@ from benchmark.cells.queue import run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_text
+from benchmark.files import make_folder, write_text
 from benchmark.run.command import PROGRAM, resolved
 from benchmark.tables.cells import check_readings, make_cell, make_cells
 from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
@@ -107,7 +107,8 @@ def tune_table(
             "rows have the same number"
         )
     stem = f"{Path(name).stem}_{preset}"
-    every_trial = results / "tuning" / f"{stem}.csv"
+    make_folder(results / "tables")
+    every_trial = make_folder(results / "tuning") / f"{stem}.csv"
     found = {task.name: task for task in tasks.values() if task.choices}
     there = kept_trials(every_trial, found.values()) if kept and not rerun_changed else {}
     studies = _open({name: task for name, task in found.items() if name not in there}, work)
@@ -125,7 +126,6 @@ def tune_table(
         key: Tuned.by(task, there[task.name], errors.get(task.name, "")) if task.choices else Tuned(task)
         for key, task in tasks.items()
     }
-    every_trial.parent.mkdir(parents=True, exist_ok=True)
     write_text(every_trial, trials_csv(tuned.values()))
     both, preset_of_both = _side_by_side(table, chosen, tuned, trials, val_fraction)
     cells, outcomes = dict(untuned), {}
@@ -160,16 +160,22 @@ def _task(
     cell = with_overrides(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
     space = read_space(cell.configs, row.label)
     config = resolved(cell_command(cell, Path(), data_dir, ())[1:])
+    last, every = config["trainer"]["max_epochs"], config["trainer"]["check_val_every_n_epoch"]
+    if every and last % every:
+        raise ConfigurationError(
+            f"{row.label} on {group.label} is evaluated after every {every} rounds, so that nothing would be known of "
+            f"the last of {last}; give --rounds as a multiple of {every}"
+        )
     prefix, _, digest = cell.name.rpartition("-")
     return Task(
         row.label,
-        group.label,
+        preset.called(group),
         f"{prefix}-{row.point}-{digest}",
         cell,
         with_own_values(space, config, row.label),
         row.point,
         metric,
-        config["trainer"]["max_epochs"],
+        last,
         trials,
     )
 

@@ -91,7 +91,7 @@ EDITS: dict[str, tuple[Change, str]] = {
     "no frozen weights": (put("frozen_hash", "del"), "it holds no frozen_hash"),
     "other frozen weights": (put("frozen_hash", "0"), "other frozen weights"),
     "of a version before": (put("format", "del"), "is a checkpoint of format 1, as another version of this project"),
-    "of a version to come": (put("format", 4), "this one reads format 3: go on with the version that wrote it, or st"),
+    "of a version to come": (put("format", 5), "this one reads format 4: go on with the version that wrote it, or st"),
     "state_dict is a list": (put("state_dict", []), "it holds no state_dict"),
     "a hundred rounds": (put("callbacks", "server", "finished_rounds", 100), "how many rounds are done (server.fin"),
     "a hundred epochs": (put(*PROGRESS, 100), "how many rounds are done (server.finished_rounds 2"),

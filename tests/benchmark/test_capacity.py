@@ -10,8 +10,10 @@ import torch
 from federation import build, fit
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmark.contract import LocalTraining
 from benchmark.engine import capacity
 from benchmark.engine.capacity import bytes_per_client, widest
 from benchmark.engine.memory import HeldBytes
@@ -19,6 +21,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast
 from benchmark.speed import measure
 from benchmark.speed.workloads import Work, cnn, fedvpt, tiny_vit
+from methods.fedavg import FedAvg
 
 CPU = torch.device("cpu")
 
@@ -150,6 +153,23 @@ def test_the_automatic_width_is_what_fits(room: float, width: int, monkeypatch: 
     fit(method, data, 1)
     assert data.loaders is not None
     assert data.loaders.width == width
+
+
+def test_a_kept_momentum_of_what_the_loss_does_not_use_can_be_counted() -> None:
+    class Idle(FedAvg):
+        """Has a shared layer that its loss does not use."""
+
+        shared = (*FedAvg.shared, "idle")
+
+        def __init__(self, backbone: nn.Module) -> None:
+            super().__init__(8, 11, backbone, training=kept)
+            self.idle = nn.Linear(2, 2)
+
+    kept = LocalTraining(lr=0.1, epochs=1, momentum=0.9, optimizer_state="client")
+    template, data = build("FedAvg", "--data.cohort_width=auto")
+    fit(Idle(template.backbone), data, 1)
+    assert data.loaders is not None
+    assert data.loaders.width == 7
 
 
 def test_memory_of_a_client_counts_slots_and_saved_activations() -> None:

@@ -272,3 +272,10 @@ def test_a_cell_is_printed_as_a_file_that_runs(
     assert "has no row 'Nobody'; it has pFedPG, Slower" in capsys.readouterr().err
     assert benchmark_main([*table, "pFedPG", "office"]) == 2
     assert "has no data group 'office'; it has digits" in capsys.readouterr().err
+
+
+def test_a_label_of_several_data_groups_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ["table", "pfedpt_table1", "--preset", "paper", "--print_config", "pFedPT"]
+    assert benchmark_main([*table, "iid, CNN"]) == 2
+    said = "has several data groups 'iid, CNN'; say which: cifar10_iid_cnn, cifar100_iid_cnn"
+    assert said in capsys.readouterr().err

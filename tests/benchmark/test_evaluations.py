@@ -12,8 +12,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
+from benchmark.records import environment
 from benchmark.records.metrics_table import read_table, rows_sha256, write_parquet
+from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
+from benchmark.run import recorder
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_checkpoint
 from benchmark.run.cli import TRAINER_DEFAULTS
 from benchmark.run.recorder import Recorder
@@ -75,6 +78,15 @@ def test_an_evaluation_adds_a_file_and_touches_no_other(tmp_path: Path) -> None:
     assert rounds_of(tmp_path) == [0, 2, 4, 6]
     assert verify_record(tmp_path) == []
     assert not (tmp_path / "metrics").exists()
+
+
+def test_a_record_names_the_commit_that_the_training_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, revision in ((recorder, "a" * 40), (environment, "b" * 40)):
+        monkeypatch.setattr(module, "checkout", lambda said=revision: {"revision": said, "dirty": False})
+    train(tmp_path / "run", 1)
+    assert read_record(tmp_path / "run").environment["git"] == {"revision": "a" * 40, "dirty": False}
 
 
 def test_a_checkpoint_does_not_grow_with_the_evaluations(tmp_path: Path) -> None:

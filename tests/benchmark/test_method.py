@@ -15,8 +15,11 @@ from timm.layers import DropPath
 from torch import nn
 
 from benchmark.contract import Client, Group, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.engine.cohort import Cohort
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Round
+from benchmark.method import FederatedMethod
 from benchmark.seeds import global_states
 from methods.fedavg import FedAvg
 from methods.losses import cross_entropy
@@ -103,6 +106,73 @@ def test_clients_remember_their_own_values_of_their_last_round() -> None:
     assert method.store.all_rows("participated").tolist() == [client in last for client in range(11)]
     assert all(torch.equal(rows[client], last.get(client, initial)) for client in range(11))
     assert not any(torch.equal(rows[client], initial) for client in last)
+
+
+class LastLayer(FederatedMethod):
+    """Has a personal layer of any name, and reports whether the client has been there before."""
+
+    shared = ("body",)
+
+    def __init__(self, num_clients: int, name: str) -> None:
+        super().__init__(num_clients)
+        self.personal = (name,)
+        self.body = nn.Linear(3 * 16 * 16, 4)
+        self.add_module(name, nn.Linear(4, 8))
+        self.training_settings = LocalTraining(lr=0.05, epochs=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule(self.personal[0])(self.body(x.flatten(1)))
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = super().client_loss(client, batch)
+        assert isinstance(loss, torch.Tensor)
+        return loss, {"participated": client.participated.float()}
+
+
+def test_a_personal_layer_is_kept_whatever_its_name() -> None:
+    rows = {}
+    for name in ("head", "last", "momentum"):
+        torch.manual_seed(0)
+        _, data = build("FedAvg", "--data.clients_per_round=4")
+        method = LastLayer(11, name)
+        trainer = fit(method, data, 3)
+        rows[name] = method.store.all_rows(f"{name}.weight")
+        moved = (rows[name] != method.get_parameter(f"{name}.weight")).flatten(1).any(1)
+        took_part = {client for number in (1, 2, 3) for client in method.server.rule.select(number)}
+        assert {client for client in range(11) if moved[client]} == took_part
+        assert torch.equal(rows[name], rows["head"])
+        # What a client did before is known without remembering anything of it.
+        known = trainer.callbacks[0].values[3, "local", "train", "participated"]
+        before = {client for number in (1, 2) for client in method.server.rule.select(number)}
+        assert {client: known[client].item() for client in method.server.rule.select(3)} == {
+            client: float(client in before) for client in method.server.rule.select(3)
+        }
+
+
+def test_a_name_by_which_clients_keep_something_else_is_refused() -> None:
+    class Twice(LastLayer):
+        """Has the name of what is kept of another parameter."""
+
+        remembers = ("body",)
+
+        def __init__(self, num_clients: int) -> None:
+            super().__init__(num_clients, "last")
+            self.last.add_module("body", nn.Linear(2, 2))
+
+    _, data = build("FedAvg")
+    with pytest.raises(ConfigurationError, match=r"the personal parameter last\.body\.weight of Twice has the name of"):
+        fit(Twice(11), data, 1)
+
+
+def test_what_clients_report_is_summed_in_float32() -> None:
+    cohort = Cohort((0, 1), Stage.TRAIN, Round(1, (0, 1), 0), {}, Broadcast(), {}, torch.zeros(2), torch.zeros(2, 8))
+    for _ in range(1000):
+        cohort.report({"near": torch.full((2,), 0.3, dtype=torch.bfloat16), "yes": torch.tensor([True, False])})
+        cohort.report({"count": torch.full((1,), 2**24 + 1)})
+    near, _ = cohort.totals["near"]
+    assert near.tolist() == pytest.approx([1000 * float(torch.tensor(0.3, dtype=torch.bfloat16))] * 2, rel=1e-5)
+    assert cohort.totals["yes"][0].tolist() == [1000, 0]
+    assert cohort.totals["count"][0].tolist() == [1000 * (2**24 + 1), 0]
 
 
 class FineTuned(FedAvg):

@@ -204,6 +204,23 @@ def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
     ]
 
 
+def test_where_scores_rest_on_draws_steps_have_as_many_rows_whoever_is_tested_together() -> None:
+    held = {
+        "test": {0: np.arange(5), 1: np.arange(5, 7), 2: np.arange(7, 14), 3: np.arange(14, 15)},
+        "val": {0: np.arange(15, 27), 1: np.arange(17, 18), 2: np.arange(18, 19), 3: np.arange(19, 20)},
+    }
+    for asked in (["test"], ["val", "test"]):
+        for most in (1, 9):
+            splits = {name: held[name] for name in asked}
+            made = EvaluationPlan([0, 1, 2, 3], splits, None, ("server",), 8, most_clients=most, noisy=True)
+            steps = [made[i] for i in range(len(made.steps))]
+            assert {(step.split, step.index.shape[1]) for step in steps} <= {("test", 7), ("val", 6)}
+            assert all(step.index.numel() <= 8 or len(step.clients) == 1 for step in steps)
+            for name in asked:
+                seen = [row for step in steps if step.split == name for row in step.index[step.mask].tolist()]
+                assert sorted(seen) == sorted(row for rows in held[name].values() for row in rows)
+
+
 def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width() -> None:
     for width in (1, 2, 3):
         made = EvaluationPlan([0, 1, 2], {"test": INDICES}, fitting(width), ("server",), 4, most_clients=9)

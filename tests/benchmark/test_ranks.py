@@ -16,6 +16,7 @@ from benchmark.engine.capacity import balanced
 from benchmark.engine.ranks import dealt, fingerprint
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
+from benchmark.run.checkpoint import finished_rounds
 from benchmark.run.pulse import OtherRankError
 from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule
@@ -39,8 +40,8 @@ FEW = (WIDTH, "--data.partition.init_args.num_clients=7", "--data.clients_per_ro
 
 
 @cache
-def alone(conf: str, *overrides: str) -> Any:
-    return run_over(1, conf, *overrides)
+def alone(conf: str, *overrides: str, rounds: int = 2) -> Any:
+    return run_over(1, conf, *overrides, rounds=rounds)
 
 
 def require_same_over(count: int, conf: str, *overrides: str) -> list[int]:
@@ -62,6 +63,20 @@ def test_the_number_of_ranks_changes_no_bit(conf: str, count: int) -> None:
 
 def test_there_may_be_more_ranks_than_clients() -> None:
     require_same_over(4, "FedPer", WIDTH, "--data.partition.init_args.num_clients=2", "--data.clients_per_round=1")
+
+
+def test_ranks_without_a_cohort_save_and_resume_with_the_others(tmp_path: Path) -> None:
+    # One cohort a round, so that one of the ranks takes no step in it.
+    one_cohort = ("FedPer", WIDTH, "--data.clients_per_round=2")
+    expected, counted, _ = alone(*one_cohort, rounds=4)
+    run_over(2, *one_cohort, rounds=2, save_to=tmp_path)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert finished_rounds(last) == 2
+    found, found_counted, _ = run_over(2, *one_cohort, rounds=4, ckpt_path=str(last), save_to=tmp_path)
+    assert finished_rounds(last) == 4
+    assert found_counted == counted
+    for name, value in expected.items():
+        assert torch.equal(value.nan_to_num(7), found[name].nan_to_num(7)), name
 
 
 def test_each_rank_holds_its_part_of_what_is_personal() -> None:

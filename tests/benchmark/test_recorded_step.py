@@ -1,10 +1,13 @@
 """Steps that were recorded once and are repeated: equal in every bit, recorded anew, or left as they are."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from federation import build, fit, learned
@@ -192,6 +195,14 @@ class Slotted:
     weight: float = 1.5
 
 
+class Schedule:
+    """An object of an author's own, which knows itself."""
+
+    def __init__(self) -> None:
+        self.weight = 1.5
+        self.known = {"self": self}
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "a number": lambda held: setattr(held, "number", 2.5),
     "a new attribute": lambda held: setattr(held, "other", 1),
@@ -204,6 +215,11 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a set": lambda held: held.set.add(9),
     "a data class": lambda held: setattr(held.settings, "weight", 2.5),
     "one with slots": lambda held: setattr(held.slotted, "weight", 2.5),
+    "an object's": lambda held: setattr(held.schedule, "weight", 2.5),
+    "an object": lambda held: setattr(held, "schedule", Schedule()),
+    "a namespace's": lambda held: setattr(held.namespace, "weight", 2.5),
+    "an array's": lambda held: held.array.__setitem__(0, 2.5),
+    "a queue's": lambda held: held.queue.append(2.5),
     "a submodule's": lambda held: setattr(held.inner, "p", 0.9),
     "a buffer": lambda held: setattr(held, "buffer", torch.zeros(1)),
     "training": lambda held: held.eval(),
@@ -215,6 +231,8 @@ def test_whatever_changes_is_seen_once(change: Callable[[Any], object]) -> None:
     held: Any = nn.Module()
     held.number, held.list, held.tuple, held.set = 1.5, [1, [2]], ({"weight": 1.5},), {1}
     held.settings, held.slotted, held.inner = Settings(), Slotted(), nn.Dropout(0.5)
+    held.schedule, held.namespace = Schedule(), SimpleNamespace(weight=1.5)
+    held.array, held.queue = np.array([1.5, np.nan]), deque([1.5])
     held.register_buffer("buffer", torch.ones(1))
     attributes = Attributes(held, ())
     assert not attributes.unchanged(Stage.TRAIN)
@@ -224,6 +242,30 @@ def test_whatever_changes_is_seen_once(change: Callable[[Any], object]) -> None:
     change(held)
     assert not attributes.unchanged(Stage.TRAIN)
     assert attributes.unchanged(Stage.TRAIN)
+
+
+def test_what_objects_hold_is_looked_at_where_a_quick_look_says_that_all_are_the_same() -> None:
+    held: Any = nn.Module()
+    held.schedule, held.namespace, held.list = Schedule(), SimpleNamespace(weights=[1.5]), []
+    attributes = Attributes(held, ())
+    assert not attributes.unchanged(Stage.TRAIN)
+    for change in (
+        lambda: setattr(held.schedule, "weight", 2.5),
+        lambda: held.schedule.known.update(other=1),
+        lambda: held.namespace.weights.append(1),
+        lambda: held.list.append(1),
+    ):
+        assert attributes.unchanged(Stage.TRAIN)
+        change()
+        assert not attributes.unchanged(Stage.TRAIN)
+
+
+def test_a_record_that_is_given_up_as_slow_is_not_compared_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []
+    monkeypatch.setattr(recorded_step, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(recorded_step, "equal", lambda *made: compared.append(True) or len(compared) == 1)
+    results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9)
+    assert compared
 
 
 def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -105,6 +105,14 @@ def test_a_run_done_again_is_no_second_seed(tmp_path: Path) -> None:
     assert problems == [f"{runs / 'again'}: the same seed of the same experiment as {runs / 'a'}, which is shown"]
 
 
+def test_of_a_cell_that_was_made_again_the_runs_own_record_is_shown_and_the_other_one_named(tmp_path: Path) -> None:
+    kept, again = tmp_path / "results" / "runs", tmp_path / "runs"
+    for folder, last in ((kept / "a", 0.9), (again / "a", 0.8), (kept / "b", 0.9), (again / "b", 0.9)):
+        write_run(folder, "FedVPT" if folder.name == "a" else "FedAvg", 0, [0.5, 0.7, last])
+    page = write_report(tmp_path / "page.html", tmp_path / "results", again)
+    assert page.problems == [f"{kept / 'a'}: has other numbers than {again / 'a'}, which is shown"]
+
+
 def test_another_partition_is_no_other_seed_unless_every_seed_draws_its_own(tmp_path: Path) -> None:
     for name, seed, split in (("a", 0, "x"), ("b", 1, "x"), ("c", 2, "y")):
         write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9], images_sha256="a" * 64, split=split)

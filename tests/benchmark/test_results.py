@@ -1,5 +1,6 @@
 import dataclasses
 import hashlib
+import importlib
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from benchmark import files
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json, write_text
 from benchmark.records import environment as environment_module
+from benchmark.records import source_code
 from benchmark.records.environment import environment
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.keeping import keep_record
@@ -385,6 +387,23 @@ def test_environment_says_whether_the_code_has_changes(tmp_path: Path, monkeypat
     assert (len(found["revision"]), found["dirty"]) == (40, False)
     (tmp_path / "benchmark" / "new.py").write_text("2\n")
     assert environment()["git"]["dirty"] is True
+
+
+def test_what_a_forking_process_has_loaded_is_the_code_of_its_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "loaded_part.py"
+    source.write_text("class Part:\n    rate = 0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(source_code, "LOADED", {})
+    part = importlib.import_module("loaded_part").Part()
+    before = source_code.code_of([part])
+    assert before["loaded_part"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    source_code.remember_loaded()
+    assert "numpy" not in source_code.LOADED
+    source.write_text("class Part:\n    rate = 1000\n")
+    assert source_code.code_of([part]) == before
+    assert source_code.changed_files(before) == ["loaded_part.py"]
 
 
 def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from finished_run import write_finished_run
 from rich.console import Console
@@ -396,6 +397,27 @@ def test_cells_of_other_code_are_named_and_made_again_on_request(
     capsys.readouterr()
     run_table("two", program=PROGRAM)
     assert "(Alpha: my_method.py changed)" in capsys.readouterr().out
+
+
+def test_a_cell_that_other_code_has_begun_is_begun_anew_on_request(root: Path) -> None:
+    made_by("rate = 0.1\n")
+    run_table("two", program=PROGRAM)
+    begun = {"callbacks": {"Recorder": {"code": stored_run(Path("finished/0")).record.code}}}
+
+    def stop_inside() -> None:
+        for folder in Path("runs").glob("*-s0-*"):
+            (folder / "record.json").unlink()
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            torch.save(begun, folder / "checkpoints" / "last.ckpt")
+
+    stop_inside()
+    run_table("two", program=PROGRAM, rerun_changed=True)
+    made_by("rate = 1000\n")
+    stop_inside()
+    run_table("two", program=PROGRAM)
+    stop_inside()
+    run_table("two", program=PROGRAM, rerun_changed=True)
+    assert [how for _, _, how in calls()[2:]] == ["resumed"] * 4 + ["fresh"] * 2
 
 
 def test_a_row_whose_seeds_are_of_different_code_is_marked(root: Path) -> None:

@@ -510,7 +510,14 @@ def test_kept_trials_are_as_good_as_made_ones(root: Path, capsys: pytest.Capture
     tune_table("two.yaml", seeds=[0, 1], kept=True, **given)  # another seed of the same values
     assert [line.split()[:2] for line in Path("calls.txt").read_text().splitlines()[before:]] == [["test", "1"]] * 4
     before += 4
+    capsys.readouterr()
+    fewer = ["tune", "two.yaml", "--trials=2", f"--rounds={ROUNDS}", "--kept", "--seeds", "0"]
+    assert "results/tuning/two_demo.csv has 3 trials of FedVPT, and 2 are asked for" in refused(capsys, main, fewer)
     tune_table("two.yaml", seeds=[0], kept=True, **given | {"trials": 4})  # more trials are all made
+    assert "other studies" not in capsys.readouterr().out
+    tune_table("two.yaml", seeds=[1], kept=True, **given)  # tuned with another seed, which is said
+    said = "2 rows have trials of other studies in results/tuning/two_demo.csv (FedVPT, FedAvg): by another seed,"
+    assert said in capsys.readouterr().out
     assert sum(line.startswith("trial") for line in Path("calls.txt").read_text().splitlines()[before:]) > 0
     Path(first.trials).write_text("method,study\nFedVPT,1\n")
     said = refused(capsys, main, ["tune", "two.yaml", "--trials=3", f"--rounds={ROUNDS}", "--kept"])
@@ -578,6 +585,10 @@ def test_trials_do_not_depend_on_how_many_go_on_at_once(root: Path) -> None:
         (["two.yaml", "--preset", "paper"], "table two.yaml has no preset 'paper'"),
         (["bare.yaml"], "row Own has no search space: none of own.yaml has search"),
         (["unlike.yaml"], "train for 10 and 20 rounds; give --rounds"),
+        (
+            ["sparse.yaml", "--rounds", "12"],
+            "evaluated after every 5 rounds, so that nothing would be known of the last",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line(
@@ -589,6 +600,8 @@ def test_bad_input_is_refused_in_one_line(
     longer = {"demo": ["--trainer.max_epochs=20"]}
     unlike = [TABLE["rows"][0], TABLE["rows"][1] | {"overrides": longer}]
     Path("unlike.yaml").write_text(yaml.safe_dump(TABLE | {"rows": unlike}))
+    sparse = [TABLE["rows"][0] | {"overrides": {"demo": ["--trainer.check_val_every_n_epoch=5"]}}]
+    Path("sparse.yaml").write_text(yaml.safe_dump(TABLE | {"rows": sparse}))
     assert said in refused(capsys, main, ["tune", *arguments])
     assert Path("calls.txt").read_text() == ""
 

@@ -402,3 +402,20 @@ def test_a_new_client_fits_its_head_alone() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         made(**arguments)
+
+
+def test_a_state_has_the_same_scores_whoever_is_tested_together() -> None:
+    def scores(*overrides: str) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        eight = ("--data.partition.init_args.num_clients=8", "--data.val_fraction=0.3")
+        method, data = build("PFedBayesPT", *eight, *overrides)
+        data.held_out["test"] = {client: rows[: 2 + 4 * (client % 2)] for client, rows in data.held_out["test"].items()}
+        trainer = fit(method, data, 0)
+        fitted = method.evaluation.scores["server", "test"].loss_sum.clone()
+        trainer.test(method, datamodule=data, verbose=False)
+        return fitted, method.evaluation.scores["server", "test"].loss_sum
+
+    fitted, tested = scores()
+    torch.testing.assert_close(tested, fitted, rtol=1e-4, atol=1e-5)
+    for other in scores("--data.one_by_one=true"):
+        torch.testing.assert_close(other, fitted, rtol=1e-4, atol=1e-5)
