@@ -19,8 +19,9 @@ Some keys of a file are no options of a run: three put it together with others, 
 Files are named as seen from the one in which the name stands, or as ``--config`` takes them: from any folder,
 ``configs/suites/digits.yaml`` and ``suites/digits`` are the one that came with the code.
 
-A file that gives settings of a method (``model.init_args``) is read after the one that names the method
-(``model.class_path``), wherever it stands; else later files win, as everywhere in ``lightning-cli``.
+A file with ``method``, which describes a method, is read before those that give settings of it (``model.init_args``),
+wherever it stands. Else later files win, as everywhere in ``lightning-cli``, and a file over those it stands on; where
+settings stand before the file that names their class (``model.class_path``), the name alone is read first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ class Layer:
         at: which of the given files it comes from, by position.
         path: the file.
         given: its content, as it stands there.
+        below: the files that it stands on.
         composed: options and values, where the file has one of :data:`KEYS` or names data in another way than
             lightning-cli reads; None of a file as that reads it.
     """
@@ -52,6 +54,7 @@ class Layer:
     at: int
     path: Path
     given: dict[str, Any]
+    below: frozenset[Path] = frozenset()
     composed: dict[str, Any] | None = None
 
     @property
@@ -134,13 +137,16 @@ def _with_bases(path: Path, at: int, inside: tuple[Path, ...] = ()) -> Iterator[
     bases = given.get("base", [])
     if not isinstance(bases, list) or not all(isinstance(entry, str) for entry in bases):
         raise ConfigurationError(f"{path}: base: expected a list of configuration files, got {str(bases)[:80]}")
+    below: set[Path] = set()
     for entry in bases:
-        yield from _with_bases(_named(entry, path), at, (*inside, path.resolve()))
+        for file in _with_bases(_named(entry, path), at, (*inside, path.resolve())):
+            below.add(file.path.resolve())
+            yield file
     name = given.get("method")
     if not isinstance(name, str | None):
         raise ConfigurationError(f"{path}: method: expected the name by which suites know it, got {str(name)[:80]}")
     if set(given) != {"base"}:
-        yield Layer(at, path, given)
+        yield Layer(at, path, given, frozenset(below))
 
 
 def _named(entry: str, path: Path) -> Path:
@@ -150,17 +156,24 @@ def _named(entry: str, path: Path) -> Path:
 
 
 def _method_first(files: Sequence[Layer]) -> list[Layer]:
-    """The files, with the first that names a method's class before those that give settings of it."""
+    """The files, with the first that names a method's class, or that name alone, before those with settings of it."""
     named = next((position for position, file in enumerate(files) if file.names_class), None)
     first = next((position for position, file in enumerate(files[:named]) if "model" in file.given), named)
-    if named is None or first is None:
+    if named is None or first is None or first == named:
         return list(files)
-    moved = replace(files[named], at=files[first].at)
-    return [*files[:first], moved, *files[first:named], *files[named + 1 :]]
+    file = replace(files[named], at=files[first].at)
+    if file.method and not any(other.path.resolve() in file.below for other in files[first:named]):
+        return [*files[:first], file, *files[first:named], *files[named + 1 :]]
+    model = file.given["model"]
+    head: dict[str, Any] = {"model": {"class_path": model["class_path"] if isinstance(model, dict) else model}}
+    given = head if file.method is None else {"method": file.method, **head}
+    return [*files[:first], replace(file, given=given, composed=head), *files[first:]]
 
 
 def _composed(file: Layer, method: str | None) -> Layer:
     """The file with what it gives a run of the method of this name."""
+    if file.composed is not None:
+        return file
     data = file.given.get("data")
     elsewhere = isinstance(data, str) and _named(data, file.path) != file.path.parent / data
     if not KEYS & set(file.given) and not isinstance(data, list) and not elsewhere:

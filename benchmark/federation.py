@@ -142,3 +142,7 @@ class Federation:
     batch_size: int
     drop_last: bool
     eval_batch_size: int
+
+    def classes_of(self, split: str) -> int:
+        """Return among how many classes the images of a split are classified."""
+        return len(self.label_spaces[split]) if split in self.label_spaces else self.class_counts.shape[1]

@@ -1,6 +1,7 @@
 """The LightningModule of every method: the contract of one client, run by the engine under the Trainer."""
 
 import traceback
+import warnings
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -26,7 +27,7 @@ from benchmark.engine.plan import Block
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.recorded_step import RecordedSteps
-from benchmark.engine.roles import Roles, read_roles
+from benchmark.engine.roles import Roles, read_roles, untrained
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
@@ -138,6 +139,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
             ConfigurationError: the method is for another federation, or its roles, phases or modules make no sense.
         """
         federation, title, ranks = data.federation, type(self).__name__, ranks or Ranks()
+        if not isinstance(self.training, bool):
+            raise ConfigurationError(
+                f"{title}.training is torch's own flag of a module, and {type(self.training).__name__} was put there; "
+                "keep it under another name, such as self.training_settings"
+            )
         if federation.num_clients != self.num_clients:
             raise ConfigurationError(
                 f"the method is for {self.num_clients} clients, the partition has {federation.num_clients}; set "
@@ -152,6 +158,12 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         own = self.__dict__.setdefault("_own_evaluate_local", self.evaluate_local)
         self.evaluate_local = own if data.evaluate_local is None else data.evaluate_local
         self.roles = read_roles(self)
+        if idle := untrained(self, self.roles):
+            warnings.warn(
+                f"{title} names {idle[0]} in shared or personal, and none of its phases trains it; name it in "
+                "local_phases, or take it out",
+                stacklevel=1,
+            )
         self._frozen_parts = frozen_parts(self, self.roles)
         check_modes(self, self._frozen_parts)
         if any(p.optimizer_state == "shared" for p in self.local_phases()):

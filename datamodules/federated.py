@@ -203,7 +203,13 @@ class FederatedDataModule(Checked, LightningDataModule):
         log.info("reading %s", self.source.recorded_name)
         began = time.monotonic()
         pool = self.source.load()
+        pool.check_names(self.source)
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
+        if len(splits.train) != self.num_clients:
+            raise ConfigurationError(
+                f"{type(self.partition).__name__} has given images to {len(splits.train)} clients, and there are "
+                f"{self.num_clients}; assign must return a list for each client"
+            )
         self._recorded_pool = pool
         if isinstance(self.partition, FromManifest):
             self.partition.check_names(self.source)

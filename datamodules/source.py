@@ -32,10 +32,30 @@ class ImagePool:
     def __post_init__(self) -> None:
         n = len(self.labels)
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
-            raise ValueError(f"images must be uint8 [n, 3, H, W], got {self.images.dtype} {tuple(self.images.shape)}")
+            raise ConfigurationError(
+                f"a source's images must be uint8 [n, 3, H, W], got {self.images.dtype} {tuple(self.images.shape)}; "
+                "images of another mode become so by PIL's convert('RGB')"
+            )
         for name in ("images", "test", "domains", "group"):
             if len(getattr(self, name)) != n:
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows, labels has {n}")
+                raise ConfigurationError(f"a source has {len(getattr(self, name))} rows of {name}, and {n} labels")
+
+    def check_names(self, source: "ImageSource") -> None:
+        """Refuse labels and domains that the source has no names for.
+
+        Raises:
+            ConfigurationError: such a label or domain.
+        """
+        for name, values, names in (
+            ("labels", self.labels, source.class_names),
+            ("domains", self.domains, source.domain_names),
+        ):
+            least, most = (int(end) for end in values.aminmax()) if len(values) else (0, 0)
+            if least < 0 or most >= len(names):
+                raise ConfigurationError(
+                    f"{type(source).__name__} has {name} from {least} to {most}, and names for {len(names)} of them; "
+                    f"expected 0 to {len(names) - 1}"
+                )
 
 
 class ImageSource(Checked):

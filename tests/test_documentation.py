@@ -25,6 +25,7 @@ from benchmark.cells.places import chosen_place
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.figures.pfedpt import make
+from benchmark.records.environment import commit_days
 from benchmark.records.record_file import read_record
 from benchmark.records.source_code import changed_files
 from benchmark.run.checkpoint import read_checkpoint
@@ -32,6 +33,7 @@ from benchmark.run.cli import main
 from benchmark.run.command import resolved
 from benchmark.server import ServerRule
 from benchmark.speed.__main__ import CASES
+from benchmark.tables.print_cell import cell_configuration
 from benchmark.yaml_files import read_mapping
 from datamodules import DigitDomains, ImagePool, ImageSource, Partition
 
@@ -107,7 +109,8 @@ def check(words: list[str]) -> None:
             given = commands.parser().parse_args(arguments)
             if given.run in (commands.table, commands.tune):
                 assert chosen_place(given)
-                table = read_mapping(f"configs/tables/{given.name}.yaml")
+                own = given.name.endswith(".yaml")
+                table = read_mapping(given.name if own else f"configs/tables/{given.name}.yaml")
                 assert given.preset in table["presets"]
                 baseline = getattr(given, "baseline", None)  # of `benchmark table` alone
                 assert baseline is None or baseline in [row["label"] for row in table["rows"]]
@@ -246,6 +249,17 @@ def test_the_added_partition_deals_all_images_and_is_drawn() -> None:
     assert all(abs(next - 0.7 * size) < 2 for size, next in pairwise(train))
 
 
+@pytest.mark.usefixtures("workplace")
+def test_every_run_of_the_added_table_is_one_that_the_command_line_takes() -> None:
+    for row in ("HeadTune", "pFedPG", "Smooth"):
+        text = cell_configuration("smoothing.yaml", "demo", row, "digits_domains")
+        Path("cell.yaml").write_text(text)
+        config = resolved(["--config=cell.yaml"])
+        assert config["trainer"]["max_epochs"] == 5
+        training = config["model"]["init_args"]["training"]
+    assert (config["model"]["class_path"], training["lr"]) == ("my_method.SmoothHeadTune", 0.01)
+
+
 class FewDigits(DigitDomains):
     """Every sixteenth of the digits."""
 
@@ -289,6 +303,19 @@ def test_everything_that_pages_name_is_there() -> None:
             assert (ROOT / ("" if page == "README.md" else "docs") / link).exists(), f"{page}: {link}"
         for name in set(re.findall(r"`((?:benchmark|methods|datamodules|tests)/[\w/]+(?:\.py)?/?)`", prose)):
             assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_the_commits_that_records_name_are_there_or_named() -> None:
+    shallow = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"], capture_output=True, text=True
+    )
+    if shallow.stdout.strip() != "false":
+        pytest.skip("there is no history of commits here")
+    named = {}
+    for path in (ROOT / "results/runs").glob("*/record.json"):
+        named[json.loads(path.read_text())["environment"]["git"]["revision"]] = path.parent.name
+    gone = set(filter(None, named)) - set(commit_days(filter(None, named)))
+    assert {revision[:8] for revision in gone} <= set(re.findall(r"\b[0-9a-f]{8}\b", PAGES["results.md"]))
 
 
 def test_the_readme_is_short() -> None:

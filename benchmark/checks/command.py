@@ -14,7 +14,7 @@ from benchmark.checks import methods, partitions, sources
 from benchmark.checks.outcome import printed
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
-from benchmark.run.choices import constructor_parameters
+from benchmark.run.choices import NOT_GIVEN, constructor_parameters
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.command import resolved
 from benchmark.run.reload import quiet
@@ -69,7 +69,9 @@ def _check(target: str, files: Sequence[Path]) -> bool:
         options += ["--data.batch_size=8"]
     if issubclass(kind, Partition):
         model = [] if files else [f"--model={AVERAGED}", *_backbone(_class_of(AVERAGED))]
-        data = _made([*options, f"--data.partition={target}", *model])[1]
+        required = [p.name for p in constructor_parameters(kind) if p.default is p.empty]
+        few = ["--data.partition.init_args.num_clients=4"] if not files and "num_clients" in required else []
+        data = _made([*options, f"--data.partition={target}", *few, *model])[1]
         data.setup()
         subject = partitions.PartitionUnderCheck(data.partition, data.pool, data.source)
         return printed(partitions.CHECKS, subject)
@@ -107,7 +109,8 @@ def _made(options: list[str]) -> tuple[FederatedMethod, FederatedDataModule]:
         told = reported(error)
         if told is None:
             raise
-        raise ConfigurationError(str(told)) from error
+        more = ": check it with --config and a file that has it" if str(told).endswith(NOT_GIVEN) else ""
+        raise ConfigurationError(f"{told}{more}") from error
     rule = cli.rule
     if rule is not None:
         cli.model.make_server = lambda: rule  # type: ignore[method-assign]

@@ -66,11 +66,12 @@ class Evaluation:
         made = simulation.clients(
             "client_logits", method.client_logits, self._cohort, count, batch, part=part, number=step.number
         )
-        if not isinstance(made, Tensor) or made.ndim != 3 or made.shape[:2] != batch.y.shape:
+        classes = simulation.federation.classes_of(step.split)
+        if not isinstance(made, Tensor) or made.shape != (*batch.y.shape, classes):
             given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
             raise ConfigurationError(
                 f"{place(method, 'client_logits')} must return logits [B, C] of the {batch.y.shape[1]} images of a "
-                f"mini-batch; it returns {given}"
+                f"mini-batch and {classes} classes; it returns {given}"
             )
         self._of(step, made.shape[-1]).update(made, batch.y, step.clients)
 

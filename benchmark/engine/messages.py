@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.ranks import Ranks, fingerprint
@@ -29,6 +29,10 @@ def check_broadcast(
         ConfigurationError: a value has not the shape of its parameter, or not a row for each client, or a mask is not
             that of a value's rows.
     """
+    if not isinstance(sent, Broadcast):
+        raise ConfigurationError(
+            f"{title} must return a Broadcast of what clients receive; it returns {type(sent).__name__}"
+        )
     for values, ahead in ((sent.common, ()), (sent.own, (count,))):
         for name, value in values.items():
             given = f"{title} gives {name!r} of shape {tuple(value.shape)}"
@@ -61,6 +65,11 @@ def check_aggregate(values: Values, title: str, shared: Values) -> None:
     Raises:
         ConfigurationError: a name that is not shared, or another shape.
     """
+    if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise ConfigurationError(
+            f"{title} must return new values of shared parameters, a tensor by each one's name; it returns "
+            f"{type(values).__name__}"
+        )
     for name, value in values.items():
         if name not in shared:
             raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -78,7 +79,8 @@ def explained(method: nn.Module, name: str, error: Exception) -> ConfigurationEr
         found = next((words for phrase, words in MISTAKES if phrase in said), None)
         if found is None:
             return None
-        words = found
+        kind = re.search(r"got type <class '([\w.]+)'>", said)
+        words = found if kind is None else f"{found}; it returns {kind[1]}"
     return ConfigurationError(f"{place(method, name, error)} {words}")
 
 

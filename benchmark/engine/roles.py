@@ -72,9 +72,10 @@ def read_roles(method: ClientMethod) -> Roles:
     for phase in (*phases[Stage.TRAIN], *phases[Stage.FINETUNE], *phases[Stage.ADAPT]):
         _check_phase(title, phase)
         for group in phase.groups:
+            for prefix in group.parameters:
+                if not names_under(method, [prefix]):
+                    raise ConfigurationError(f"{title} trains {prefix!r}, which has no parameter")
             names = names_under(method, group.parameters)
-            if not names:
-                raise ConfigurationError(f"{title} trains {group.parameters}, which has no parameter")
             rest = [name for name in names if name not in shared + personal]
             if rest and phase in phases[Stage.TRAIN]:
                 raise ConfigurationError(f"{title} trains frozen parameters: {sorted(rest)[:3]}")
@@ -104,8 +105,17 @@ def phases_of(method: ClientMethod) -> dict[Stage, list[Phase]]:
     return {stage: list(made) for stage, (_, made) in asked.items()}
 
 
+def untrained(method: ClientMethod, roles: Roles) -> list[str]:
+    """List the parameters with a role that no phase trains."""
+    phases = [phase for of in phases_of(method).values() for phase in of]
+    trained = {name for p in phases for group in p.groups for name in names_under(method, group.parameters)}
+    return [name for name in roles.trained if name not in trained]
+
+
 def _role(method: ClientMethod, role: str) -> tuple[str, ...]:
     """Names of the parameters that an attribute's prefixes mean."""
+    if isinstance(getattr(method, role), str):
+        raise ConfigurationError(f"{type(method).__name__}.{role} is a string; write ({getattr(method, role)!r},)")
     for prefix in getattr(method, role):
         if not names_under(method, [prefix]):
             raise ConfigurationError(f"{type(method).__name__}: {role} names {prefix!r}, which has no parameter")

@@ -85,6 +85,10 @@ class FederatedParser(LightningArgumentParser):
         unknown = re.match(r"Option '([\w.]+)' is not accepted|unrecognized arguments: --([\w.]+)", message)
         if unknown:  # of the whole command line, or of the class whose arguments this parser reads
             return _RefusedError([unknown[1] or unknown[2]], known=self._known())
+        foreign = re.match(r"Subcommand '(\w+)' does not accept option '([\w.]+)'", message)
+        commands: Any = next((action.choices for action in self._actions if action.dest == "subcommand"), None)
+        if foreign and commands:
+            return _RefusedError([foreign[2]], known=commands[foreign[1]]._known())
         if message.startswith(REQUIRED):
             return _RefusedError(message.removeprefix(REQUIRED).split(", "), NOT_GIVEN)
         found = re.match(r'Parser key "([\w.]+)"|--([\w.]+)\.help: ', message)
@@ -154,7 +158,7 @@ class _RefusedError(ArgumentError):
 def _first_unknown(given: str, known: Sequence[str]) -> str:
     """The argument that takes no class here, where an option is one of that class's; else the option itself."""
     parts = given.split(".init_args.")
-    for end in range(2, len(parts)):
+    for end in range(1, len(parts)):
         above = ".init_args.".join(parts[:end])
         if not any(name.startswith(above) for name in known):
             return above
@@ -164,6 +168,9 @@ def _first_unknown(given: str, known: Sequence[str]) -> str:
 def _instead(given: str, known: Sequence[str]) -> str:
     """What to write in place of an option that does not exist: those like it, else all that stand there."""
     place, found, name = given.rpartition("init_args.")
+    if found and not any(option.startswith(place + found) for option in known):  # it takes no class
+        there = {place + option.removeprefix(place).partition(".")[0] for option in known if option.startswith(place)}
+        return f"{place.removesuffix('.')} has no init_args, but {', '.join(sorted(there))}"
     here = {option.removeprefix(place + found): option for option in known}
     last = name.rpartition(".")[2]
     like = [short for short in here if short.rpartition(".")[2] == last] or get_close_matches(name, here, cutoff=0.8)

@@ -25,7 +25,7 @@ Paths in a table are relative to the folder the command is started in, the repos
             data: [sources/cifar10, partitions/disjoint_classes]  # optional; of configs, in place of the suite's
             panel: Domains                    # optional; groups of one panel stand side by side under this heading
             configs: [configs/base.yaml]      # optional; read before method and suite
-            overrides: ["--data.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
+            overrides: ["--data.source.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir
             columns:                          # default: every client, then the average
               - {client: amazon, label: A, paper: {dataset: Office-Caltech10, setting: domain=A}}
               - {client: "*"}                 # one column per client, named as in the record
@@ -37,10 +37,12 @@ Paths in a table are relative to the folder the command is started in, the repos
             cost: {dataset: both, setting: communication cost, metric: params per round}  # optional: floats one way
     rows:
       - label: pFedPG                         # the paper's name of the method
-        method: pfedpg                        # optional; of configs/methods, read with the group's suite
-        name: pfedpg_slow                     # [a-z0-9_]; part of run directories, default: method
+        method: pfedpg                        # optional; configs/methods/pfedpg.yaml here, else of those that come with
+                                              # the code, read with the group's suite
+        name: pfedpg_slow                     # [a-z0-9_]; part of run directories, default: method; a row of configs
+                                              # alone needs one
         configs: [configs/x.yaml]             # optional; read last
-        overrides: {paper: ["--model.lr=0.1"]}   # optional; per preset
+        overrides: {paper: ["--model.init_args.training.lr=0.1"]}  # optional; per preset
         point: local                          # server | local: where the row's number is read
         also: {generated prompts: server}     # optional; further readings of the same run, below it
 
@@ -214,6 +216,10 @@ def rows_of(table: Table, preset: Preset) -> list[Row]:
 
 def _check_table(table: Table, path: Path) -> None:
     groups = [group for preset in table.presets.values() for group in preset.data]
+    if nameless := [row.label for row in table.rows if not row.prefix]:
+        raise ConfigurationError(
+            f"{path}: the row {nameless[0]!r} names no method: give it a name, as its runs have it"
+        )
     for name in [row.prefix for row in table.rows] + [group.name for group in groups]:
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"{path}: the name {name!r} is part of a directory's: use a-z, 0-9 and _ only")

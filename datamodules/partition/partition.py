@@ -80,4 +80,10 @@ class Partition(Checked):
 
     def arguments(self) -> dict[str, int | float | str | None]:
         """The constructor's arguments by name, for the manifest."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        names = [*inspect.signature(type(self)).parameters]
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise ConfigurationError(
+                f"{type(self).__name__} must keep its argument {missing[0]} as self.{missing[0]}: the record and the "
+                "manifest say it"
+            )
+        return {name: getattr(self, name) for name in names}

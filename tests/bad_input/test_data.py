@@ -5,6 +5,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from benchmark.run.cli import main
 from datamodules import folders
 from datamodules.domainnet import DomainNet10
 from datamodules.folders import list_class_folders, read_images, without_copies
+from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool, ImageSource
 
 ROOT = Path("pictures")
@@ -38,12 +40,81 @@ class Pictures(ImageSource):
         return without_copies(decoded, labels, np.arange(len(labels)) % 3 == 0, np.zeros_like(labels))
 
 
+class Gray(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, images=pool.images[:, :1])
+
+
+class FewerLabels(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, labels=pool.labels[:-1])
+
+
+class NamelessLabels(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, labels=pool.labels + 1)
+
+
+class OneClient(Partition):
+    """Forgets all clients but the first."""
+
+    def __init__(self, num_clients: int = 2) -> None:
+        self.num_clients = num_clients
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """All images for one."""
+        return ClientSplits([np.flatnonzero(~pool.test.numpy())], [np.flatnonzero(pool.test.numpy())])
+
+
+class Renamed(Partition):
+    """Keeps its argument under another name."""
+
+    def __init__(self, num_clients: int = 2, ratio: float = 0.5) -> None:
+        self.num_clients = num_clients
+        self.half = ratio
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every second image for each."""
+        train, test = np.flatnonzero(~pool.test.numpy()), np.flatnonzero(pool.test.numpy())
+        return ClientSplits([train[::2], train[1::2]], [test[::2], test[1::2]])
+
+
 DATA = [f"--data.source={__name__}.Pictures", "--data.partition=IID", "--data.partition.num_clients=2"]
 DATA += ["--data.clients_per_round=2"]
 BASE = ["--config", str(CONF / "base.yaml"), "--run_dir=run"]
 CNN = ["--config", str(CONF / "FedAvg.yaml")]
 EMBEDDED = ["--config", str(CONF / "HeadTune.yaml")]
 EMBEDDED += [f"--model.init_args.backbone.init_args.{given}" for given in ("name=micro_vit", "weights=embedded")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["source", "Gray"],
+            "a source's images must be uint8 [n, 3, H, W], got torch.uint8 (18, 1, 16, 16);",
+        ),
+        (["source", "FewerLabels"], "a source has 18 rows of images, and 17 labels"),
+        (
+            ["source", "NamelessLabels"],
+            "NamelessLabels has labels from 1 to 2, and names for 2 of them; expected 0 to 1",
+        ),
+        (["partition", "OneClient"], "OneClient has given images to 1 clients, and there are 2; assign must return a"),
+        (
+            ["partition", "Renamed"],
+            "Renamed must keep its argument ratio as self.ratio: the record and the manifest say",
+        ),
+    ],
+)
+def test_mistakes_in_a_source_or_a_partition_of_ones_own_are_told_in_a_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part, name = arguments
+    given = [f"--data.{part}={__name__}.{name}"]
+    assert said in refused(capsys, *given)
 
 
 @pytest.fixture(autouse=True)

@@ -137,6 +137,31 @@ class LogitsOfOneImage(FedVPT):
         return self(batch.x).mean(0)
 
 
+class TooManyClasses(FedVPT):
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        return nn.functional.pad(self(batch.x), (2, 0), value=9.0)
+
+
+class TooFewClasses(FedVPT):
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        return self(batch.x)[:, :3]
+
+
+class MisspellsAPart(FedVPT):
+    def local_phases(self) -> list[Phase]:
+        return [self.training_settings.phase("prompt", "haed")]
+
+
+class NamesAString(FedVPT):
+    personal: Any = "head"
+
+
+class KeepsItsTraining(FedVPT):
+    def __init__(self, *arguments: Any, training: LocalTraining, **named: Any) -> None:
+        super().__init__(*arguments, training=training, **named)
+        self.training = training  # type: ignore[assignment]
+
+
 class UploadsANumber(FedVPT):
     uploads = ("count",)
 
@@ -178,6 +203,16 @@ class MakesPersonalValues(ServerRule):
         return {"head.bias": torch.zeros(8)}
 
 
+class MakesNothing(ServerRule):
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Any:
+        super().aggregate(round, shared, uploads)
+
+
+class SendsValues(ServerRule):
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Any:
+        return shared
+
+
 class MakesOneRow(ServerRule):
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         return {"prompt.tokens": shared["prompt.tokens"][:1]}
@@ -211,8 +246,22 @@ MISTAKES = [
     (Draws, r"Draws.client_l\w+, LINE draws random numbers from a global generator; draw them in draw_noise"),
     (DrawsWithNumPy, r"DrawsWithNumPy.client_l\w+, LINE draws random numbers from a global generator"),
     (LossOfEachImage, r"LossOfEachImage.client_loss .*must return a scalar, .*; it returns shape \(4,\)"),
-    (NoLoss, r"NoLoss.client_loss .*must return tensors alone"),
+    (NoLoss, r"NoLoss.client_loss .*must return tensors alone; it returns NoneType"),
     (LogitsOfOneImage, r"LogitsOfOneImage.client_logits .*must return logits \[B, C\] .*; it returns \(8,\)"),
+    (
+        TooManyClasses,
+        r"TooManyClasses.client_logits .*logits \[B, C\] of the \d+ images .* and 8 classes; it returns \(\d+, 10",
+    ),
+    (
+        TooFewClasses,
+        r"TooFewClasses.client_logits .*logits \[B, C\] of the \d+ images .* and 8 classes; it returns \(\d+, 3\)",
+    ),
+    (MisspellsAPart, r"MisspellsAPart trains 'haed', which has no parameter"),
+    (NamesAString, r"NamesAString.personal is a string; write \('head',\)"),
+    (
+        KeepsItsTraining,
+        r"KeepsItsTraining.training is torch's own flag of a module, and LocalTraining was put there; keep",
+    ),
     (UploadsANumber, r"UploadsANumber.client_loss .*must return tensors alone"),
     (UploadsNothing, r"UploadsNothing: uploads names 'count', which is no parameter and which client_loss does not re"),
     (SendsAPrefix, r"SendsAPrefix.broadcast gives 'prompt'; expected the whole name, such as 'prompt.tokens'"),
@@ -230,6 +279,8 @@ MISTAKES = [
     ),
     (MakesAPrefix, r"MakesAPrefix.aggregate gives 'prompt', which is not shared; expected .*: prompt.tokens"),
     (MakesPersonalValues, r"MakesPersonalValues.aggregate gives 'head.bias', which is not shared; expected .*: prompt"),
+    (MakesNothing, r"MakesNothing.aggregate must return new values of shared parameters, .*; it returns NoneType"),
+    (SendsValues, r"SendsValues.broadcast must return a Broadcast of what clients receive; it returns dict"),
     (MakesOneRow, r"MakesOneRow.aggregate gives 'prompt.tokens' of shape \(1, 64\); expected \(3, 64\)"),
 ]
 
@@ -249,6 +300,19 @@ def test_a_mistake_in_a_method_is_named_in_one_line(kind: type, said: str) -> No
         source, first = inspect.getsourcelines(kind)
         named = int(re.search(r"line (\d+) of", line)[1])  # type: ignore[index]
         assert first < named <= first + len(source), "the line is the mistake's own"
+
+
+def test_a_part_that_no_phase_trains_is_named() -> None:
+    class HeadAlone(FedVPT):
+        def local_phases(self) -> list[Phase]:
+            return [self.training_settings.phase("head")]
+
+    template, data = build("FedVPT")
+    method = HeadAlone(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
+    with pytest.warns(
+        UserWarning, match=r"HeadAlone names prompt\.tokens in shared or personal, and none"
+    ):
+        fit(method, data, 1)
 
 
 class Forgetful(FedVPT):

@@ -146,6 +146,24 @@ def test_a_base_is_read_first_and_seen_from_the_file_that_names_it(folder: Path)
     assert (run.options, top.options) == ({"trainer": {"max_epochs": 1}}, {"run_dir": "here"})
 
 
+@pytest.mark.parametrize("method", ["", "method: fedvpt\n"])
+def test_a_file_that_names_a_class_wins_over_the_suite_that_it_stands_on(folder: Path, method: str) -> None:
+    own = {"class_path": "methods.FedVPT", "init_args": {"num_prompts": 3, "training": {"lr": 0.5, "epochs": 3}}}
+    more = {"model": own, "data": {"batch_size": 32}, "trainer": {"max_epochs": 2}}
+    Path("own.yaml").write_text(method + yaml.safe_dump({"base": ["suites/digits"], **more}))
+    found = resolved("--config=own.yaml")
+    training = found["model"]["init_args"]["training"]
+    assert found["model"]["class_path"] == "methods.FedVPT"
+    assert (found["model"]["init_args"]["num_prompts"], training["lr"], training["epochs"]) == (3, 0.5, 3)
+    assert (found["data"]["batch_size"], found["trainer"]["max_epochs"]) == (32, 2)
+    Path("later.yaml").write_text(yaml.safe_dump(more))
+    again = resolved(f"--config={CONFIGS / 'suites/digits.yaml'}", "--config=later.yaml")
+    assert (again["data"], again["trainer"]) == (found["data"], found["trainer"])
+    assert again["model"]["init_args"]["training"]["lr"] == 0.5
+    earlier = resolved("--config=later.yaml", f"--config={CONFIGS / 'suites/digits.yaml'}")
+    assert earlier["trainer"]["max_epochs"] == 10
+
+
 def test_a_plain_file_changes_a_run_that_stands_before_it(folder: Path) -> None:
     Path("plain.yaml").write_text("trainer: {max_epochs: 1}\nmodel: {init_args: {training: {lr: 0.0625}}}\n")
     run = CONFIGS / "fedvpt_digits.yaml"
