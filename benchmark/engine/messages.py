@@ -1,16 +1,37 @@
 """What travels between clients and a server's rule is checked: what it sends and makes, what they report."""
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.ranks import Ranks, fingerprint
-from benchmark.engine.roles import Roles, names_under
+from benchmark.engine.roles import Roles, names_under, overrides
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.server import ServerRule
+
+
+def selected(rule: ServerRule, number: int) -> list[int]:
+    """Ask a rule for the clients of a round, ascending.
+
+    Raises:
+        ConfigurationError: there is none, one twice, or one that does not train.
+    """
+    clients = sorted(rule.select(number))
+    if overrides(rule, "select"):
+        strangers = sorted(set(clients) - set(rule.federation.training_clients))
+        twice = [one for one, other in pairwise(clients) if one == other]
+        said = f"client {twice[0]} twice" if twice else "" if clients else "no client"
+        said = f"client {strangers[0]}, which does not train," if strangers else said
+        if said:
+            raise ConfigurationError(
+                f"{type(rule).__name__}.select gives {said} in round {number}; expected some of training_clients, each "
+                "of them once"
+            )
+    return clients
 
 
 def check_broadcast(

@@ -11,7 +11,7 @@ from benchmark.contract import Stage
 from benchmark.engine.arrivals import Arrivals
 from benchmark.engine.data import FederatedData, Member
 from benchmark.engine.loaders import Loaders
-from benchmark.engine.messages import check_server_state
+from benchmark.engine.messages import check_server_state, selected
 from benchmark.engine.plan import Block
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
@@ -78,7 +78,7 @@ class Server(Callback):
     def next_clients(self, number: int) -> list[int]:
         """Return the clients of a round, ascending."""
         if self._selected[0] != number:
-            self._selected = (number, sorted(self.rule.select(number)))
+            self._selected = (number, selected(self.rule, number))
         return self._selected[1]
 
     @property

@@ -203,6 +203,21 @@ class MakesPersonalValues(ServerRule):
         return {"head.bias": torch.zeros(8)}
 
 
+class SelectsTwice(ServerRule):
+    def select(self, number: int) -> list[int]:
+        return [3, 1, 3]
+
+
+class SelectsAStranger(ServerRule):
+    def select(self, number: int) -> list[int]:
+        return [1, 99]
+
+
+class SelectsNobody(ServerRule):
+    def select(self, number: int) -> list[int]:
+        return []
+
+
 class MakesNothing(ServerRule):
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Any:
         super().aggregate(round, shared, uploads)
@@ -279,6 +294,12 @@ MISTAKES = [
     ),
     (MakesAPrefix, r"MakesAPrefix.aggregate gives 'prompt', which is not shared; expected .*: prompt.tokens"),
     (MakesPersonalValues, r"MakesPersonalValues.aggregate gives 'head.bias', which is not shared; expected .*: prompt"),
+    (
+        SelectsTwice,
+        r"SelectsTwice.select gives client 3 twice in round 1; expected some of training_clients, each",
+    ),
+    (SelectsAStranger, r"SelectsAStranger.select gives client 99, which does not train, in round 1; expected some of"),
+    (SelectsNobody, r"SelectsNobody.select gives no client in round 1; expected some of training_clients"),
     (MakesNothing, r"MakesNothing.aggregate must return new values of shared parameters, .*; it returns NoneType"),
     (SendsValues, r"SendsValues.broadcast must return a Broadcast of what clients receive; it returns dict"),
     (MakesOneRow, r"MakesOneRow.aggregate gives 'prompt.tokens' of shape \(1, 64\); expected \(3, 64\)"),
@@ -309,9 +330,7 @@ def test_a_part_that_no_phase_trains_is_named() -> None:
 
     template, data = build("FedVPT")
     method = HeadAlone(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
-    with pytest.warns(
-        UserWarning, match=r"HeadAlone names prompt\.tokens in shared or personal, and none"
-    ):
+    with pytest.warns(UserWarning, match=r"HeadAlone names prompt\.tokens in shared or personal, and none"):
         fit(method, data, 1)
 
 
