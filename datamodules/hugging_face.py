@@ -151,10 +151,24 @@ class HuggingFaceImages(OwnImages):
             if image is None:
                 raise ConfigurationError(f"{self.what}: row {row} has no image; leave out rows without one")
             if image["bytes"] is None:
-                return Path(image["path"])
+                return self._own_file(image["path"], row)
             return f"of row {row} of {self.what}", image["bytes"]
 
         return decode_images(read, len(listed.files), self.size, self.fit, self.what)
+
+    def _own_file(self, path: str, row: int) -> Path:
+        """A file that a row names, if it is one of the data set's, or of what the library has downloaded."""
+        from datasets import config
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        real = os.path.realpath(path)
+        folders = [os.path.realpath(folder) for folder in (self.at, config.HF_DATASETS_CACHE, HF_HUB_CACHE)]
+        if not os.path.isfile(real) or not any(os.path.commonpath([folder, real]) == folder for folder in folders):
+            raise ConfigurationError(
+                f"{self.what}: row {row} names {path!r}, which is no file of the data set; put its images into the "
+                f"table itself, or into {self.at}"
+            )
+        return Path(real)
 
 
 def _opened(root: Path, hub: str | None, configuration: str | None, revision: str | None) -> "dict[str, Dataset]":

@@ -126,6 +126,13 @@ def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[
                 )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{path} is not a partition manifest: {type(error).__name__}: {error}") from error
+    known = range(len(manifest["class_names"]))
+    for name, classes in spaces.items():
+        if name not in ("train", "test", *others) or len({*classes}) < len(classes) or not {*classes} <= {*known}:
+            raise ConfigurationError(
+                f"{path}: the label space of {name!r} must name classes from 0 to {len(known) - 1}, each once, of a "
+                "split that there is; the file was changed after it was written. Get it again from where it was made"
+            )
     return others, spaces
 
 

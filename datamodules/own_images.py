@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Seed, Size
-from benchmark.seeds import derived_seed, numpy_generator
+from benchmark.seeds import numpy_generator
 from datamodules.folders import DecodedImages, Fit, list_class_folders, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
-from datamodules.splitting import draw_test, united
+from datamodules.splitting import draw_test, draw_units, united
 from datamodules.tables import read_table
 
 SIDES = ("train", "test")
+#: What no domain is called, as folders of other libraries are.
+SIDE_NAMES = frozenset({*SIDES, "training", "testing", "val", "valid", "validation"})
 
 
 @dataclass(frozen=True)
@@ -124,23 +126,15 @@ class OwnImages(ImageSource):
 
     def _drawn_units(self, listed: Listed, group: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The same, about a fifth of each domain and class, by whole groups."""
-        from sklearn.model_selection import StratifiedGroupKFold  # slow to import
-
         test = np.zeros(len(group), dtype=bool)
         rows = np.flatnonzero(~listed.given)
-        if not len(rows):
-            return test
-        strata = (listed.domains * len(self.class_names) + listed.labels)[rows]
-        folds = StratifiedGroupKFold(5, shuffle=True, random_state=derived_seed(self.split_seed, "own images") % 2**32)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of classes with fewer images than folds
-            try:
-                test[rows[next(folds.split(rows, strata, group[rows]))[1]]] = True
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{self.name}: too few images to draw a test split by groups ({error}); say in a column split "
-                    "which images are train and which test"
-                ) from error
+        strata = listed.domains * len(self.class_names) + listed.labels
+        test[rows] = draw_units(strata[rows], group[rows], self.split_seed, "own images")
+        if len(rows) and not test.any():
+            raise ConfigurationError(
+                f"{self.name}: too few groups to draw a test split of whole ones, one in each domain and class; say "
+                "in a column split which images are train and which test"
+            )
         return test
 
 
@@ -188,6 +182,12 @@ class DomainFolders(OwnImages):
             raise ConfigurationError(
                 f"{self.at} must hold a folder for each of at least two domains, it has {len(self.domain_names)}; "
                 "ImageFolders reads images of one domain, <root>/<class>/*"
+            )
+        if len(sides := [name for name in self.domain_names if name.lower() in SIDE_NAMES]) > 1:
+            raise ConfigurationError(
+                f"{self.at} holds {' and '.join(sides)}, which are sides of a split and no domains: read as domains, "
+                "images of each would train. ImageFolders reads <root>/train/<class> and <root>/test/<class>: call "
+                "them so"
             )
         places = [place for domain in self.domain_names for place in _places(self.at, domain)]
         self.class_names = _common_classes(self.name or "", self.at, places)

@@ -7,6 +7,8 @@ that changed with its version would make other test images of old runs.
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark.seeds import numpy_generator
+
 
 def draw_test(labels: NDArray[np.int64], free: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.bool_]:
     """Draw a fifth of the images for testing, rounded up, every class in proportion (largest remainders).
@@ -45,6 +47,31 @@ def draw_in_proportion(
         of_class = labels == label if free is None else (labels == label) & free
         drawn[rng.permutation(np.flatnonzero(of_class))[:number]] = True
     return drawn
+
+
+def draw_units(strata: NDArray[np.int64], units: NDArray[np.int64], seed: int, name: str) -> NDArray[np.bool_]:
+    """Draw about a fifth of the images for testing by whole units, each stratum by itself.
+
+    Of a stratum's units in a drawn order those that bring the number nearest to a fifth of its images: at least one,
+    and not all; of a single unit none.
+
+    Args:
+        strata: [n], such as the class of each image; a unit counts to that of its first image.
+        units: [n], images of equal value stay together.
+        seed: seed of the draw.
+        name: what is drawn, part of the key.
+
+    Returns:
+        bool, [n], True for test images.
+    """
+    _, first, inverse, sizes = np.unique(units, return_index=True, return_inverse=True, return_counts=True)
+    test = np.zeros(len(first), dtype=bool)
+    for stratum in np.unique(strata[first]):
+        mine = numpy_generator(seed, name, int(stratum)).permutation(np.flatnonzero(strata[first] == stratum))
+        away = np.abs(5 * np.cumsum(sizes[mine]) - sizes[mine].sum())[:-1]
+        if len(away):
+            test[mine[: int(away.argmin()) + 1]] = True
+    return test[inverse.reshape(-1)]
 
 
 def united(units: NDArray[np.int64], copies: NDArray[np.int64]) -> NDArray[np.int64]:

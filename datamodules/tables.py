@@ -46,7 +46,7 @@ def _parquet_rows(path: Path) -> list[dict[str, str]]:
 
     try:
         frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
+        texts = frame.astype(object).where(frame.notna(), "").astype(str)
+    except Exception as error:  # of a damaged file, whatever Arrow and pandas say
         raise ConfigurationError(f"cannot read the table {path} ({str(error)[:200]!r}); write it again") from error
-    texts = frame.astype(object).where(frame.notna(), "").astype(str)
     return [{str(name): value for name, value in row.items()} for row in texts.to_dict("records")]

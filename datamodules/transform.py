@@ -52,7 +52,8 @@ class ImageTransform(Checked):
         augment: of training images: ``none``; ``fedbn`` (horizontal flip, rotation within 30 degrees); or ``clip``
             (a crop as torchvision's RandomResizedCrop draws it, of 8 to 100 % of the area with aspect ratio 3/4 to
             4/3, resized to ``size``, and horizontal flip, as CoOp does; see ``crop_boxes``). Each is one bilinear
-            resampling with numbers drawn per image.
+            resampling with numbers drawn per image. Images stored larger than ``size`` are resized before they are
+            turned; crops are taken of what is stored, point by point, so that these are best stored at ``size``.
 
     Attributes:
         statistics: mean and standard deviation of the channels, for pixels in [0, 1].
@@ -122,9 +123,11 @@ class ImageTransform(Checked):
         size = self.size or x.shape[-1]
         if noise is not None and self.augment_numbers:
             with torch.autocast(x.device.type, enabled=False):  # a place in an image takes more bits than bfloat16 has
+                if self.augment == "fedbn" and x.shape[-1] > size:  # as FedBN does; else a turn picks single pixels
+                    x = _resized(x, size)
                 x = self._resample(x, noise.flatten(0, -2), size)
         elif x.shape[-2:] != (size, size):
-            x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp_(0, 1)
+            x = _resized(x, size)
         mean, std = _on_device(self.statistics, x.device)
         return x.sub_(mean).div_(std).unflatten(0, lead)
 
@@ -145,6 +148,10 @@ class ImageTransform(Checked):
             theta[:, 1, 2] = (2 * top + high) / height - 1
         grid = F.affine_grid(theta, [n, 3, size, size], align_corners=False)
         return F.grid_sample(x, grid, mode="bilinear", align_corners=False)
+
+
+def _resized(x: Tensor, size: int) -> Tensor:
+    return F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp_(0, 1)
 
 
 def crop_boxes(u: Tensor, height: int, width: int) -> Tensor:

@@ -103,8 +103,11 @@ def _build(name: str, preprocessing: dict[str, Any], weights: str, image_size: i
 
     config = open_clip.get_model_config(name)
     text = config["text_cfg"]
-    if config.pop("custom_text", False) or "hf_model_name" in text or "multimodal_cfg" in config:
+    another = "hf_model_name" in text or "hf_tokenizer_name" in text or "multimodal_cfg" in config
+    if config.pop("custom_text", False) or another:
         raise ConfigurationError(f"{name!r} has a text tower of another kind than CLIP's; use one such as ViT-B-16")
+    if "timm_model_name" in config["vision_cfg"]:
+        raise ConfigurationError(f"{name!r} has an image tower of timm's; use one of CLIP's own, such as ViT-B-16")
     if image_size is not None:
         vision = config["vision_cfg"]
         resnet = isinstance(vision["layers"], list)

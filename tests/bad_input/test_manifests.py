@@ -50,3 +50,18 @@ def test_edited_manifests(
     write_manifest("split.json", edited)
     assert message in refused(capsys, cli.main, RUN)
     assert message in refused(capsys, commands.main, ["partition", "split.json", "split.png"])
+
+
+@pytest.mark.parametrize(
+    ("spaces", "said"),
+    [
+        ({"test": [0, 1, 500]}, "the label space of 'test' must name classes from 0 to 7, each once"),
+        ({"test": [0, 1, 1]}, "the label space of 'test' must name classes from 0 to 7, each once"),
+        ({"novel": [0, 1]}, "the label space of 'novel' must name classes from 0 to 7, each once, of a split that"),
+    ],
+)
+def test_label_spaces_of_no_such_classes_or_split(
+    manifest: dict[str, Any], spaces: dict[str, list[int]], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_manifest("split.json", json.loads(json.dumps(manifest)) | {"label_spaces": spaces})
+    assert said in refused(capsys, commands.main, ["partition", "split.json", "split.png"])

@@ -62,6 +62,27 @@ def test_a_single_split_is_drawn(tmp_path: Path, form: str) -> None:
     assert not torch.equal(pools[0].test, pools[2].test)
 
 
+def test_a_table_names_no_files_outside_of_the_data_set(tmp_path: Path) -> None:
+    root, secret = tmp_path / "pets", tmp_path / "secret.png"
+    root.mkdir()
+    for number in range(10):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(root / f"{number}.png")
+    (root / "0.png").rename(secret)
+    kinds = {"image": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}}
+    features = datasets.Features(kinds | {"label": datasets.Value("string")})
+
+    def load(first: Path) -> Any:
+        images = [{"bytes": None, "path": str(path)} for path in (first, *(root / f"{n}.png" for n in range(1, 10)))]
+        data = datasets.Dataset.from_dict({"image": images, "label": ["dog", "cat"] * 5}, features=features)
+        data.cast_column("image", datasets.Image(decode=False)).to_parquet(root / "train.parquet")
+        return HuggingFaceImages("Pets", str(root), size=4).load()
+
+    with pytest.raises(ConfigurationError, match=r"row 0 names '.*secret\.png', which is no file of the data"):
+        load(secret)
+    secret.rename(root / "0.png")
+    assert load(root / "0.png").images[:, 0, 0, 0].tolist() == [*range(10)]
+
+
 def test_a_test_split_may_be_left_out(tmp_path: Path) -> None:
     root = saved(tmp_path / "pets", train=made(0), test=made(100))
     pool = HuggingFaceImages("Pets", root, test=None, size=4).load()

@@ -1,8 +1,10 @@
 """Images that somebody brings: in folders, and listed in an index."""
 
+import contextlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -141,6 +143,51 @@ def test_groups_of_an_index_are_drawn_whole(tmp_path: Path) -> None:
     pool = ImageIndex("Pets", str(write_index(tmp_path, "path,label,group", *rows)), size=4).load()
     assert pool.test.sum() == 8
     assert not set(pool.group[pool.test].tolist()) & set(pool.group[~pool.test].tolist())
+
+
+def test_a_test_split_by_groups_follows_from_its_seed_and_is_near_a_fifth_of_each_class(tmp_path: Path) -> None:
+    fill(tmp_path, "a", images=120)
+    sizes = [2, 9, 3, 7, 1, 4, 12, 5, 8, 6, 1, 2]  # of a class's twelve patients
+    patients = np.repeat(np.arange(24), sizes * 2)
+    rows = [f"a/{n}.png,{'xy'[patient // 12]},{patient}" for n, patient in enumerate(patients)]
+    root = str(write_index(tmp_path, "path,label,group", *rows))
+    found = set()
+    for seed in range(6):
+        pool = ImageIndex("Pets", root, size=4, split_seed=seed).load()
+        assert not set(pool.group[pool.test].tolist()) & set(pool.group[~pool.test].tolist())
+        for label in (0, 1):
+            assert abs(int((pool.test & (pool.labels == label)).sum()) - 12) <= 6
+        assert torch.equal(ImageIndex("Pets", root, size=4, split_seed=seed).load().test, pool.test)
+        found.add(tuple(pool.test.tolist()))
+    assert len(found) == 6
+
+
+def test_groups_too_few_to_draw_from_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "a", images=8)
+    rows = [f"a/{n}.png,{'xy'[n % 2]},{n % 2}" for n in range(8)]
+    with pytest.raises(ConfigurationError, match=r"Pets: too few groups to draw a test split of whole ones"):
+        ImageIndex("Pets", str(write_index(tmp_path, "path,label,group", *rows)), size=4).load()
+
+
+@pytest.mark.parametrize("sides", [("train", "test"), ("Train", "val")])
+def test_sides_of_a_split_are_no_domains(tmp_path: Path, sides: tuple[str, str]) -> None:
+    fill(tmp_path, *(f"{side}/{name}" for side in sides for name in ("cat", "dog")))
+    with pytest.raises(ConfigurationError, match=r"which are sides of a split and no domains"):
+        DomainFolders("Art", str(tmp_path), size=4)
+
+
+def test_a_damaged_parquet_index_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "a", images=4)
+    pd.DataFrame({"path": ["a/0.png"], "label": ["x"]}).to_parquet(tmp_path / "index.parquet", index=False)
+    whole = (tmp_path / "index.parquet").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] = rng.integers(256)
+        (tmp_path / "index.parquet").write_bytes(damaged)
+        with contextlib.suppress(ConfigurationError):
+            ImageIndex("Pets", str(tmp_path), index="index.parquet", size=4)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def test_augmented_images_are_the_same_in_every_precision_of_the_trainer(augment
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_turned_image_of_a_large_one_is_as_smooth_as_a_test_image() -> None:
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    transform = ImageTransform(size=16, augment="fedbn", normalize="half")
+    straight = torch.tensor([[0.75, 0.5], [0.75, 0.5]])  # no flip, no turn
+    torch.testing.assert_close(transform(images, straight), transform(images, None), rtol=0, atol=1e-5)
+
+
 def test_clip_crops_between_8_percent_and_all_of_the_image() -> None:
     ramp = torch.arange(64, dtype=torch.uint8).mul(4).expand(1, 3, 64, 64).contiguous()
     transform = ImageTransform(size=64, augment="clip")
