@@ -25,6 +25,7 @@ class FileLock:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         make_folder(path.parent)
         try:
             self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -48,10 +49,17 @@ class FileLock:
         return os.pread(self.descriptor, 4096, 0).decode(errors="replace")
 
     def write(self, state: str, more: str = "") -> None:
-        """Replace the file's text by a state, this process and a further line."""
-        os.ftruncate(self.descriptor, 0)
+        """Replace the file's text by a state, this process and a further line.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
         text = f"{state}: process {os.getpid()} on {socket.gethostname()}\n{more}\n"
-        os.pwrite(self.descriptor, text.encode()[:4096], 0)
+        try:
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, text.encode()[:4096], 0)
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
     def release(self) -> None:
         """Let go of the file, and of the lock unless a child holds it."""

@@ -16,6 +16,7 @@ from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.lock import CellLock
 from benchmark.cells.log import last_line
 from benchmark.cells.work import Attempt, Work
+from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished
 from benchmark.records.source_code import changed_files
 
@@ -80,7 +81,8 @@ class Process:
         return said or (f"exit status {code}" if code else "ended without writing a record")
 
     def close(self, error: str) -> None:
-        self.lock.write("failed" if error else "finished", error)
+        with contextlib.suppress(ConfigurationError):  # it says so to people alone
+            self.lock.write("failed" if error else "finished", error)
         self.lock.release()
 
 

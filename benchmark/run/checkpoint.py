@@ -1,6 +1,8 @@
 """Checkpoints that are whole or absent, hold no code, are written at the end of a round and notice every change."""
 
 import hashlib
+import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,12 +37,18 @@ CONTENT: dict[str, type] = {
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes to a temporary file, flushes it to the disk and renames it; reads tensors and plain values only."""
 
+    def __init__(self) -> None:
+        self._checked = False
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write the checkpoint and its hash; a kill at any moment leaves the old one or the new one.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            ConfigurationError: it cannot be written, or it could not be read again.
         """
+        if not self._checked:  # what a callback keeps has the same form in every round
+            _check_readable(checkpoint.get("callbacks", {}) if isinstance(checkpoint, dict) else {})
+            self._checked = True
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +76,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ConfigurationError: see :func:`read_checkpoint`.
         """
         return read_checkpoint(path)
+
+
+def _check_readable(states: dict[str, Any]) -> None:
+    """Refuse what a callback keeps besides tensors and plain values, which is all that is read of a file."""
+    for name, state in states.items():
+        torch.save(state, stream := io.BytesIO())
+        stream.seek(0)
+        try:
+            torch.load(stream, weights_only=True)
+        except Exception as error:
+            said = re.search(r"GLOBAL ([\w.]+)", str(error))
+            raise ConfigurationError(
+                f"what {name} keeps in its state_dict could not be read again{f' ({said[1]})' if said else ''}: "
+                "checkpoints hold tensors, numbers, texts, and lists and dicts of them"
+            ) from error
 
 
 class _Hashed:
@@ -149,6 +172,21 @@ def _check_content(path: str | Path, content: Any) -> None:
         if not isinstance(value, torch.Tensor) or not value.isfinite().all():
             raise ConfigurationError(f"{path} can't be continued: {name} in it holds numbers that are not finite")
     server = callbacks["server"]
+    if not isinstance(server.get("finished_rounds"), int):
+        raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no 'finished_rounds'")
+
+
+def check_rounds(path: str | Path, content: dict[str, Any]) -> None:
+    """Refuse to go on from a checkpoint that was saved before all of it knew of its last round.
+
+    Args:
+        path: of the checkpoint.
+        content: of it, as ``read_checkpoint`` returned it.
+
+    Raises:
+        ConfigurationError: it was, as by a callback that saves as soon as an evaluation has ended.
+    """
+    server = content["callbacks"]["server"]
     try:
         counts = {
             "server.finished_rounds": server["finished_rounds"],
@@ -177,9 +215,13 @@ def code_so_far(path: Path) -> dict[str, str]:
         return {}
 
 
+class RoundCheckpoint(ModelCheckpoint):
+    """Lightning's, by a name of its own: a user's beside it has another state."""
+
+
 def round_checkpoint(run_dir: Path) -> ModelCheckpoint:
     """Lightning's callback, set to keep the end of the last round in ``checkpoints/last.ckpt``."""
-    return ModelCheckpoint(
+    return RoundCheckpoint(
         dirpath=run_dir / "checkpoints",
         filename="last",
         every_n_epochs=1,

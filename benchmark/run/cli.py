@@ -27,11 +27,17 @@ from benchmark.ranges import Seed
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
 from benchmark.run.callbacks import round_callbacks
-from benchmark.run.checkpoint import AtomicCheckpointIO, finished_rounds, read_checkpoint, round_checkpoint
+from benchmark.run.checkpoint import (
+    AtomicCheckpointIO,
+    check_rounds,
+    finished_rounds,
+    read_checkpoint,
+    round_checkpoint,
+)
 from benchmark.run.choices import LINKED, check_classes, choices_asked_for
 from benchmark.run.command import PROGRAM
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
-from benchmark.run.loggers import place
+from benchmark.run.loggers import place, take_back
 from benchmark.run.overview import PARSERS
 from benchmark.run.parser import RETIRED, FederatedParser, with_files_read
 from benchmark.run.phases import phases_printed
@@ -41,7 +47,7 @@ from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_ru
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
-from benchmark.run.strategy import RanksStrategy, are_connected, check_started, is_first_process
+from benchmark.run.strategy import RanksStrategy, are_connected, check_first, check_started, is_first_process
 from benchmark.server import ServerRule
 from benchmark.shipped import version
 from datamodules.federated import FederatedDataModule
@@ -78,6 +84,10 @@ class SaveRunConfig(SaveConfigCallback):
             resolved = self.config.clone()
             directory = Path(resolved.pop("run_dir"))  # the configuration is for other directories, too,
             resolved.pop("ckpt_path")  # and for a run from the start
+            loggers = resolved.trainer.logger
+            for logger in loggers if isinstance(loggers, list) else [loggers]:
+                if hasattr(logger, "class_path"):
+                    take_back(logger, directory)
             write_text(directory / "config.yaml", self.parser.dump(resolved, skip_none=False))
 
 
@@ -172,6 +182,10 @@ class FederatedCLI(LightningCLI):
         check_settings(config.trainer, fitting=self.subcommand in ("fit", None))
         check_started(several_devices(config.trainer))
         if self.subcommand is not None:
+            check_first(several_devices(config.trainer))
+        if config.run_dir:
+            config.run_dir = str(Path(config.run_dir).expanduser())  # once: some libraries do so, others do not
+        if self.subcommand is not None:
             config.ckpt_path = _checkpoint_of(config, str(self.subcommand))
         if config.run_dir == "":
             raise ConfigurationError("--run_dir is empty; give a folder, or leave it out")
@@ -219,7 +233,7 @@ class FederatedCLI(LightningCLI):
             kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
         try:
             made = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
-        except (TypeError, ValueError, MisconfigurationException) as error:
+        except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
             raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
         check_strategy(made)
         if isinstance(made.strategy, RanksStrategy) and self.subcommand is not None and isinstance(self._given, list):
@@ -236,7 +250,9 @@ class FederatedCLI(LightningCLI):
         """Compare a checkpoint with this run before any training."""
         path = self.config.fit.ckpt_path
         if path is not None:
-            self.recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, read_checkpoint(path))
+            content = read_checkpoint(path)
+            check_rounds(path, content)
+            self.recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, content)
 
     def _before_scoring(self) -> None:
         """Refuse to score a method that has learned nothing.

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,8 +204,16 @@ def _fit_files(
     if run_dir is None:
         cli = FederatedCLI(arguments, run=False)
         return _run(cli.trainer, cli.model, cli.datamodule, cli.recorder)
-    cli = FederatedCLI(["fit", *arguments, f"--run_dir={run_dir}"])
-    return FinishedRun(cli.model, cli.datamodule, read_metrics(run_dir), read_record(run_dir))
+    folder = Path(run_dir).expanduser()
+    wandb = sys.modules.get("wandb")
+    others = wandb.run if wandb is not None else None
+    try:
+        cli = FederatedCLI(["fit", *arguments, f"--run_dir={folder}"])
+    finally:
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and wandb.run is not others:  # else the next run in this process would go into this one's
+            wandb.finish()
+    return FinishedRun(cli.model, cli.datamodule, read_metrics(folder), read_record(folder))
 
 
 def _run(trainer: Trainer, method: FederatedMethod, data: FederatedDataModule, recorder: Recorder) -> FinishedRun:

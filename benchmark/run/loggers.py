@@ -43,6 +43,14 @@ def place(logger: Any, run_dir: Path) -> None:
             given.name, given.version = "", "tensorboard"
 
 
+def take_back(logger: Any, run_dir: Path) -> None:
+    """Undo what W&B was told of this run alone, in a copy that is for other runs too; arguments as for ``place``."""
+    given: Any = logger.get("init_args", {})
+    if issubclass(locate(logger.class_path), WandbLogger):  # type: ignore[arg-type]
+        given.name = None if given.name == run_dir.name else given.name
+        given.version = None if given.version == _wandb_id(run_dir) else given.version
+
+
 def _wandb_id(run_dir: Path) -> str | None:
     """The id by which W&B knows this run, if it was begun before."""
     begun = sorted(run_dir.glob("wandb/*run-*-*"))

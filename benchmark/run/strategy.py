@@ -32,15 +32,35 @@ GRACE = 10.0
 FOREVER = timedelta(days=365)
 
 
+#: What schedulers and launchers call the number of a process, from 0.
+PROCESS_NUMBERS = ("RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RANK", "LOCAL_RANK")
+
+
 def is_first_process() -> bool:
     """Whether this process is the one that writes and prints, before and after there is a Trainer."""
-    names = ("RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RANK", "LOCAL_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in names)
+    return all(os.environ.get(name, "0") == "0" for name in PROCESS_NUMBERS)
 
 
 def are_connected() -> bool:
     """Whether this process has others to talk to."""
     return dist.is_available() and dist.is_initialized()
+
+
+def check_first(several: bool) -> None:
+    """Refuse a run of one device in a process that is not the first of several: it would neither lock nor say anything.
+
+    Args:
+        several: as for ``check_started``.
+
+    Raises:
+        ConfigurationError: the environment, perhaps a scheduler's, gives it another number.
+    """
+    one_of = next((name for name in PROCESS_NUMBERS if os.environ.get(name, "0") != "0"), None)
+    if not several and one_of is not None:
+        raise ConfigurationError(
+            f"{one_of}={os.environ[one_of]} in the environment says that this is one of several processes, and the "
+            "Trainer's settings are those of one: unset it, or give trainer.devices and trainer.num_nodes"
+        )
 
 
 def check_started(several: bool) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from federation import CONF
+from lightning.pytorch.callbacks import Callback
 from refusal import refused
 
 from benchmark.errors import ConfigurationError
@@ -247,3 +249,40 @@ def test_the_log_keeps_the_rounds_before(last: Path) -> None:
     straight, resumed = (pd.read_csv(f"{run}/csv/metrics.csv") for run in ("straight", "run"))
     assert resumed["step"].tolist() == [0, 1, 2, 3]
     pd.testing.assert_frame_equal(resumed, straight, check_like=True)
+
+
+class KeepsNumPy(Callback):
+    """Keeps a number that is none of Python's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        return {"best": np.float64(0.5)}
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [f"--trainer.callbacks={__name__}.KeepsNumPy", "--trainer.max_epochs=1", "--run_dir=run"]
+    line = refused(capsys, main, ["fit", *BASE, *given])
+    assert "what KeepsNumPy keeps in its state_dict could not be read again (numpy" in line
+    assert "checkpoints hold tensors, numbers, texts" in line
+
+
+def test_checkpoints_of_ones_own_stand_beside_the_runs_and_can_be_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    every = ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
+    main(["fit", *BASE, *every, "--trainer.max_epochs=2", "--run_dir=every"])
+    assert Path("every/checkpoints/last.ckpt").is_file()
+    # After an evaluation, when the Trainer has not counted the round yet.
+    best = ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.monitor=test/server/accuracy"]
+    best += ["--trainer.callbacks.mode=max", "--trainer.callbacks.dirpath=best", "--trainer.check_val_every_n_epoch=2"]
+    main(["fit", *BASE, *best, "--trainer.max_epochs=2", "--run_dir=run"])
+    (saved,) = Path("best").glob("*.ckpt")
+    main(["test", "--run_dir=run", f"--ckpt_path={saved}"])
+    capsys.readouterr()
+    on = ["--trainer.max_epochs=4", "--run_dir=on", f"--ckpt_path={saved}"]
+    line = refused(capsys, main, ["fit", *BASE, *best, *on])
+    assert "can't be continued: it does not know how many rounds are done" in line

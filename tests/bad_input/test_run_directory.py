@@ -161,3 +161,23 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(capsys: pytest.
     line = refused(capsys, main, [*BASE, "--run_dir=run"])
     assert "run/checkpoints/last.ckpt cannot be written: No space left on device" in line
     assert not list(Path("run/checkpoints").iterdir())
+
+
+def test_a_home_folder_is_the_same_for_everything_that_a_run_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    main([*BASE, "--run_dir=~/one", "--trainer.max_epochs=1"])
+    assert {"record.json", "config.yaml", "checkpoints"} < {entry.name for entry in (tmp_path / "home/one").iterdir()}
+    assert not Path("~").exists()
+    main(["test", "--run_dir=~/one"])
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_a_run_of_one_device_is_no_second_process(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "1")
+    line = refused(capsys, main, [*BASE, "--run_dir=run"])
+    assert f"{name}=1 in the environment says that this is one of several processes" in line
+    assert not Path("run").exists()

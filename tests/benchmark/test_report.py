@@ -105,6 +105,15 @@ def test_a_run_done_again_is_no_second_seed(tmp_path: Path) -> None:
     assert problems == [f"{runs / 'again'}: the same seed of the same experiment as {runs / 'a'}, which is shown"]
 
 
+def test_what_may_change_when_a_run_goes_on_makes_no_other_experiment(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9])
+    runs = read_runs([tmp_path / "runs"])[0]
+    longer = {"max_time": {"hours": 3}, "strategy": {"class_path": "benchmark.run.strategy.RanksStrategy"}}
+    again = replace(runs[1], config={**runs[1].config, "trainer": longer})
+    assert [len(each.runs) for each in group([runs[0], again])] == [2]
+
+
 def test_of_a_cell_that_was_made_again_the_runs_own_record_is_shown_and_the_other_one_named(tmp_path: Path) -> None:
     kept, again = tmp_path / "results" / "runs", tmp_path / "runs"
     for folder, last in ((kept / "a", 0.9), (again / "a", 0.8), (kept / "b", 0.9), (again / "b", 0.9)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from federation import CONF
 
 from benchmark.records.record_file import read_record
@@ -169,3 +170,8 @@ def test_the_report_of_a_project_groups_its_runs_and_draws_what_they_have_told(
     assert {metric for _, metric, _ in CURVES} <= logged
     assert set(SCORES) <= summary
     assert set(GROUPS) <= config
+
+
+def test_the_configuration_of_a_run_is_for_other_runs_too(run: Path) -> None:
+    wandb_logger = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"][0]["init_args"]
+    assert (wandb_logger["name"], wandb_logger["version"], wandb_logger["project"]) == (None, None, "prompts")
