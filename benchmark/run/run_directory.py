@@ -50,8 +50,8 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
 def _held(run_dir: Path) -> Iterator[None]:
     try:
         lock = FileLock(run_dir / LOCK)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
+    except (ConfigurationError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
         raise ConfigurationError(
             f"--run_dir={str(run_dir)!r} can't be used: {reason}; give a folder that can be written to"
         ) from error
