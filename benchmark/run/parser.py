@@ -160,7 +160,7 @@ def _first_unknown(given: str, known: Sequence[str]) -> str:
     parts = given.split(".init_args.")
     for end in range(1, len(parts)):
         above = ".init_args.".join(parts[:end])
-        if not any(name.startswith(above) for name in known):
+        if known and not any(name.startswith(above) for name in known):
             return above
     return given
 
@@ -170,7 +170,8 @@ def _instead(given: str, known: Sequence[str]) -> str:
     place, found, name = given.rpartition("init_args.")
     if found and not any(option.startswith(place + found) for option in known):  # it takes no class
         there = {place + option.removeprefix(place).partition(".")[0] for option in known if option.startswith(place)}
-        return f"{place.removesuffix('.')} has no init_args, but {', '.join(sorted(there))}"
+        if there:
+            return f"{place.removesuffix('.')} has no init_args, but {', '.join(sorted(there))}"
     here = {option.removeprefix(place + found): option for option in known}
     last = name.rpartition(".")[2]
     like = [short for short in here if short.rpartition(".")[2] == last] or get_close_matches(name, here, cutoff=0.8)

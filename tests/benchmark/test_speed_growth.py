@@ -20,8 +20,8 @@ from methods.fedper import FedPer
 def test_growth_measures_state_and_checkpoint() -> None:
     found = growth.grow(12, rounds=2, evaluate=True)
     assert growth.grow(12, rounds=2).evaluation is None
-    # a head is 32 * 10 + 10 numbers
-    assert found.state_bytes == 12 * 330 * 4
+    # a head is 32 * 10 + 10 numbers, and whether the client has taken part is another
+    assert found.state_bytes == 12 * (330 + 1) * 4
     assert found.checkpoint_bytes > found.state_bytes
     assert found.evaluation is not None
     assert min(found.round, found.set_up, found.checkpoint, found.evaluation, found.record) > 0

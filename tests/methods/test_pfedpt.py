@@ -50,10 +50,11 @@ def prompts_of(method: Any) -> dict[str, torch.Tensor]:
 
 
 def state(method: Any) -> dict[str, torch.Tensor]:
-    """Shared values and what clients keep, without the prompt."""
+    """Shared values and what clients keep, without the prompt; who has taken part only where there is more."""
     values = {n: method.get_parameter(n).clone() for n in method.roles.shared}
-    bank = {f"bank.{n}": method.store.all_rows(n).clone() for n in method.store.names if "visual_prompt" not in n}
-    return values | bank
+    names = [name for name in method.store.names if "visual_prompt" not in name]
+    kept = [] if names == ["participated"] else names
+    return values | {f"bank.{n}": method.store.all_rows(n).clone() for n in kept}
 
 
 def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
