@@ -159,10 +159,9 @@ class HuggingFaceImages(OwnImages):
     def _own_file(self, path: str, row: int) -> Path:
         """A file that a row names, if it is one of the data set's, or of what the library has downloaded."""
         from datasets import config
-        from huggingface_hub.constants import HF_HUB_CACHE
 
         real = os.path.realpath(path)
-        folders = [os.path.realpath(folder) for folder in (self.at, config.HF_DATASETS_CACHE, HF_HUB_CACHE)]
+        folders = [os.path.realpath(folder) for folder in (self.at, config.HF_CACHE_HOME, config.HF_DATASETS_CACHE)]
         if not os.path.isfile(real) or not any(os.path.commonpath([folder, real]) == folder for folder in folders):
             raise ConfigurationError(
                 f"{self.what}: row {row} names {path!r}, which is no file of the data set; put its images into the "
