@@ -156,11 +156,11 @@ class HuggingFaceImages(OwnImages):
 
         return decode_images(read, len(listed.files), self.size, self.fit, self.what)
 
-    def _own_file(self, path: str, row: int) -> Path:
+    def _own_file(self, path: str | None, row: int) -> Path:
         """A file that a row names, if it is one of the data set's, or of what the library has downloaded."""
         from datasets import config
 
-        real = os.path.realpath(path)
+        real = os.path.realpath(path or "")
         folders = [os.path.realpath(folder) for folder in (self.at, config.HF_CACHE_HOME, config.HF_DATASETS_CACHE)]
         if not os.path.isfile(real) or not any(os.path.commonpath([folder, real]) == folder for folder in folders):
             raise ConfigurationError(

@@ -20,9 +20,9 @@ from benchmark.contract import Stage
 FOREIGN = frozenset(vars(LightningModule())) | {"frozen_hash"}
 FOREIGN -= {"training", "_parameters", "_buffers", "_modules", "_forward_hooks"}
 
-#: Packages whose objects, but for data classes, are not looked into: they are no method's own, and some are large.
-FOREIGNERS = {"benchmark", "torch", "torchvision", "lightning", "timm", "open_clip"}
-FOREIGNERS |= sys.stdlib_module_names - {"types", "argparse"}
+#: Packages, and this one, whose objects but for data classes are not looked into: no method's own, and some large.
+LIBRARIES = {"benchmark", "torch", "torchvision", "lightning", "timm", "open_clip"}
+LIBRARIES |= sys.stdlib_module_names - {"types", "argparse"}
 CONTAINERS = (dict, list, tuple, set, deque)
 #: What is the same object, or equal.
 PLAIN = (bool, int, float, complex, str, bytes)
@@ -119,7 +119,7 @@ def _is_object(value: Any) -> bool:
         return True
     kind = type(value)
     has_attributes = hasattr(value, "__dict__") or any(map(_slots, kind.__mro__))
-    return has_attributes and kind.__module__.partition(".")[0] not in FOREIGNERS
+    return has_attributes and kind.__module__.partition(".")[0] not in LIBRARIES
 
 
 def _inside(value: Any) -> Any:

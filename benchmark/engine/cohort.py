@@ -116,8 +116,8 @@ class Cohort:
             if name not in self.totals:
                 count = len(self.clients)
                 # Sums in bfloat16 would stop at 256, and those of bools at 1.
-                narrow = value.dtype == torch.bool or value.dtype.is_floating_point
-                kind = torch.promote_types(value.dtype, torch.float32) if narrow else value.dtype
+                whole = not value.dtype.is_floating_point and value.dtype != torch.bool
+                kind = value.dtype if whole else torch.promote_types(value.dtype, torch.float32)
                 self.totals[name] = (value.new_zeros(count, *value.shape[1:], dtype=kind), torch.zeros(count))
             total, steps = self.totals[name]
             total[: len(value)].add_(value.detach())  # += would copy the sum onto itself

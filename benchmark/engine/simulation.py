@@ -53,6 +53,7 @@ class Simulation:
         self.roles = roles
         self.slots = slots
         self.store = store
+        self._trained_rows = trained_rows(roles, store.names)
         self.ranks = store.ranks
         self.federation = federation
         self.images = images
@@ -188,8 +189,7 @@ class Simulation:
         numbers = [*values.values(), *reported.values(), *([cohort.totals["loss"][0]] if cohort.totals else [])]
         finite, totals = finite_rows_and(numbers, len(cohort.clients), cohort.scalars())
         rows = [k for k, of_row in enumerate(finite) if of_row]
-        own = trained_rows(self.roles, self.store.names)
-        kept = {row: (cohort.clients, values[name]) for row, name in own.items()}
+        kept = {row: (cohort.clients, values[name]) for row, name in self._trained_rows.items()}
         if PARTICIPATED in self.store.names:
             kept[PARTICIPATED] = (cohort.clients, torch.ones(len(cohort.clients)))
         ended = {name: ([whose[k] for k in rows], value) for name, (whose, value) in (kept | cohort.momenta).items()}

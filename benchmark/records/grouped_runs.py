@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.classes import own
-from benchmark.records.hashes import RESULT_FREE_KEYS, canonical, config_hash
+from benchmark.records.hashes import OF_ONE_SITTING, RESULT_FREE_KEYS, canonical, config_hash
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run, stored_runs
 
@@ -233,9 +233,7 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
 def _alike(run: Run) -> tuple[str | None, ...]:
     """What the runs of an experiment have in common."""
     config = {key: value for key, value in run.config.items() if key != "seed_everything"}
-    # What a run may have otherwise when it goes on: its time, and how its devices are connected.
-    free = {"max_time": None, "strategy": "auto"}
-    config["trainer"] = {**config.get("trainer", {}), **free}
+    config["trainer"] = {**config.get("trainer", {}), **OF_ONE_SITTING}
     # With a partition seed of null every seed has a partition of its own; else one that differs is other data.
     drawn_anew = run.partition[0] != "FromManifest" and run.config.get("data", {}).get("partition_seed", 0) is None
     split = None if drawn_anew else run.record.manifest_hash

@@ -34,6 +34,9 @@ OF_THE_IMAGES = "images_sha256"
 #: What a configuration is hashed with, on however many devices and machines its clients were shared out.
 ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1}
 
+#: The Trainer's settings, with their defaults, that a run may have otherwise when it goes on, at the same numbers.
+OF_ONE_SITTING = {**ON_ONE_DEVICE, "max_time": None, "strategy": "auto"}
+
 
 def canonical(value: Any) -> bytes:
     """The one spelling of a JSON value that hashes are taken of."""

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmark.engine.saved_state import FORMAT
 from benchmark.errors import ConfigurationError
-from benchmark.files import replacing
+from benchmark.files import make_folder, replacing
 
 #: A checkpoint ends with this and the sha256 of all bytes before, as the comment of its zip archive.
 MARK = b"sha256:"
@@ -50,10 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             _check_readable(checkpoint.get("callbacks", {}) if isinstance(checkpoint, dict) else {})
             self._checked = True
         target = Path(path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"{target} cannot be written: {error.strerror or error}") from error
+        make_folder(target.parent)
         with replacing(target) as stream:
             hashed: Any = _Hashed(stream)
             try:

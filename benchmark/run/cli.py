@@ -37,7 +37,7 @@ from benchmark.run.checkpoint import (
 from benchmark.run.choices import LINKED, check_classes, choices_asked_for
 from benchmark.run.command import PROGRAM
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
-from benchmark.run.loggers import place, take_back
+from benchmark.run.loggers import configured, place, take_back
 from benchmark.run.overview import PARSERS
 from benchmark.run.parser import RETIRED, FederatedParser, with_files_read
 from benchmark.run.phases import phases_printed
@@ -84,10 +84,8 @@ class SaveRunConfig(SaveConfigCallback):
             resolved = self.config.clone()
             directory = Path(resolved.pop("run_dir"))  # the configuration is for other directories, too,
             resolved.pop("ckpt_path")  # and for a run from the start
-            loggers = resolved.trainer.logger
-            for logger in loggers if isinstance(loggers, list) else [loggers]:
-                if hasattr(logger, "class_path"):
-                    take_back(logger, directory)
+            for logger in configured(resolved.trainer):
+                take_back(logger, directory)
             write_text(directory / "config.yaml", self.parser.dump(resolved, skip_none=False))
 
 
@@ -196,10 +194,8 @@ class FederatedCLI(LightningCLI):
             config.run_dir = str(Path("runs") / f"{method}-{source}-s{config.seed_everything}-{stamp}")
         self.run_dir = Path(config.run_dir)
         config.trainer.default_root_dir = str(self.run_dir)
-        loggers = config.trainer.logger
-        for logger in loggers if isinstance(loggers, list) else [loggers]:
-            if hasattr(logger, "class_path"):
-                place(logger, self.run_dir)
+        for logger in configured(config.trainer):
+            place(logger, self.run_dir)
         parts = ["seed_everything", "model", "data"]
         # How a checkpoint is evaluated is not how it was trained: the Trainer's settings may differ then.
         parts += ["trainer"] if self.subcommand in ("fit", None) else []

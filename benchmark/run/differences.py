@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from benchmark.records.hashes import RESULT_FREE_KEYS
+from benchmark.records.hashes import OF_ONE_SITTING, RESULT_FREE_KEYS
 
 #: What a run that goes on may have otherwise: more rounds, time for them, and other devices that share its clients.
-MAY_CHANGE = tuple(f"trainer.{name}" for name in ("max_epochs", "max_time", "devices", "num_nodes", "strategy"))
+MAY_CHANGE = tuple(f"trainer.{name}" for name in ("max_epochs", *OF_ONE_SITTING))
 
 
 def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:

@@ -205,15 +205,19 @@ def _fit_files(
         cli = FederatedCLI(arguments, run=False)
         return _run(cli.trainer, cli.model, cli.datamodule, cli.recorder)
     folder = Path(run_dir).expanduser()
-    wandb = sys.modules.get("wandb")
-    others = wandb.run if wandb is not None else None
+    before = _wandb_run()
     try:
         cli = FederatedCLI(["fit", *arguments, f"--run_dir={folder}"])
     finally:
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and wandb.run is not others:  # else the next run in this process would go into this one's
-            wandb.finish()
+        run = _wandb_run()
+        if run is not None and run is not before:  # else the next one in this process would go into it
+            run.finish()
     return FinishedRun(cli.model, cli.datamodule, read_metrics(folder), read_record(folder))
+
+
+def _wandb_run() -> Any:
+    """The run that W&B has open in this process, if any; W&B is not imported for it."""
+    return getattr(sys.modules.get("wandb"), "run", None)
 
 
 def _run(trainer: Trainer, method: FederatedMethod, data: FederatedDataModule, recorder: Recorder) -> FinishedRun:

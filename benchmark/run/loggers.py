@@ -20,6 +20,12 @@ for _kind in (CSVLogger, TensorBoardLogger):
     _save_dir_is_optional(_kind)
 
 
+def configured(trainer: Any) -> list[Any]:
+    """The loggers that the Trainer's arguments name by class; none for the default one, or for none."""
+    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+    return [logger for logger in loggers if hasattr(logger, "class_path")]
+
+
 def place(logger: Any, run_dir: Path) -> None:
     """Have a logger write into the run's directory, by the run's name where it was given none.
 

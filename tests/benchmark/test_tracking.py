@@ -175,3 +175,28 @@ def test_the_report_of_a_project_groups_its_runs_and_draws_what_they_have_told(
 def test_the_configuration_of_a_run_is_for_other_runs_too(run: Path) -> None:
     wandb_logger = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"][0]["init_args"]
     assert (wandb_logger["name"], wandb_logger["version"], wandb_logger["project"]) == (None, None, "prompts")
+
+
+SEEDS = """
+import sys
+from fedprompt import fit
+
+for seed in (1, 2):
+    fit(*sys.argv[1:], seed=seed, run_dir=f"runs/seed{seed}")
+"""
+
+
+def test_each_fit_of_a_process_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:
+    whole = {
+        "base": [str(CONF / "base.yaml"), str(CONF / "FedVPT.yaml")],
+        "trainer": yaml.safe_load(LOGGERS)["trainer"],
+    }
+    whole["trainer"] |= {"max_epochs": 1, "check_val_every_n_epoch": 1}
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
+    paths = [str(Path(__file__).parents[2]), str(CONF.parent)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", SEEDS, "whole.yaml"], cwd=tmp_path, env=environment, check=True)
+    for seed in (1, 2):
+        (held,) = (tmp_path / f"runs/seed{seed}/wandb").glob("offline-run-*/run-*.wandb")
+        assert held.stat().st_size > 0
