@@ -17,7 +17,7 @@ from benchmark.method import FederatedMethod
 from benchmark.run.choices import NOT_GIVEN, constructor_parameters
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.command import resolved
-from benchmark.run.reload import quiet
+from benchmark.run.phases import quiet
 from benchmark.server import ServerRule
 from datamodules.digits import DigitDomains
 from datamodules.federated import FederatedDataModule

@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
@@ -40,7 +40,7 @@ from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_p
 from benchmark.run.loggers import configured, place, take_back
 from benchmark.run.overview import PARSERS
 from benchmark.run.parser import RETIRED, FederatedParser, with_files_read
-from benchmark.run.phases import phases_printed
+from benchmark.run.phases import phases_printed, quiet
 from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
 from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
@@ -349,10 +349,7 @@ def prepare_process() -> None:
 def main(args: list[str] | None = None) -> None:
     """Entry point: one line and exit status 2 for bad input, 128 + n for signal n, 124 where the time was up."""
     prepare_process()
-    if not is_first_process():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.INFO)
-    with termination_as_interrupt(signal.SIGINT), phases_printed() if is_first_process() else nullcontext():
+    with termination_as_interrupt(signal.SIGINT), phases_printed() if is_first_process() else quiet():
         try:
             FederatedCLI(with_config_of_run(sys.argv[1:] if args is None else args))
         except StoppedError as stopped:
@@ -362,9 +359,9 @@ def main(args: list[str] | None = None) -> None:
             if told is None and not are_connected():
                 raise
             # Of several processes, the first one tells what others have met, too.
-            quiet = are_connected() and not is_first_process()
+            told_elsewhere = are_connected() and not is_first_process()
             said = f"error: {told}" if told is not None else "".join(traceback.format_exception(error))
-            end_process("" if quiet and told is not None else said, 1 if told is None else 2)
+            end_process("" if told_elsewhere and told is not None else said, 1 if told is None else 2)
 
 
 def reported(error: BaseException | None) -> BaseException | None:

@@ -1,6 +1,7 @@
 """What takes long and what it came to, a line each, as the modules that do it say it to Python's ``logging``."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,3 +30,16 @@ def phases_printed() -> Iterator[None]:
         for name, level in before.items():
             logging.getLogger(name).removeHandler(handler)
             logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings inside, and no remarks on seeds and devices."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,10 +1,7 @@
 """A finished run's method and data once more, from its directory alone; and the data of a configuration."""
 
 import argparse
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
 from benchmark.run.data_folder import moved
+from benchmark.run.phases import quiet
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
@@ -97,19 +95,6 @@ def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI
     }
     with quiet():
         return FederatedCLI(config, run=False)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings inside, and no remarks on seeds and devices."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def configured_data(paths: Sequence[Path], overrides: Sequence[str]) -> "FederatedDataModule":

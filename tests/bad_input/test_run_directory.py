@@ -1,5 +1,6 @@
 """Run directories that can't be had, are in use, or would be written over; and those that vanish during a run."""
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,4 @@ def test_a_run_of_one_device_is_no_second_process(
     line = refused(capsys, main, [*BASE, "--run_dir=run"])
     assert f"{name}=1 in the environment says that this is one of several processes" in line
     assert not Path("run").exists()
+    assert logging.root.manager.disable == logging.NOTSET  # what this process does next is heard
