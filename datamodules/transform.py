@@ -53,7 +53,8 @@ class ImageTransform(Checked):
             (a crop as torchvision's RandomResizedCrop draws it, of 8 to 100 % of the area with aspect ratio 3/4 to
             4/3, resized to ``size``, and horizontal flip, as CoOp does; see ``crop_boxes``). Each is one bilinear
             resampling with numbers drawn per image. Images stored larger than ``size`` are resized before they are
-            turned; crops are taken of what is stored, point by point, so that these are best stored at ``size``.
+            turned. Crops are taken of what is stored; from larger images a pixel is the mean of a grid of points, as
+            many each way as a stored image is larger, rounded up.
 
     Attributes:
         statistics: mean and standard deviation of the channels, for pixels in [0, 1].
@@ -146,8 +147,10 @@ class ImageTransform(Checked):
             theta[:, 0, 0], theta[:, 1, 1] = flip * wide / width, high / height
             theta[:, 0, 2] = (2 * left + wide) / width - 1
             theta[:, 1, 2] = (2 * top + high) / height - 1
-        grid = F.affine_grid(theta, [n, 3, size, size], align_corners=False)
-        return F.grid_sample(x, grid, mode="bilinear", align_corners=False)
+        points = math.ceil(max(x.shape[-2:]) / size)  # a pixel each way: one alone would miss what lies between two
+        grid = F.affine_grid(theta, [n, 3, points * size, points * size], align_corners=False)
+        sampled = F.grid_sample(x, grid, mode="bilinear", align_corners=False)
+        return sampled if points == 1 else F.avg_pool2d(sampled, points)
 
 
 def _resized(x: Tensor, size: int) -> Tensor:

@@ -75,7 +75,8 @@ class Process:
     def failure(self) -> str:
         code = self.process.returncode
         if code is not None and code < 0:
-            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+            names = {int(known): known.name for known in signal.Signals}
+            return f"killed by signal {-code} ({names.get(-code, signal.strsignal(-code))})"
         line = last_line(self.log)
         said = "" if line.startswith("$ ") else line
         return said or (f"exit status {code}" if code else "ended without writing a record")

@@ -319,9 +319,11 @@ def _checkpoint_of(config: Any, subcommand: str) -> str | None:
     """The checkpoint that a command names: a file, or the last one of its run directory.
 
     Raises:
-        ConfigurationError: the last one of no directory.
+        ConfigurationError: the last one of no directory, or one of Lightning's other words for a checkpoint.
     """
     given: str | None = config.ckpt_path
+    if given in ("best", "hpc") or str(given).startswith("registry"):
+        raise ConfigurationError(f"--ckpt_path={given}: a run keeps its last round; give last, or a checkpoint's file")
     if given == "last" and config.run_dir is None:
         raise ConfigurationError("--ckpt_path=last is the last checkpoint of a run's directory: give --run_dir as well")
     if given == "last" or (given is None and config.run_dir is not None and subcommand != "fit"):

@@ -75,9 +75,15 @@ def become_client(method: "FederatedMethod", client: int) -> None:
     Args:
         method: from :func:`restore`; changed in place.
         client: its index.
+
+    Raises:
+        ConfigurationError: there is no such client.
     """
     for name in method.roles.personal:
-        method.get_parameter(name).data.copy_(method.store.all_rows(name)[client])
+        rows = method.store.all_rows(name)
+        if client not in range(len(rows)):
+            raise ConfigurationError(f"there is no client {client!r}: the run has {len(rows)}, 0 to {len(rows) - 1}")
+        method.get_parameter(name).data.copy_(rows[client])
 
 
 def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI":

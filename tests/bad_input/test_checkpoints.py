@@ -164,6 +164,9 @@ def test_a_checkpoint_is_of_this_run(last: Path, capsys: pytest.CaptureFixture[s
     assert not Path("other").exists()
     line = refused(capsys, main, ["fit", *BASE, "--ckpt_path=last"])
     assert "--ckpt_path=last is the last checkpoint of a run's directory: give --run_dir as well" in line
+    for other in ("best", "hpc", "registry:model"):
+        line = refused(capsys, main, ["test", *BASE, f"--ckpt_path={other}"])
+        assert f"--ckpt_path={other}: a run keeps its last round; give last, or a checkpoint's file" in line
 
 
 def test_a_learning_rate_that_follows_the_rounds_is_not_stretched(

@@ -45,6 +45,9 @@ def test_a_restored_run_has_the_live_runs_logits_and_accuracies(live: Any) -> No
         assert (logits.argmax(1) == data.pool.labels[rows]).double().mean().item() == pytest.approx(last[client])
         different.add(float(own["visual_prompt.up"].sum()))
     assert len(different) > 7  # clients that took part have prompts of their own
+    for absent in (-1, data.num_clients):
+        with pytest.raises(ConfigurationError, match=rf"there is no client {absent}: the run has 11, 0 to 10"):
+            become_client(method, absent)
 
 
 def test_what_cannot_be_restored_is_one_clear_line(live: Any, tmp_path: Path) -> None:

@@ -89,12 +89,22 @@ def test_a_crop_shows_the_box_that_was_drawn() -> None:
         x = image.float()[None] / 127.5 - 1
         if numbers[0] < 0.5:
             x, left = x.flip(3), 32 - left - width
-        ys, xs = (
-            (2 * start + side * (torch.arange(16) + 0.5) / 8) / 32 - 1 for start, side in ((top, height), (left, width))
+        ys, xs = (  # two points a pixel each way, since what is stored is twice as large
+            (2 * start + side * (torch.arange(32) + 0.5) / 16) / 32 - 1
+            for start, side in ((top, height), (left, width))
         )
         grid = torch.stack(torch.meshgrid(ys, xs, indexing="ij")[::-1], dim=-1)[None]
-        expected = torch.nn.functional.grid_sample(x + 1, grid, align_corners=False)[0] - 1
+        points = torch.nn.functional.grid_sample(x + 1, grid, align_corners=False)[0] - 1
+        expected = points.unflatten(2, (16, 2)).unflatten(1, (16, 2)).mean((2, 4))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("stored", "contrast"), [(48, 0.5), (64, 0.01), (128, 0.01)])
+def test_a_crop_of_a_larger_image_misses_nothing_between_its_pixels(stored: int, contrast: float) -> None:
+    stripes = (torch.arange(stored) % 2 * 255).to(torch.uint8).expand(1, 3, stored, stored).contiguous()
+    whole = torch.tensor([[0.9, *[1.0] * 10, *[0.5] * 10, 0.5, 0.5]])
+    out = ImageTransform(size=32, augment="clip", normalize="half")(stripes, whole)
+    assert out.abs().max() < contrast  # grey; single points of it are black and white
 
 
 def torchvisions_box(u: list[float], height: int, width: int) -> list[int]:
