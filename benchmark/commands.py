@@ -47,9 +47,9 @@ def _print_table(result: "TableResult") -> int:
     print(f"written: {result.markdown}, {result.csv}, {result.latex}")
     for name, outcome in result.failed.items():
         log = f" (log: {outcome.log})" if outcome.log else ""
-        print(f"failed: {name}: {outcome.error}{log}", file=sys.stderr)
+        print(_text(f"failed: {name}: {outcome.error}{log}"), file=sys.stderr)
     for problem in result.problems:
-        print(f"failed: {problem}", file=sys.stderr)
+        print(_text(f"failed: {problem}"), file=sys.stderr)
     return 1 if result.failed or result.problems else 0
 
 
@@ -109,28 +109,35 @@ def show(arguments: argparse.Namespace) -> int:
     tuned = record.tuning and f"values chosen among {record.tuning['trials']} trials on {record.tuning['chosen_on']}"
     server = f" with {record.other_server}" if record.other_server else ""
     clients = f"{len(record.client_names)} clients"
-    console.print(f"{record.method}{server} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}")
+    run = f"{record.method}{server} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}"
+    console.print(_text(run))
+    device = _text(record.device)
     console.print(
-        f"rounds {record.rounds_trained} of {record.rounds}, {record.seconds['total']:.1f} s on {record.device}, "
+        f"rounds {record.rounds_trained} of {record.rounds}, {record.seconds['total']:.1f} s on {device}, "
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
         "per participating client and round"
     )
     if tuned:
-        console.print(tuned)
+        console.print(_text(tuned))
     statistics = ("average", "worst", "worst_decile", "std", "pooled")
     shown = Table("", *(name.replace("_", " ") for name in statistics))
     for point, split, metric, entry in _entries(record.summary):
-        shown.add_row(Text(f"{point} {split} {metric}", style="bold"))
+        shown.add_row(Text(_text(f"{point} {split} {metric}"), style="bold"))
         for which in ("round0", "last", "last10", "best_on_test"):
             if which not in entry:
                 continue
             values = entry[which]
-            label = f"  {which}, round {values['round']}" if which in ("last", "best_on_test") else f"  {which}"
+            label = f"  {which}, round {values['round']}" if "round" in values else f"  {which}"
             numbers = ["" if values.get(name) is None else f"{values[name]:.4f}" for name in statistics]
             shown.add_row(*map(Text, (label, *numbers)))
         shown.add_section()
     console.print(shown)
     return 0
+
+
+def _text(said: str) -> str:
+    """What a file said, without characters that would steer a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in said)
 
 
 def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:
@@ -168,7 +175,7 @@ def verify(arguments: argparse.Namespace) -> int:
     for run_dir in run_dirs:
         problems, remarks = check_run(run_dir, arguments.resolve, arguments.rerun, _data_dir(arguments))
         bad += bool(problems)
-        print("\n".join([*(problems or [f"{run_dir}: ok"]), *remarks]), flush=True)
+        print("\n".join(map(_text, [*(problems or [f"{run_dir}: ok"]), *remarks])), flush=True)
     return 1 if bad else 0
 
 
@@ -179,7 +186,7 @@ def report(arguments: argparse.Namespace) -> int:
     page = write_report(arguments.page, arguments.results_dir, arguments.runs)
     print(f"written: {page.path} ({page.path.stat().st_size / 1e6:.1f} MB, {page.runs} runs, {page.tables} tables)")
     for problem in page.problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(_text(f"left out: {problem}"), file=sys.stderr)
     return 1 if page.problems else 0
 
 
@@ -233,23 +240,9 @@ def check(arguments: argparse.Namespace) -> int:
 
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json, or of a source and a partition of configs."""
-    from benchmark.records.record_file import is_finished
-    from benchmark.records.stored_run import stored_run
-    from benchmark.run.reload import configured_data
-    from datamodules.heatmap import manifest_heatmap
-    from datamodules.manifest import read_manifest, write_manifest
+    from benchmark.run.draw_partition import draw_partition
 
-    first, written = Path(arguments.what[0]), [arguments.picture]
-    if first.suffix == ".json" and len(arguments.what) == 1:
-        if first.name == "manifest.json" and is_finished(first.parent):
-            stored_run(first.parent).content("manifest.json")  # refuses another than the run wrote
-        manifest = read_manifest(first)
-    else:
-        paths = [configuration(name) or Path(name) for name in arguments.what]
-        manifest = configured_data(paths, arguments.set).manifest
-        written.append(arguments.picture.with_suffix(".json"))
-        write_manifest(written[-1], manifest)
-    manifest_heatmap(manifest, arguments.picture, arguments.split)
+    written = draw_partition(arguments.what, arguments.picture, arguments.split, arguments.set)
     print(f"written: {', '.join(map(str, written))}")
     return 0
 
@@ -272,6 +265,13 @@ def _add_rerun(entry: argparse.ArgumentParser) -> None:
     entry.add_argument(
         "--rerun-changed", action="store_true", help="do finished runs again that other code made than the present one"
     )
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds, of a command line."""
+    if not (seconds := float(text)) >= 0:  # a NaN is neither
+        raise ValueError
+    return seconds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -341,7 +341,7 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--resolve", action="store_true", help="does the configuration still mean the same?")
     entry.add_argument(
         "--rerun",
-        type=float,
+        type=_seconds,
         nargs="?",
         const=120.0,
         metavar="SECONDS",
@@ -375,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(parsed.run(parsed))
     except ConfigurationError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
+        print(_text(f"benchmark: {error}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # of `benchmark configs | head`; what Python still has to print goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,5 +1,6 @@
 """A folder of results as ``benchmark report`` reads it, with hostile names in it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,19 @@ def write_run(
     root: str = "data",
     split: str = "abc",
     source: str = "CIFAR10",
+    arguments: Mapping[str, Any] = {},
     **fields: Any,
 ) -> None:
-    """A run of three clients; the last one's name is hostile."""
+    """A run of three clients with further arguments of the method and fields; the last one's name is hostile."""
     folder.mkdir(parents=True)
     config = {
         "seed_everything": seed,
-        "model": {"class_path": f"methods.{method}", "init_args": {"backbone": "PaperCNN", "lr": lr}},
+        "model": {"class_path": f"methods.{method}", "init_args": {"backbone": "PaperCNN", "lr": lr, **arguments}},
         "data": {
             "source": {"class_path": f"datamodules.{source}", "init_args": {"root": root}},
             "partition": {"class_path": "datamodules.DirichletShared", "init_args": {"alpha": 0.1}},
             "clients_per_round": 2,
+            "batch_size": 8,
         },
     }
     write_json(folder / "config.yaml", config)  # JSON is YAML
@@ -81,11 +84,12 @@ def write_results(folder: Path) -> Path:
     (folder / "paper" / "one.csv").write_text(f"{heads}\npFedPT,1,CIFAR-10,dir0.1,CNN,FedAvg,best accuracy,61.92,\n")
     (folder / "tables").mkdir()
     shared = {"table": "t", "preset": "paper", "title": "A <table>", "dataset": "Rooms", "method": "Alpha", "seeds": 2}
+    shared |= {"asked": 3, "finished": 2, "codes": 1, "rows": 4}
     shared |= {"split": "test", "metric": "accuracy", "summary": "last", "bytes_up": 1000.0, "seconds": 3.0}
     lines: list[dict[str, Any]] = [
         {"kind": "column", "column": "Avg", "ours": 60.0, "std": 1.5, "paper": 62.0, "difference": -2.0},
         {"kind": "statistic", "column": "average", "ours": 60.0},
-        {"kind": "paired", "column": "minus Beta", "ours": 2.5, "low": 1.0, "high": 4.0, "pairs": 6},
+        {"kind": "paired", "column": "minus Beta", "ours": 2.5, "low": 1.0, "high": 4.0, "pairs": 6, "over": "clients"},
         {"kind": "note", "column": "Eight of <100> rounds.", "dataset": None},
     ]
     frame = pd.DataFrame([shared | line for line in lines]).reindex(columns=list(LONG_COLUMNS))

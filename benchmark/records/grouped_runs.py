@@ -26,12 +26,14 @@ class Run:
         record: what it left behind.
         config: its resolved configuration.
         images: what tells its images from others of the same name; empty where there are no others.
+        images_sha256: their hash; of a record of before, that of the only images known of the same partition.
     """
 
     folder: Path
     record: RunRecord
     config: dict[str, Any]
     images: str = ""
+    images_sha256: str | None = None
 
     @cached_property
     def metrics(self) -> "pd.DataFrame":
@@ -107,17 +109,18 @@ class Run:
         return f"{name}, {size} px" if size else str(name)
 
     @property
-    def epochs(self) -> Any:
-        """Local epochs of a round, where the configuration has them in one place."""
-        return self.get("model.init_args.training.epochs") or self.get("model.init_args.training.init_args.epochs")
-
-    @property
     def local_work(self) -> str:
-        """What a client trains in a round, where the configuration has it in one place; else empty."""
-        steps = self.get("model.init_args.training.steps") or self.get("model.init_args.training.init_args.steps")
-        if steps:
-            return f"{steps} local steps of {self.get('data.batch_size', '?')} images"
-        return f"{self.epochs} local epoch{'s' * (self.epochs != 1)}" if self.epochs else ""
+        """What a client trains in a round, where the configuration has it in one place; else empty.
+
+        Phases that a method has beside its plain training are its own.
+        """
+        training = self.get("model.init_args.training", {})
+        given = training.get("init_args", training) if isinstance(training, dict) else {}
+        epochs, steps = given.get("epochs"), given.get("steps")
+        if not epochs:
+            return ""
+        capped = f" of at most {steps} steps" if steps else ""
+        return f"{epochs} local epoch{'s' * (epochs != 1)}{capped}, batches of {self.get('data.batch_size', '?')}"
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,10 @@ def read_run(folder: Path) -> Run:
         ConfigurationError: one is missing, damaged, changed or not of its form.
     """
     stored = stored_run(folder)
-    run = Run(stored.folder, stored.record, stored.config)
+    run = Run(stored.folder, stored.record, stored.config, images_sha256=stored.record.images_sha256)
     try:  # all is read here, where a run with something damaged can be left out
-        _ = stored.metrics, run.dataset, run.setting, run.backbone, run.epochs, _source(run)
-        _ = run.config.get("data", {}).get("partition_seed")
+        _ = stored.metrics, run.dataset, run.setting, run.backbone, run.local_work, _source(run)
+        _ = run.config.get("data", {}).get("partition_seed"), _alike(run)
         if (folder / "manifest.json").is_file():  # what is kept of a large one is bound to nothing
             _ = stored.partition
     except (AttributeError, KeyError, TypeError) as error:
@@ -182,11 +185,21 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             if kept.record.files["metrics.parquet"]["sha256"] != stored.record.files["metrics.parquet"]["sha256"]:
                 problems.append(f"{stored.folder}: has other numbers than {kept.folder}, which is shown")
     first: dict[tuple[object, ...], Run] = {}
-    for run in runs.values():
+    for run in _with_images(list(runs.values())):
         kept = first.setdefault((*_alike(run), run.record.seed), run)
         if kept is not run:
             problems.append(f"{run.folder}: the same seed of the same experiment as {kept.folder}, which is shown")
     return _told_apart(list(first.values())), problems
+
+
+def _with_images(runs: Sequence[Run]) -> list[Run]:
+    """The runs; those of before records named the images, with the only images that are known of their partition."""
+    known: dict[str, set[str]] = {}
+    for run in runs:
+        if run.images_sha256 is not None:
+            known.setdefault(run.record.manifest_hash, set()).add(run.images_sha256)
+    only = {partition: images.pop() for partition, images in known.items() if len(images) == 1}
+    return [replace(run, images_sha256=run.images_sha256 or only.get(run.record.manifest_hash)) for run in runs]
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
@@ -197,12 +210,12 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
     """
     folders: dict[bytes, dict[str, str]] = {}  # source -> hash of the images -> the folder they were read from
     for run in runs:
-        if run.record.images_sha256 is not None:
+        if run.images_sha256 is not None:
             root = Path(str(run.get("data.source.init_args.root", ""))).name
-            folders.setdefault(_source(run), {}).setdefault(run.record.images_sha256, root)
+            folders.setdefault(_source(run), {}).setdefault(run.images_sha256, root)
     named = []
     for run in runs:
-        rivals, digest = folders.get(_source(run), {}), run.record.images_sha256
+        rivals, digest = folders.get(_source(run), {}), run.images_sha256
         if digest is not None and len(rivals) > 1:
             clear = all(rivals.values()) and len(set(rivals.values())) == len(rivals)
             run = replace(run, images=rivals[digest] if clear else digest[:8])
@@ -238,7 +251,7 @@ def _alike(run: Run) -> tuple[str | None, ...]:
     drawn_anew = run.partition[0] != "FromManifest" and run.config.get("data", {}).get("partition_seed", 0) is None
     split = None if drawn_anew else run.record.manifest_hash
     study = (run.record.tuning or {}).get("study")  # a search may end where it began
-    return config_hash(config), run.record.images_sha256, split, study
+    return config_hash(config), run.images_sha256, split, study
 
 
 def tell_apart(experiments: Sequence[Experiment]) -> list[Experiment]:
@@ -258,16 +271,17 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
     """In brackets, the first three settings that tell experiments of its method apart, and more if three do not."""
     if len(rivals) == 1:
         return ""
-    flat = [_flat(rival.first.config) for rival in rivals]
-    own = flat.pop(list(rivals).index(experiment))
+    others = [flat(rival.first.config) for rival in rivals]
+    own = others.pop(list(rivals).index(experiment))
     keys = [key for key in own if key.startswith(("model", "server", "data", "trainer.max_epochs"))]
     # A setting that others' configurations do not have is one that came later.
     differing = [
         key
         for key in keys
-        if key.rpartition(".")[2] not in RESULT_FREE_KEYS and any(each.get(key, own[key]) != own[key] for each in flat)
+        if key.rpartition(".")[2] not in RESULT_FREE_KEYS
+        and any(each.get(key, own[key]) != own[key] for each in others)
     ]
-    count = next((n for n in range(3, len(differing)) if not _same(own, flat, differing[:n])), len(differing))
+    count = next((n for n in range(3, len(differing)) if not _same(own, others, differing[:n])), len(differing))
     named = [(key.rpartition(".")[2].replace("_", " "), own[key]) for key in differing[:count]]
     shown = [f"{name} {value}" for name, value in named if value is not None]
     return f" ({', '.join(shown)})" if shown else f" ({experiment.first.folder.name})"
@@ -278,7 +292,8 @@ def _same(own: dict[str, Any], others: Sequence[dict[str, Any]], keys: Sequence[
     return any(all(other.get(key) == own[key] for key in keys) for other in others)
 
 
-def _flat(config: Any, key: str = "") -> dict[str, Any]:
+def flat(config: Any, key: str = "") -> dict[str, Any]:
+    """The values of a configuration by their dotted keys."""
     if not isinstance(config, dict):
         return {key: config}
-    return {k: v for name, part in config.items() for k, v in _flat(part, f"{key}.{name}".lstrip(".")).items()}
+    return {k: v for name, part in config.items() for k, v in flat(part, f"{key}.{name}".lstrip(".")).items()}

@@ -1,8 +1,11 @@
 """Finished runs' small files, copied to be committed."""
 
 import hashlib
+import math
 import re
 from pathlib import Path
+
+import yaml
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import json_bytes, make_folder, write_bytes
@@ -47,10 +50,13 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
 def _forget_folder(content: dict[str, bytes]) -> None:
     """Call the folder of the images ``data``, and let the record know the changed file."""
     config = content["config.yaml"]
-    for root in set(re.findall(rb"(?m)^\s+root: (.+)$", config)):
-        weights = rb"(?m)^(\s+checkpoint_path:) " + re.escape(root.rstrip(b"/")) + rb"/"
-        config = re.sub(weights, rb"\1 data/", config)
-    config = re.sub(rb"(?m)^(\s+root:) .*$", rb"\1 data", config)
+    roots = [f"{value.rstrip('/')}/" for _, _, key, value in _places(config) if key == b"root" and value]
+    for whole, start, key, value in _places(config):
+        if key == b"root":
+            config = config.replace(whole, start + b" data", 1)
+        elif root := next((root for root in roots if value.startswith(root)), None):
+            rest = yaml.safe_dump("data/" + value.removeprefix(root), width=math.inf, allow_unicode=True)
+            config = config.replace(whole, start + b" " + rest.removesuffix("...\n").strip().encode(), 1)
     if config != content["config.yaml"]:
         record = parse_json(content["record.json"])
         record["files"]["config.yaml"] = file_entry(config)
@@ -58,6 +64,17 @@ def _forget_folder(content: dict[str, bytes]) -> None:
         del record["record_sha256"]
         record["record_sha256"] = hashlib.sha256(canonical(record)).hexdigest()
         content |= {"config.yaml": config, "record.json": json_bytes(record)}
+
+
+def _places(config: bytes) -> list[tuple[bytes, bytes, bytes, str]]:
+    """Where folders and files of weights are named: the whole entry, what stands before its value, its key, its value.
+
+    A long value goes on in further lines, which are indented more than the key.
+    """
+    found = re.finditer(rb"(?m)^(( +)(root|checkpoint_path):) .+(?:\n\2 +\S.*)*$", config)
+    entries = [(match[0], match[1], match[3]) for match in found]
+    values = [next(iter(yaml.safe_load(whole.decode()).values())) for whole, _, _ in entries]
+    return [(*entry, "" if value is None else str(value)) for entry, value in zip(entries, values, strict=True)]
 
 
 def _class_counts(manifest: bytes) -> bytes:

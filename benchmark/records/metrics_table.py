@@ -117,7 +117,10 @@ def checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
 
     if sorted(metrics.columns) != sorted(COLUMNS):
         raise ValueError(f"a metrics table has the columns {', '.join(COLUMNS)}, got {', '.join(metrics.columns)}")
-    table = metrics[list(COLUMNS)].astype({"round": "int32", "client": "int32", "value": "float64"})
+    table = metrics[list(COLUMNS)].astype({"round": "int64", "client": "int64", "value": "float64"})
+    if len(table) and (table[["round", "client"]] >= 2**31).any(axis=None):
+        raise ValueError("a round or a client has a number of 2^31 or more")
+    table = table.astype({"round": "int32", "client": "int32"})
     for column in NAMED:
         table[column] = pd.Categorical(table[column].astype("str"))
     of_training = table["split"] == "train"
@@ -167,5 +170,5 @@ def readable(path: Path) -> Iterator[None]:
     """Name the metrics table that is not one."""
     try:
         yield
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+    except (OSError, ValueError, TypeError, KeyError) as error:  # as pyarrow and pandas refuse types and metadata
         raise ConfigurationError(f"{path} is not a readable metrics table: {' '.join(str(error).split())}") from error

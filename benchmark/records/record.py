@@ -11,9 +11,12 @@ from typing_extensions import TypedDict  # pydantic needs this one below Python 
 POINTS = ("server", "local")
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "loss")
 
-Count = Annotated[int, Field(ge=0)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+#: Far beyond what is counted or measured, and small enough to be multiplied without an overflow.
+HUGE = 1e40
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Amount = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=-HUGE, le=HUGE, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
 
 

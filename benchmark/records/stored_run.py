@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.hashes import config_hash, manifest_hash
+from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.metrics_table import NAMED, check_clients, checked, readable
 from benchmark.records.record_file import FILES, file_entry, parse_json, read_record
 from benchmark.records.summary import summarize
@@ -64,6 +64,10 @@ class StoredRun:
             raise ConfigurationError(f"{path} is no text in UTF-8 (byte {error.start})") from error
         if not isinstance(config, dict):
             raise ConfigurationError(f"{path} is not a mapping of configuration keys")
+        try:
+            canonical(config)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{path} holds a value that is no configuration's ({error})") from error
         return config
 
     @functools.cached_property
@@ -111,6 +115,8 @@ class StoredRun:
                 problems += [f"{self.folder / name} does not give the record's {what}" for name, what in compare()]
             except (ConfigurationError, ValueError) as error:
                 problems.append(str(error))
+            except (ArithmeticError, TypeError) as error:
+                problems.append(f"{self.folder}: the record's numbers cannot be made of its files ({error})")
         return problems
 
     def _of_config(self) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Leaderboards: methods are ranked within one identical setting, and never across settings."""
 
-import inspect
+import functools
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import yaml
+
 from benchmark.records.classes import class_of
-from benchmark.records.grouped_runs import Experiment, Run, tell_apart
+from benchmark.records.grouped_runs import Experiment, Run, flat, tell_apart
 from benchmark.records.hashes import canonical
 from benchmark.report.grid import Cell, Grid, anchor_of, grid
 from benchmark.report.published import READINGS, beside
@@ -17,18 +19,21 @@ from benchmark.report.readings import (
     POINTS,
     ROUNDS,
     STATISTICS,
+    evaluated_rounds,
     hardware_of,
     last_by_client,
     points_of,
     statistic_of,
     traffic_of,
 )
+from benchmark.shipped import SHIPPED
 from benchmark.tables.numbers import mean_std
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 PAPER = ("Read as in the paper", "Paper")
+WITHIN = ("worst", "worst_decile", "std")
 WORST = ("Worst", "Second", "Third", "Fourth", "Fifth")
 
 
@@ -81,7 +86,8 @@ def boards(experiments: Sequence[Experiment]) -> list[Board]:
         methods: dict[str, list[Experiment]] = {}
         for each in tell_apart(part):
             methods.setdefault(_named(each.first), []).append(each)
-        several = [sorted(each, key=_precedence) for each in methods.values() if len(each) > 1]
+        usual = _usual(part)
+        several = [sorted(each, key=lambda e: _precedence(e, usual)) for each in methods.values() if len(each) > 1]
         alike = [first for first, *_ in several]
         ranked = alike + [each[0] for each in methods.values() if len(each) == 1]
         plain = [Experiment(each.runs, _named(each.first)) for each in sorted(ranked, key=_score, reverse=True)]
@@ -106,27 +112,47 @@ def _setting(run: Run) -> tuple[object, ...]:
     """
     weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
     held_out = run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)
-    of_record = run.record.manifest_hash, run.record.images_sha256, run.record.rounds
+    of_record = run.record.manifest_hash, run.images_sha256, run.record.rounds
     return run.dataset, run.setting, run.backbone, canonical(weights), run.local_work, *held_out, *of_record
 
 
-def _precedence(experiment: Experiment) -> tuple[int, int, str]:
-    """Which of a method's experiments is ranked, whatever it scores: most seeds, then nearest to the defaults."""
+def _precedence(experiment: Experiment, usual: Mapping[str, object]) -> tuple[int, int, int, str]:
+    """Which of a method's experiments is ranked, whatever it scores.
+
+    It is the one with the most seeds, then the one that departs least from the values that the method is shipped with,
+    then the one that departs least from what is ``usual`` on its board.
+    """
     run = experiment.first
-    kind, given = class_of(run.get("model")), run.get("model.init_args", {})
-    try:
-        defaults = inspect.signature(kind).parameters if kind else {}
-    except ValueError:  # a class that is not written in Python
-        defaults = {}
-    changed = [name for name, each in defaults.items() if isinstance(given, dict) and given.get(name) != each.default]
-    return -len(experiment.runs), len(changed), experiment.name
+    given = flat(run.get("model.init_args", {}))
+
+    def departures(values: Mapping[str, object]) -> int:
+        return sum(given[key] != value for key, value in values.items() if key in given)
+
+    own = shipped_values().get(str(run.get("model.class_path")), {})
+    return -len(experiment.runs), departures(own), departures(usual), experiment.name
+
+
+@functools.cache
+def shipped_values() -> dict[str, dict[str, object]]:
+    """The arguments of each method's class in its file of ``configs/methods``, by their dotted keys."""
+    files = (SHIPPED / "configs" / "methods").glob("*.yaml")
+    models = [model for path in files if isinstance(model := yaml.safe_load(path.read_text())["model"], dict)]
+    return {str(model["class_path"]): flat(model.get("init_args") or {}) for model in models}
+
+
+def _usual(experiments: Sequence[Experiment]) -> dict[str, object]:
+    """Of each of the models' arguments the most frequent value."""
+    values: dict[str, list[object]] = {}
+    for each in experiments:
+        for key, value in flat(each.first.get("model.init_args", {})).items():
+            values.setdefault(key, []).append(value)
+    return {key: max(given, key=given.count) for key, given in values.items()}
 
 
 def _score(experiment: Experiment) -> float:
-    """Average over clients in the last round after aggregation; what was not evaluated there comes last."""
-    scores = statistic_of(experiment, "server", "last", "average")
-    known = [value for value in scores if value is not None and math.isfinite(value)]
-    return fmean(known) if known else -math.inf
+    """Average over clients in the last round after aggregation; what was not evaluated or diverged there comes last."""
+    scores = [-math.inf if value is None else value for value in statistic_of(experiment, "server", "last", "average")]
+    return fmean(scores)
 
 
 def _averages(experiment: Experiment, which: str) -> list[float | None]:
@@ -135,7 +161,12 @@ def _averages(experiment: Experiment, which: str) -> list[float | None]:
 
 def ranking(board: Board, paper: "pd.DataFrame") -> Grid:
     """The board's ranked methods, each beside its published number if there is one."""
-    rows = [[Cell(str(rank)), *_row(each, board)] for rank, each in enumerate(board.ranked, 1)]
+    names = {each.first.folder: each.name for each in board.alike}
+    rows = []
+    for rank, each in enumerate(board.ranked, 1):
+        named, *numbers = _row(each, board)
+        settings = _settings(names.get(each.first.folder, each.name), each)
+        rows.append([Cell(str(rank)), named._replace(note=settings), *numbers])
     if not board.first.demo:
         published = [_published(each, paper) for each in board.ranked]
         alike = len({theirs.note for _, theirs in published if theirs.text}) == 1  # then it is said once, below
@@ -164,28 +195,30 @@ def _heads(board: Board) -> list[str]:
 
 
 def _row(experiment: Experiment, board: Board) -> list[Cell]:
-    method = experiment.first.method
     there = points_of(experiment)
     codes = len({canonical(run.record.code) for run in experiment.runs})
     scores = [
-        *(
-            mean_std(statistic_of(experiment, point, "last", "average")) if point in there else ""
-            for point in board.points
-        ),
-        mean_std(_averages(experiment, "last10")),
-        mean_std(_averages(experiment, "best_on_test")),
-        *(mean_std(statistic_of(experiment, there[0], "last", name)) for name in ("worst", "worst_decile", "std")),
+        mean_std(statistic_of(experiment, point, "last", "average")) if point in there else "" for point in board.points
     ]
+    evaluated = min(evaluated_rounds(run, there[0]) for run in experiment.runs)
+    few = f"of {evaluated}" if evaluated < experiment.first.record.rounds else ""
     numbers = [
         *map(Cell, scores),
+        Cell(mean_std(_averages(experiment, "last10")), few if evaluated < 10 else ""),
+        Cell(mean_std(_averages(experiment, "best_on_test")), few),
+        *(Cell(mean_std(statistic_of(experiment, there[0], "last", name))) for name in WITHIN),
         Cell(_tuning(experiment.first)),
         Cell(str(len(experiment.runs)), f"of {codes} codes" if codes > 1 else ""),
         Cell(mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0]),
         Cell(mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0]),
     ]
     above = "ranked above: " if experiment in board.alike else ""
-    note = above + experiment.name.removeprefix(_named(experiment.first)).removeprefix(method).strip(" ()")
-    return [Cell(_named(experiment.first), note, board.anchor), *numbers]
+    return [Cell(_named(experiment.first), above + _settings(experiment.name, experiment), board.anchor), *numbers]
+
+
+def _settings(name: str, experiment: Experiment) -> str:
+    """What the name of an experiment says beside the method's."""
+    return name.removeprefix(_named(experiment.first)).removeprefix(experiment.first.method).strip(" ()")
 
 
 def _tuning(run: Run) -> str:
@@ -199,9 +232,10 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
     rows = rows[~rows["setting"].astype("str").str.contains(";")]  # what stands behind it is a variant's
     for row in rows.itertuples():
         statistic, which = READINGS[str(row.metric)]
-        read = f"{STATISTICS[statistic]}, {ROUNDS[which]}"
+        point = _paper_point(experiment)
+        read = f"{STATISTICS[statistic]}, {ROUNDS[which]}{', ' + POINTS[point] if point != 'server' else ''}"
         theirs = Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}, {read}")
-        return Cell(mean_std(statistic_of(experiment, _paper_point(experiment), which, statistic))), theirs
+        return Cell(mean_std(statistic_of(experiment, point, which, statistic))), theirs
     return Cell(""), Cell("")
 
 

@@ -84,7 +84,7 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
             ("demo", "Demo", [place for place in places if place["board"].first.demo]),
         ],
         tables=tables,
-        figures=_figures(results_dir / "figures"),
+        figures=_figures(results_dir / "figures", problems),
         problems=problems,
         **scripts,
     )
@@ -156,14 +156,21 @@ def _tables(folder: Path, problems: list[str]) -> list[TablePage]:
     return tables
 
 
-def _figures(folder: Path) -> Sequence[dict[str, str]]:
-    """The PNGs of a folder in the order of their numbers; a text file of the same name is the caption."""
+def _figures(folder: Path, problems: list[str]) -> Sequence[dict[str, str]]:
+    """The PNGs of a folder in the order of their numbers; a text file of the same name is the caption.
+
+    What cannot be read is told in ``problems``.
+    """
     found = []
     for path in sorted(folder.glob("*.png"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]):
         words, text = path.stem.replace("_", " "), path.with_suffix(".txt")
-        caption = text.read_text().strip() if text.is_file() else ""
+        try:
+            caption = text.read_text(encoding="utf-8").strip() if text.is_file() else ""
+            content = base64.b64encode(path.read_bytes()).decode()
+        except (OSError, UnicodeError) as error:
+            problems.append(f"{path} and its caption cannot be read: {error}")
+            continue
         named = re.search(r"Fig\. \d+ of \w+", caption)
-        content = base64.b64encode(path.read_bytes()).decode()
         heading = f"{named[0]}, {path.stem.rpartition('_')[2]}" if named else words[:1].upper() + words[1:]
         found.append({"heading": heading, "caption": caption, "says": caption or words, "png": content})
     return found

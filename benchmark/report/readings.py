@@ -28,12 +28,19 @@ def points_of(experiment: Experiment) -> list[str]:
     return [point for point in POINTS if all(accuracy_of(run, point) for run in experiment.runs)]
 
 
+def evaluated_rounds(run: Run, point: str) -> int:
+    """After how many rounds of training the test images were evaluated at a point."""
+    metrics = run.metrics
+    there = (metrics["point"] == point) & (metrics["split"] == "test") & (metrics["metric"] == "accuracy")
+    return int(metrics.loc[there & (metrics["round"] > 0), "round"].nunique())
+
+
 def learning_curve(experiment: Experiment, point: str) -> list[dict[str, Any]]:
     """Average over clients by round: the mean over seeds, and the lowest and highest seed where there are several."""
     curves = []
     for run in experiment.runs:
         rounds, statistics = average_by_round(run.metrics, run.record.test_sizes, point, "test", "accuracy")
-        curves.append({int(r): 100 * float(v) for r, v in zip(rounds, statistics["average"], strict=True)})
+        curves.append({int(r): 100 * float(v) for r, v in zip(rounds, statistics.get("average", ()), strict=True)})
     rows = []
     for number in sorted(set.intersection(*(set(curve) for curve in curves))):
         values = [curve[number] for curve in curves]

@@ -16,6 +16,7 @@ from benchmark.files import write_text
 from benchmark.records.grouped_runs import Experiment, group, read_runs
 from benchmark.report.published import READINGS, beside
 from benchmark.report.readings import POINTS, ROUNDS, STATISTICS, hardware_of, statistic_of
+from benchmark.shipped import shipped
 from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
 from benchmark.tables.paper import read_paper
@@ -127,13 +128,13 @@ def _run_lines(experiments: Sequence[Experiment], published: _Published) -> list
             f"{row.value:.2f}" + (f" ({row.backbone})" if str(row.backbone) not in ("", "nan") else "")
             for row in rows.itertuples()
         )
-        epochs = f", E={run.epochs}" if run.epochs else ""
+        work = f", {run.local_work}" if run.local_work else ""
         seeds = f"seed {run.record.seed}" if len(experiment.runs) == 1 else f"{len(experiment.runs)} seeds"
         minutes = sum(each.record.seconds["total"] for each in experiment.runs) / 60
         columns = [
             experiment.name,
             f"{run.dataset}, {run.setting}",
-            f"{run.backbone}, {run.record.rounds_trained} rounds{epochs}, {seeds}",
+            f"{run.backbone}, {run.record.rounds_trained} rounds{work}, {seeds}",
             _readings(experiment, _reported(published)),
             theirs,
             f"{'; '.join(dict.fromkeys(map(hardware_of, experiment.runs)))}, {minutes:.0f} min",
@@ -195,17 +196,25 @@ def _summary(results: Path, published: Sequence[_Published], experiments: Sequen
     return "\n".join(lines)
 
 
-def write_notes(results_dir: Path = Path("results"), tables_dir: Path = Path("configs/tables")) -> Path:
+def write_notes(results_dir: Path = Path("results"), tables_dir: Path | None = None) -> Path:
     """Write ``REPRODUCTION.md`` from the template beside it, the tables and the kept records.
+
+    Args:
+        results_dir: of the template, ``paper``, ``tables`` and ``runs``.
+        tables_dir: of the tables' YAML files; default ``configs/tables`` here, else those that came with the code.
 
     Raises:
         ConfigurationError: no template, a table of it that does not exist, or a published table that it leaves out.
     """
+    tables_dir = shipped("configs/tables") if tables_dir is None else tables_dir
     template = results_dir / TEMPLATE
     if not template.is_file():
         raise ConfigurationError(f"{template} is missing; start the command in the repository's root")
     published = {each.name: each for each in _read_published(results_dir, tables_dir)}
-    text = template.read_text()
+    try:
+        text = template.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(f"{template} cannot be read: {error}") from error
     named = re.findall(r"^\{\{table (\w+)\}\}$", text, re.MULTILINE)
     wrong = sorted(set(named) ^ set(published))
     if wrong or len(named) != len(set(named)):

@@ -80,8 +80,7 @@ def _parts(name: str, numbers: "pd.DataFrame", note: str) -> Iterator[Part]:
         note = f"Averages over clients; worst client, worst decile and spread are of the {which}."
         yield Part("Rounds, clients and costs", note, _sortable(statistics.heading, statistics.frame), deeper=True)
     for paired in paired_blocks(name, numbers):
-        frame = paired.frame.drop(columns="Interval over")
-        yield Part(paired.heading, PAIRED, _sortable(paired.heading, frame), deeper=True)
+        yield Part(paired.heading, PAIRED, _sortable(paired.heading, paired.frame), deeper=True)
 
 
 def _sortable(label: str, texts: "pd.DataFrame") -> Grid:

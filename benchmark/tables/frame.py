@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,23 +19,28 @@ if TYPE_CHECKING:  # slow to import
 
 LONG_COLUMNS = (
     *("table", "preset", "title", "kind", "dataset", "method", "reading", "point", "split", "metric", "summary"),
-    *("column", "ours", "std", "seeds", "paper", "difference", "low", "high", "pairs"),
+    *("column", "ours", "std", "seeds", "paper", "difference", "low", "high", "pairs", "over"),
     *("floats_up", "bytes_up", "bytes_down", "rounds", "seconds", "peak_memory_bytes", "error"),
+    *("asked", "finished", "codes", "rows"),
 )
 """Columns of a table's CSV. ``kind``: "column" is a number of the table itself, "statistic" one over clients for each
-summary, "paired" a difference to the baseline with its interval ``low`` to ``high``, "note" the preset's note or one on
-the seeds' code (the text stands under ``column``). Accuracies in per cent."""
+summary, "paired" a difference to the baseline with its interval ``low`` to ``high`` ``over`` clients, seeds or both,
+"note" the preset's note or one on the seeds' code (the text stands under ``column``). Of its line, ``asked`` and
+``finished`` count the seeds, ``codes`` the codes that made them. ``rows`` is how many rows the file has. Accuracies in
+per cent."""
 
 NUMBER = ["line", "kind", "summary", "column"]
 COSTS = ["floats_up", "bytes_up", "bytes_down", "seconds", "peak_memory_bytes"]
+_COUNTS = ["seeds", "asked", "finished", "codes", "rows"]
+_FLOATS = ["ours", "std", "paper", "difference", "low", "high", "pairs", *COSTS]
+_TYPES = dict.fromkeys(LONG_COLUMNS, "str") | dict.fromkeys(_COUNTS, "Int64") | dict.fromkeys(_FLOATS, "float64")
 
 
 def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "pd.DataFrame":
     """All numbers of a table over their seeds, in the order of the lines: columns, statistics, comparison.
 
     Beside :data:`LONG_COLUMNS`, but for those of the whole table, stand the data group's ``panel`` and its ``label`` in
-    it, the line's ``name``, its seeds that were ``asked`` for and those that are ``finished``, how many ``codes`` made
-    them, ``cost`` (the paper's floats up) and ``over`` (what a comparison's interval speaks of).
+    it, the line's ``name`` and ``cost`` (the paper's floats up).
 
     Raises:
         ConfigurationError: several published numbers fit a column.
@@ -96,31 +102,30 @@ def long_frame(lines: Sequence[Line], table: Table, paper: "pd.DataFrame") -> "p
 def read_long_frame(path: Path) -> "pd.DataFrame":
     """A table's CSV, as :func:`long_frame` and the note made it.
 
-    What a CSV does not say: each data group is a panel of its own, as many seeds were asked for as finished, and one
-    code made them; a note says where several did.
+    What a CSV does not say: each data group is a panel of its own.
 
     Raises:
-        ConfigurationError: it is no such CSV.
+        ConfigurationError: it is no such CSV, or not the whole of one.
     """
     import pandas as pd
 
-    texts = ["title", "dataset", "method", "reading", "column", "rounds", "error"]
-    types = {**dict.fromkeys(texts, "str"), **dict.fromkeys(["ours", "std", "paper", "difference"], "float64")}
     try:
-        numbers = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])[list(LONG_COLUMNS)]
-        shown = numbers.loc[numbers["kind"] == "column", "dataset"]
-        if shown.empty or not numbers["dataset"].dropna().isin(shown).all():
-            raise ValueError("a data group has no numbers")
-    except (OSError, KeyError, ValueError) as error:
+        text = path.read_text(encoding="utf-8")
+        numbers = pd.read_csv(StringIO(text), dtype=_TYPES, keep_default_na=False, na_values=[""])[list(LONG_COLUMNS)]
+        if not text.endswith("\n") or not (numbers["rows"] == len(numbers)).all():
+            raise ValueError("it is not whole")
+        said = numbers[numbers["kind"] != "note"]
+        shown = said.loc[said["kind"] == "column", "dataset"]
+        if shown.empty or not said["dataset"].isin(shown).all() or said["method"].isna().any():
+            raise ValueError("a data group has no numbers, or a number no method")
+    except (OSError, KeyError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"{path} is not a table's CSV of this version ({type(error).__name__}: {error}); make it again with "
             "`benchmark table`"
         ) from error
-    numbers = numbers.fillna(dict.fromkeys(["title", "reading", "rounds", "error"], ""))
+    numbers = numbers.fillna(dict.fromkeys(["title", "reading", "rounds", "error", "over"], ""))
     further = numbers["reading"].where(numbers["reading"] == "", ", " + numbers["reading"])
-    seeds = numbers["seeds"]
-    named = numbers.assign(name=numbers["method"] + further, label=numbers["dataset"])
-    return named.assign(asked=seeds, finished=seeds, codes=1, cost=None, over="")
+    return numbers.assign(name=numbers["method"] + further, label=numbers["dataset"], cost=None)
 
 
 def over_seeds(numbers: "pd.DataFrame") -> "pd.DataFrame":

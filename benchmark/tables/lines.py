@@ -173,7 +173,7 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
         Number(*at, "statistic", summary, statistic, scaled(value, table.metric))
         for summary in SUMMARY_NOTES
         for statistic, value in entry.get(summary, {}).items()
-        if statistic in STATISTIC_LABELS and value is not None
+        if statistic in STATISTIC_LABELS
     ]
     costs: dict[str, float | None] = {
         "floats_up": record.communication["up_floats"],

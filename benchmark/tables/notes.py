@@ -13,7 +13,7 @@ POINT_NOTES = {
 }
 PAIRED_NOTE = (
     "Paired: client by client and seed by seed on the same partition, method minus baseline; a t-interval whose "
-    "variance is that over clients plus, with several seeds, that over seeds (Welch-Satterthwaite degrees of freedom)."
+    "variance is that over clients plus, with several seeds, that over seeds (quantile after Cochran and Cox)."
 )
 
 

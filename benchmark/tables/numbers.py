@@ -20,8 +20,11 @@ def with_std(mean: float, std: float, digits: int = 2) -> str:
 
 
 def mean_std(values: Iterable[float | None], digits: int = 2) -> str:
-    """Mean and, of several, standard deviation (n - 1) of the values that are known and finite; empty for none."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    """Mean and, of several, standard deviation (n - 1) of the values; empty if none is known and finite."""
+    given = list(values)
+    known = [value for value in given if value is not None and math.isfinite(value)]
+    if known and len(known) < len(given):
+        return "not finite"  # a seed has diverged: the others' mean would flatter
     return with_std(fmean(known), stdev(known) if len(known) > 1 else math.nan, digits) if known else ""
 
 

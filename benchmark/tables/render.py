@@ -87,7 +87,8 @@ def render(
         latex += [f"% {aside}\n", *map(_latex_block, published)]
     said = [note for note in (preset.note, *code_notes(lines)) if note]
     numbers = pd.concat([numbers, pd.DataFrame([{"kind": "note", "column": note} for note in said])])
-    numbers = numbers.assign(table=name, preset=preset_name, title=title).reindex(columns=list(LONG_COLUMNS))
+    numbers = numbers.assign(table=name, preset=preset_name, title=title, rows=len(numbers))
+    numbers = numbers.reindex(columns=list(LONG_COLUMNS))
     return Rendered("\n".join(parts), numbers.to_csv(index=False), "\n".join(latex), unread, lines)
 
 

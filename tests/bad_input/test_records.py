@@ -78,6 +78,10 @@ def deep(run: Path) -> None:
     (run / "record.json").write_text("[" * 100_000 + "]" * 100_000)
 
 
+def statistics(average: float) -> dict[str, Any]:
+    return {"clients": 2, "last": {"average": average, "round": 2}, "last10": {"average": average, "rounds": 2}}
+
+
 UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "deep JSON": (deep, "record.json is not a readable record (nested too deeply)"),
     "no JSON": (lambda run: (run / "record.json").write_text("{") and None, "not a readable record"),
@@ -100,6 +104,17 @@ UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
         "NaN is no number of JSON",
     ),
     "seed a text": (lambda run: rewritten(run, seed="0"), "seed ("),
+    "an average beyond everything": (
+        lambda run: rewritten(run, summary={"server": {"test": {"accuracy": statistics(1e307)}}}),
+        "summary.server.test.accuracy.last.average (",
+    ),
+    "bytes beyond everything": (
+        lambda run: rewritten(
+            run, communication=dict.fromkeys(("up_bytes", "down_bytes", "up_floats", "down_floats"), 1e308)
+        ),
+        "communication.down_bytes (",
+    ),
+    "memory beyond everything": (lambda run: rewritten(run, peak_memory_bytes=10**400), "peak_memory_bytes ("),
     "method empty": (lambda run: rewritten(run, method=""), "method ("),
     "unknown field": (lambda run: rewritten(run, colour="red"), "colour ("),
 }
@@ -173,6 +188,18 @@ def without_rows(run: Path) -> bytes:
     return (run / "fewer.parquet").read_bytes()
 
 
+def of_dates(run: Path) -> bytes:
+    table = pd.read_parquet(run / "metrics.parquet")
+    table.assign(value=pd.Timestamp("2026-11-26")).to_parquet(run / "other.parquet")
+    return (run / "other.parquet").read_bytes()
+
+
+def of_late_rounds(run: Path) -> bytes:
+    table = pd.read_parquet(run / "metrics.parquet")
+    table.assign(round=table["round"].astype("int64") + 2**32).to_parquet(run / "other.parquet")
+    return (run / "other.parquet").read_bytes()
+
+
 DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "metrics edited": (
         lambda run: (run / "metrics.parquet").write_bytes(without_rows(run)),
@@ -205,6 +232,22 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda run: rehashed(run, "config.yaml", b"data: {partition: [1], source: 3}\n"),
         "is no configuration of a run",
     ),
+    "config with a date, hash made anew": (
+        lambda run: rehashed(run, "config.yaml", b"seed_everything: 2026-11-26\n"),
+        "holds a value that is no configuration's",
+    ),
+    "config whose trainer is a number, hash made anew": (
+        lambda run: rehashed(run, "config.yaml", b"trainer: 5\n"),
+        "is no configuration of a run",
+    ),
+    "metrics of other kinds, hash made anew": (
+        lambda run: rehashed(run, "metrics.parquet", of_dates(run)),
+        "metrics.parquet is not a readable metrics table",
+    ),
+    "metrics of rounds beyond everything, hash made anew": (
+        lambda run: rehashed(run, "metrics.parquet", of_late_rounds(run)),
+        "a round or a client has a number of 2^31 or more",
+    ),
     "config not UTF-8, hash made anew": (lambda run: rehashed(run, "config.yaml", b"\xff\xfe"), "is no text in UTF-8"),
     "manifest edited": (
         lambda run: (run / "manifest.json").write_text("{}"),
@@ -231,6 +274,44 @@ def test_a_damaged_run_is_left_out_of_the_report_and_does_not_verify(run: Path, 
         assert main(["verify", str(run)]) == 1
     assert "does not give" in (said := capsys.readouterr().out) or words in said
     refused(capsys, main, ["keep", str(run)])
+
+
+def test_a_record_whose_numbers_cannot_be_made_again_does_not_verify(run: Path, capsys: Capsys) -> None:
+    rewritten(run, test_sizes=[0, 0])
+    assert main(["verify", str(run)]) == 1
+    assert "results/runs/a: the record's numbers cannot be made of its files" in capsys.readouterr().out
+
+
+def test_a_summary_without_its_round_is_shown(run: Path, capsys: Capsys) -> None:
+    short = {"clients": 2, "last": {"average": 0.5}, "last10": {"average": 0.5}}
+    rewritten(run, summary={"server": {"test": {"accuracy": short}}})
+    assert main(["show", str(run)]) == 0
+    assert "0.5000" in capsys.readouterr().out
+
+
+def test_names_do_not_steer_the_terminal(run: Path, capsys: Capsys) -> None:
+    rewritten(run, device="cpu\x1b[2J", setting="rooms\x07")
+    assert main(["show", str(run)]) == 0
+    main(["verify", str(run)])
+    shown = capsys.readouterr().out
+    assert "on cpu\N{REPLACEMENT CHARACTER}[2J" in shown
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling", "caption"])
+def test_a_figure_that_cannot_be_read_is_left_out(run: Path, kind: str, capsys: Capsys) -> None:
+    figures = Path("results/figures")
+    figures.mkdir()
+    if kind == "folder":
+        (figures / "x.png").mkdir()
+    elif kind == "dangling":
+        (figures / "x.png").symlink_to("gone.png")
+    else:
+        (figures / "x.png").write_bytes(b"png")
+        (figures / "x.txt").write_bytes(b"\xff\xfe")
+    assert main(["report", "page.html"]) == 1
+    assert capsys.readouterr().err.startswith("left out: results/figures/x.png and its caption cannot be read")
 
 
 @pytest.mark.parametrize("place", ["/proc/x/page.html", "results", "results/runs/a/record.json/page.html", "a\0b"])

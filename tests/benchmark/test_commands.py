@@ -212,6 +212,39 @@ def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     assert "partition.init_args.alpha: expected a number above 0 and at most 1,000,000, got 0" in said
 
 
+def test_no_manifest_is_written_over_another_file(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    (tmp_path / "notes.json").write_text("{}")
+    for picture in (run_dir / "record.png", run_dir / "manifest.png", tmp_path / "notes.png"):
+        assert main(["partition", "sources/digits", "partitions/iid", str(picture)]) == 2
+        assert f"would be written to {picture.with_suffix('.json')}" in capsys.readouterr().err
+    assert main(["partition", "sources/digits", "partitions/iid", str(tmp_path / "out.json")]) == 2
+    assert "give a name that ends in .png" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
+    assert (tmp_path / "notes.json").read_text() == "{}"
+
+
+def test_seconds_of_verify_are_a_number(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("nan", "-1", "soon"):
+        with pytest.raises(SystemExit):
+            main(["verify", str(run_dir), "--rerun", text])
+        assert f"invalid _seconds value: '{text}'" in capsys.readouterr().err
+
+
+def test_reproduction_from_elsewhere_knows_the_tables_that_came_with_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path("results").absolute()
+    shutil.copytree(here, tmp_path / "results", ignore=shutil.ignore_patterns("figures", "speed", "runs"))
+    expected = [line for line in (here / "REPRODUCTION.md").read_text().splitlines() if "benchmark table" in line]
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduction"]) == 0
+    found = Path("results/REPRODUCTION.md").read_text().splitlines()
+    assert [line for line in found if "benchmark table" in line] == expected
+
+
 def test_a_runs_partition_is_drawn_only_as_the_run_wrote_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = next(path.parent for path in sorted(Path("results/runs").glob("*/manifest.json")))
     path, picture = shutil.copytree(kept, tmp_path / kept.name) / "manifest.json", tmp_path / "a.png"

@@ -21,18 +21,15 @@ def test_one_seed_is_scipys_paired_t_interval() -> None:
 def test_clients_and_seeds_by_hand() -> None:
     # Differences: seed 0: 1, 3; seed 1: 2, 6. Client means 1.5, 4.5; seed means 2, 4.
     found = paired_comparison([[1.0, 3.0], [2.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], same_clients=True)
-    variance = 4.5 / 2 + 2.0 / 2
-    freedom = variance**2 / (2.25**2 / 1 + 1.0**2 / 1)
-    reach = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    reach = stats.t.ppf(0.975, 1) * math.sqrt(4.5 / 2 + 2.0 / 2)
     assert found.mean == 3.0
     assert (found.low, found.high) == pytest.approx((3 - reach, 3 + reach))
     assert (found.pairs, found.over) == (4, "clients and seeds")
     # With other clients under every seed, client 0 of seed 0 and client 0 of seed 1 have nothing in common:
     # within seeds 2 and 8, pooled 5.
     found = paired_comparison([[1.0, 3.0], [2.0, 6.0]], [[0.0, 0.0], [0.0, 0.0]], same_clients=False)
-    variance = 5.0 / 4 + 2.0 / 2
-    freedom = variance**2 / (1.25**2 / 2 + 1.0**2 / 1)
-    reach = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    quantile = (1.25 * stats.t.ppf(0.975, 2) + 1.0 * stats.t.ppf(0.975, 1)) / 2.25
+    reach = quantile * math.sqrt(5.0 / 4 + 2.0 / 2)
     assert (found.low, found.high) == pytest.approx((3 - reach, 3 + reach))
 
 
@@ -55,9 +52,13 @@ def test_clients_without_a_value_are_left_out_of_both() -> None:
         paired_comparison([[0.9, NAN]], [[NAN, 0.1]], same_clients=True)
 
 
-def test_equal_methods_differ_by_nothing() -> None:
-    found = paired_comparison([[0.5, 0.6]], [[0.5, 0.6]], same_clients=True)
-    assert (found.mean, found.low, found.high) == (0.0, 0.0, 0.0)
+@pytest.mark.parametrize("method", [[[0.5, 0.6]], [[0.7, 0.8]], [[0.75, 0.85], [0.75, 0.85]]])
+def test_one_difference_counted_several_times_has_no_interval(method: list[list[float]]) -> None:
+    found = paired_comparison(method, [[0.5, 0.6]] * len(method), same_clients=True)
+    assert found.mean == pytest.approx(method[0][0] - 0.5)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert found.over == "nothing"
 
 
 def test_shapes_must_agree() -> None:
@@ -67,7 +68,7 @@ def test_shapes_must_agree() -> None:
         paired_comparison([[1.0], [1.0, 2.0]], [[1.0], [1.0, 2.0]], same_clients=True)
 
 
-@pytest.mark.parametrize(("seeds", "clients"), [(1, 6), (3, 4), (3, 30)])
+@pytest.mark.parametrize(("seeds", "clients"), [(1, 6), (2, 20), (2, 50), (3, 4), (3, 30), (3, 100)])
 @pytest.mark.parametrize("same_clients", [True, False])
 def test_the_interval_covers_the_truth_at_least_as_often_as_it_says(
     seeds: int, clients: int, same_clients: bool

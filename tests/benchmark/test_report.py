@@ -1,5 +1,6 @@
 import importlib
 import json
+import math
 import re
 import shutil
 import sys
@@ -16,10 +17,11 @@ from recorded_results import HOSTILE, write_results, write_run
 from benchmark.errors import ConfigurationError
 from benchmark.records.classes import own
 from benchmark.records.environment import commit_days
-from benchmark.records.grouped_runs import Run, group, read_runs
+from benchmark.records.grouped_runs import Run, group, read_run, read_runs
 from benchmark.report.boards import boards, ranking
 from benchmark.report.grid import Cell
 from benchmark.report.page import write_report
+from benchmark.tables.numbers import mean_std
 from benchmark.tables.paper import read_paper
 
 #: Names and addresses within the library, which is written into the page, are its own.
@@ -235,7 +237,7 @@ def test_a_strangers_record_is_text_wherever_it_is_shown(tmp_path: Path) -> None
 def test_the_numbers_are_those_of_the_records(page: str) -> None:
     board = section(page, "leaderboard")
     heads, *ranked = rows(board)
-    assert [row[:2] for row in ranked] == [["1", "FedAvg"], ["2", "FedVPT"]]
+    assert [row[:2] for row in ranked] == [["1", "FedAvg"], ["2", "FedVPT lr 0.1"]]
     found = dict(zip(heads, ranked[0], strict=True))
     # Averages over clients 70 and 80; worst clients 50 and 60.
     assert found["After aggregation"] == "75.00 ± 7.07"
@@ -267,18 +269,60 @@ def test_the_numbers_are_those_of_the_records(page: str) -> None:
 
 
 def test_ranks_are_given_within_one_identical_setting_alone(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9], images_sha256="b" * 64)
     write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.6, 0.7, 0.9], split="other")  # other images at a client
     write_run(tmp_path / "runs" / "c", "FedPer", 0, [0.7, 0.7, 0.9], images_sha256="a" * 64)
     alike = boards(group(read_runs([tmp_path / "runs"])[0]))
     assert sorted(each.name for board in alike for each in board.ranked) == ["FedAvg", "FedPer", "FedVPT"]
     assert len({board.anchor for board in alike}) == 3
-    write_run(tmp_path / "runs" / "d", "FedPer", 0, [0.9, 0.9, 0.9])
+    write_run(tmp_path / "runs" / "d", "FedPer", 0, [0.9, 0.9, 0.9], images_sha256="b" * 64)
     runs = read_runs([tmp_path / "runs"])[0]
     ranked = [[each.name for each in board.ranked] for board in boards(group(runs))]
     assert ["FedPer", "FedAvg"] in ranked
     longer = [run if run.folder.name != "d" else replace(run, record=replace(run.record, rounds=3)) for run in runs]
     assert ["FedPer", "FedAvg"] not in [[each.name for each in board.ranked] for board in boards(group(longer))]
+
+
+def test_a_record_of_before_stands_with_the_only_images_that_are_known_of_its_partition(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "old", "FedAvg", 0, [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "new", "FedPer", 0, [0.7, 0.7, 0.9], images_sha256="a" * 64)
+    write_run(tmp_path / "runs" / "seed", "FedAvg", 1, [0.5, 0.7, 0.9], images_sha256="a" * 64)
+    (board,) = boards(group(read_runs([tmp_path / "runs"])[0]))
+    assert [(each.name, len(each.runs)) for each in board.ranked] == [("FedPer", 1), ("FedAvg", 2)]
+
+
+def test_the_work_of_a_round_is_told_as_it_was_configured_and_apart(tmp_path: Path) -> None:
+    def work(folder: str, **training: int) -> str:
+        write_run(tmp_path / "runs" / folder, "FedAvg", 0, [0.5, 0.7, 0.9], arguments={"training": training})
+        return read_run(tmp_path / "runs" / folder).local_work
+
+    assert work("a", epochs=5, steps=20) == "5 local epochs of at most 20 steps, batches of 8"
+    assert work("b", epochs=1, steps=20) == "1 local epoch of at most 20 steps, batches of 8"
+    assert work("c", epochs=5) == "5 local epochs, batches of 8"
+    assert len(boards(group(read_runs([tmp_path / "runs"])[0]))) == 3
+
+
+def test_of_several_experiments_the_shipped_values_and_then_the_usual_ones_are_ranked(tmp_path: Path) -> None:
+    def prompted(folder: str, method: str, size: int, rate: float) -> None:
+        prompt = {"class_path": "benchmark.backbones.pixel_prompts.PaddingPrompt", "init_args": {"size": size}}
+        given = {"visual_prompt": prompt} if method == "PFedPT" else {}
+        write_run(tmp_path / "runs" / folder, method, 0, [0.5, 0.7, 0.9], lr=rate, arguments=given)
+
+    prompted("a", "PFedPT", 2, 0.05)
+    prompted("b", "PFedPT", 4, 0.05)  # pFedPT is shipped with four pixels
+    prompted("c", "PFedPT", 4, 0.005)
+    prompted("d", "FedPer", 4, 0.005)
+    prompted("e", "FedAvg", 4, 0.05)
+    prompted("f", "FedAvg", 4, 0.005)
+    prompted("g", "Local", 4, 0.005)
+    (board,) = boards(group(read_runs([tmp_path / "runs"])[0]))
+    assert {each.first.folder.name for each in board.ranked} == {"c", "d", "f", "g"}
+
+
+def test_a_seed_that_diverged_is_not_left_out_of_the_mean(tmp_path: Path) -> None:
+    assert mean_std([50.0, 70.0]) == "60.00 ± 14.14"
+    assert mean_std([50.0, math.nan]) == mean_std([50.0, None]) == "not finite"
+    assert mean_std([None]) == ""
 
 
 @pytest.mark.parametrize("held_out", ["val_fraction", "new_clients"])

@@ -8,7 +8,7 @@ import pytest
 from benchmark.errors import ConfigurationError
 from benchmark.report.published import READINGS
 from benchmark.report.reproduction import write_notes
-from benchmark.tables.frame import LONG_COLUMNS
+from benchmark.tables.frame import LONG_COLUMNS, read_long_frame
 from benchmark.tables.layout import load_table
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_what_was_not_run_says_so_and_runs_nearby_are_named(results: Path) -> No
     row = next(line for line in text.splitlines() if "`fedvpt_office_caltech10`" in line)
     for part in (
         "one domain a client",
-        "112 px, 10 rounds, E=1, seed 0",
+        "112 px, 10 rounds, 1 local epoch, batches of 64, seed 0",
         "90.64 after aggregation",
         "94.29 (ViT-B/16)",
     ):
@@ -88,6 +88,7 @@ def test_what_was_not_run_says_so_and_runs_nearby_are_named(results: Path) -> No
 
 def test_a_table_that_was_made_says_how_far_it_is_from_the_paper(results: Path) -> None:
     shared = {"kind": "column", "dataset": "Office", "method": "FedVPT", "rounds": "100", "seeds": 2}
+    shared |= {"asked": 2, "finished": 2, "codes": 1}
     lines = [
         shared | {"column": "A", "ours": 90.0, "paper": 94.0, "difference": -4.0},
         shared | {"column": "C", "ours": 93.0, "paper": 92.0, "difference": 1.0},
@@ -96,7 +97,7 @@ def test_a_table_that_was_made_says_how_far_it_is_from_the_paper(results: Path) 
         shared | {"kind": "statistic", "column": "average", "ours": 1.0},
         {"kind": "note", "column": "Shorter."},
     ]
-    frame = pd.DataFrame(lines).reindex(columns=list(LONG_COLUMNS))
+    frame = pd.DataFrame(lines).assign(rows=len(lines)).reindex(columns=list(LONG_COLUMNS))
     frame.to_csv(results / "tables" / "first_paper.csv", index=False)
     text = write_notes().read_text()
     line = next(line for line in text.splitlines() if "first --preset paper" in line)
@@ -131,3 +132,24 @@ def test_the_committed_template_has_every_published_table() -> None:
     assert sorted(re.findall(r"\{\{table (\w+)\}\}", text)) == sorted(
         path.stem for path in (ROOT / "results" / "paper").glob("*.csv")
     )
+
+
+def test_a_part_of_a_tables_csv_is_refused(results: Path) -> None:
+    whole = (Path(__file__).parents[2] / "results/tables/table1_demo.csv").read_bytes()
+    path = results / "tables" / "first_paper.csv"
+    path.write_bytes(whole)
+    assert len(read_long_frame(path)) == whole.count(b"\n") - 1
+    cuts = [len(whole) * part // 12 for part in range(12)] + [len(whole) - 1, whole.rindex(b"\n", 0, -1) + 1]
+    for cut in cuts:
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ConfigurationError, match=r"first_paper\.csv is not a table's CSV of this version"):
+            read_long_frame(path)
+
+
+@pytest.mark.parametrize("column", ["low", "pairs", "seeds", "seconds", "bytes_up", "asked", "method"])
+def test_a_tables_csv_with_words_for_numbers_or_without_a_method_is_refused(results: Path, column: str) -> None:
+    table = pd.read_csv(Path(__file__).parents[2] / "results/tables/table1_demo.csv", dtype="str")
+    path = results / "tables" / "first_paper.csv"
+    table.assign(**{column: None if column == "method" else "many"}).to_csv(path, index=False)
+    with pytest.raises(ConfigurationError, match=r"first_paper\.csv is not a table's CSV of this version"):
+        read_long_frame(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from finished_run import write_finished_run
 
 from benchmark import files
@@ -487,3 +488,19 @@ def test_nor_of_the_folder_of_weights_that_lie_beside_them(tmp_path: Path) -> No
     assert there["model"]["checkpoint_path"] == here["model"]["checkpoint_path"] == "data/weights/vit.safetensors"
     assert apart["model"]["checkpoint_path"] == "/home/somebody/images/weights/vit.safetensors"
     assert there["data"] == here["data"]
+
+
+def test_nor_of_a_folder_whose_name_goes_on_in_the_next_line(tmp_path: Path) -> None:
+    folder = f"/home/{'some body/' * 12}Office Caltech"
+    text = yaml.safe_dump(
+        {"data": {"root": folder, "size": 4}, "model": {"checkpoint_path": f"{folder}/our weights/a: b.pt", "n": 1}}
+    )
+    assert "\n    " in text
+    write_finished_run(tmp_path / "run", record_of(), table({0: [0.5, 0.25]}), "seed_everything: 3\n" + text)
+    kept = keep_record(tmp_path / "run", tmp_path / "kept")
+    assert not verify_record(kept)
+    assert read_mapping(kept / "config.yaml") == {
+        "seed_everything": 3,
+        "data": {"root": "data", "size": 4},
+        "model": {"checkpoint_path": "data/our weights/a: b.pt", "n": 1},
+    }

@@ -1,0 +1,53 @@
+"""A partition as a picture, classes x clients, and its manifest beside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark.errors import ConfigurationError
+from benchmark.records.record_file import is_finished
+from benchmark.records.stored_run import stored_run
+from benchmark.run.reload import configured_data
+from benchmark.shipped import configuration
+from datamodules.heatmap import manifest_heatmap
+from datamodules.manifest import read_manifest, write_manifest
+
+
+def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Sequence[str]) -> list[Path]:
+    """Draw a manifest, or the partition of a source's images as configurations have it; return the files written.
+
+    Args:
+        what: a ``manifest.json``, or configurations, of which later ones win.
+        picture: a PNG; the manifest of configurations is written beside it, under its name.
+        split: whose images are counted.
+        overrides: of the data, ``key=value``.
+
+    Raises:
+        ConfigurationError: there is no such manifest or configuration, the name is no PNG's, or the manifest would be
+            written over another file or into a finished run's folder.
+    """
+    if picture.suffix != ".png":
+        raise ConfigurationError(f"the picture is a PNG: give a name that ends in .png, not {picture}")
+    first = Path(what[0])
+    if first.suffix == ".json" and len(what) == 1:
+        if first.name == "manifest.json" and is_finished(first.parent):
+            stored_run(first.parent).content("manifest.json")  # refuses another than the run wrote
+        manifest_heatmap(read_manifest(first), picture, split)
+        return [picture]
+    beside = picture.with_suffix(".json")
+    if is_finished(beside.parent) or (beside.exists() and not _is_manifest(beside)):
+        raise ConfigurationError(
+            f"the manifest would be written to {beside}, over another file or into a finished run's folder; give the "
+            "picture another name"
+        )
+    manifest = configured_data([configuration(name) or Path(name) for name in what], overrides).manifest
+    write_manifest(beside, manifest)
+    manifest_heatmap(manifest, picture, split)
+    return [picture, beside]
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except ConfigurationError:
+        return False
+    return True
