@@ -1,6 +1,6 @@
 """Frozen layers and attention of all clients as one operation each, where torch's rules for ``vmap`` make several."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,15 @@ class MergedLayers(TorchFunctionMode):
     torch maps a linear layer that all clients share to a product and an addition, in float32 where autocast has made
     the rest bfloat16, and fused attention to its plain operations or, on a CPU, to a loop. Here each is the operation
     that a single client with as many images would take. Under autocast a frozen weight is cast once, not in each step.
+
+    Args:
+        moving: parameters that are not frozen. In an evaluation they are the same for all clients, too, but from one
+            evaluation to the next they have other values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moving: Iterable[Tensor] = ()) -> None:
         super().__init__()
+        self._moving = WeakIdKeyDictionary(dict.fromkeys(moving))
         #: per frozen parameter its version, and itself in another type
         self._casts = WeakIdKeyDictionary()
 
@@ -49,7 +54,7 @@ class MergedLayers(TorchFunctionMode):
 
     def _cast(self, value: Tensor, kind: torch.dtype) -> Tensor:
         """Return a frozen value in another type: the one that was made when it last changed."""
-        if value.dtype == kind or value.requires_grad:
+        if value.dtype == kind or value.requires_grad or value in self._moving:
             return value.to(kind)
         version, cast = self._casts.get(value, (-1, None))
         if version != value._version or cast.dtype != kind:

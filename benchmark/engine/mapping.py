@@ -64,7 +64,7 @@ class ClientMap:
         self._call = _Call(method)
         self._has_frozen = roles.has_frozen
         self._watch = watch
-        self.merged = MergedLayers() if merged is None else merged
+        self.merged = merged or MergedLayers(method.get_parameter(name) for name in roles.slots)
         #: for a debugger: cohorts hold one client each, which is called in plain PyTorch
         self.one_by_one = False
         places: dict[int, list[str]] = {}

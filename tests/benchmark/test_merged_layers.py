@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit
+from federation import build, fit, learned
 from operations import Operations
 from torch import Tensor, nn
 
@@ -182,3 +182,43 @@ def test_on_a_cpu_frozen_layers_merge_clients_where_autocast_would_leave_bfloat1
     assert found == {kind}
     assert bool(entered) == (kind is torch.bfloat16)
     assert method.prompt.tokens.dtype == torch.float32
+
+
+class Forgetful(MergedLayers):
+    """Begins with no cast whenever it is entered."""
+
+    def __enter__(self) -> "Forgetful":
+        super().__init__()
+        return super().__enter__()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("conf", "overrides"),
+    [
+        ("HeadTune", []),
+        ("FedCoCoOp", []),
+        ("FedMaPLe", []),
+        ("SGPT", ["--model.init_args.head=global"]),
+        ("PFedBayesPT", ["--model.init_args.head=global"]),
+        ("FedBABU", ["--model.init_args.finetuning.epochs=0"]),
+    ],
+)
+def test_layers_that_are_shared_are_scored_at_their_new_values(
+    conf: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an evaluation they are the same for all clients, as frozen ones are, but not the same in each round."""
+
+    def rounds() -> dict[str, Tensor]:
+        method, data = build(conf, *overrides)
+        fit(method, data, 3, settings={"precision": "bf16-mixed"})
+        return {name: value for name, value in learned(method).items() if name.startswith("metric.")}
+
+    found = rounds()
+    monkeypatch.setattr("benchmark.engine.mapping.MergedLayers", Forgetful)
+    expected = rounds()
+    assert found.keys() == expected.keys()
+    assert len([name for name in found if "server/test/loss" in name]) == 4
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0, equal_nan=True)
+    losses = [value for name, value in sorted(found.items()) if "server/test/loss" in name]
+    assert not torch.equal(losses[1], losses[3])
