@@ -14,7 +14,7 @@ Some keys of a file are no options of a run: three put it together with others, 
 
     per_method:                   # of a suite: what single methods have there in place of what it says for all
       - methods: [fedvpt, pfedpg]
-        model.init_args.training: {lr: 0.1, epochs: 1}  # an option and its whole value; null takes it away
+        model.init_args.training: {lr: 0.1, epochs: 1}  # an option, from its class's default on; null takes it away
 
 Files are named as seen from the one in which the name stands, or as ``--config`` takes them: from any folder,
 ``configs/suites/digits.yaml`` and ``suites/digits`` are the one that came with the code.

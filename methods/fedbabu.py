@@ -11,8 +11,9 @@ class FedBABU(FedAvgFT):
     body. At every evaluation a copy of each client is fine-tuned first, so that the federated state does not change.
 
     Deviation: the server weights with n_k like everywhere here; the authors' code takes the plain mean. Reading:
-    pFedPT's one fine-tuning step is one epoch over body and head at the training's rate; its code leaves the head out
-    by mistake. A prompt on the pixels rests meanwhile. Arguments as ``FedAvgFT``, with ``training`` of the body.
+    pFedPT's one fine-tuning step is one epoch over body and head at its training's rate, 0.005, whatever rate is given
+    here; its code leaves the head out by mistake. A prompt on the pixels rests meanwhile. Arguments as ``FedAvgFT``,
+    with ``training`` of the body.
     """
 
     shared = ("backbone",)

@@ -37,7 +37,7 @@ class FedMaPLe(TextPromptMethod):
 
     Raises:
         ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; ``init_words`` of fewer
-            than n words.
+            than n words, or whose first n are not one token each.
     """
 
     shared: tuple[str, ...] = ("context", "deep_context", "projection", "deep_projections")
@@ -64,7 +64,13 @@ class FedMaPLe(TextPromptMethod):
                 f"FedMaPLe: depth={depth}, the towers have {clip.text_depth} (text) and {clip.vision_depth} (image) "
                 f"layers; give 1 to {deepest}"
             )
-        rest = init_words.split()[num_context:] if init_words else []
+        words = init_words.split() if init_words else []
+        rest = words[num_context:]
+        if words and len(clip.tokenizer.encode(" ".join(words[:num_context]))) != num_context:
+            raise ConfigurationError(
+                f"FedMaPLe: init_words={init_words!r}: the context starts from the first {num_context} words, which "
+                "must be one token each; give others, or null for a random context"
+            )
         self.name_template = " ".join([*rest, "{}."])
         with keyed_initialization("MaPLe"):
             self.projection = nn.Linear(clip.text_width, clip.vision_width)

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmark.contract import LocalTraining, Phase
 from benchmark.errors import ConfigurationError
+from methods.classifier import new_client_training
 from methods.fedavg import FedAvg
 
 
@@ -12,8 +13,9 @@ class FedRep(FedAvg):
     """FedRep (Collins et al., ICML 2021).
 
     A round has two phases: the body rests while the head is trained, then the head rests while the body is trained. The
-    server averages the body weighted with n_k. Evaluated with the global body and the client's own head. A prompt on
-    the pixels is trained in the first phase, together with the head and at its own rate.
+    server averages the body weighted with n_k. Evaluated with the global body and the client's own head, which a client
+    that never trains fits first. A prompt on the pixels is trained in the first phase, together with the head and at
+    its own rate.
 
     Readings: pFedPT gives the head's rate, 0.01; its code trains both for 5 epochs. With a prompt that code leaves the
     head out of both phases, which is taken for a slip. FedRep's own last round, in which every client refits its head,
@@ -48,3 +50,7 @@ class FedRep(FedAvg):
         if self.visual_prompt is not None:
             own = [self.visual_prompt.training_settings.group("visual_prompt"), *own]
         return [self.head_training.phase_of(*own), self.training_settings.phase("backbone")]
+
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """Fit the head of a client that never trains."""
+        return [new_client_training(self.head_training).phase("head")] if new else []

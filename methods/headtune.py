@@ -10,7 +10,7 @@ from methods.losses import cross_entropy
 
 
 class HeadTune(ClassifierMethod):
-    """Head-Tune, baseline of pFedBayesPT (CIKM 2023) after Sun et al. (2022): FedAvg on the head alone.
+    """Head-Tune, baseline of pFedBayesPT (CIKM 2025) after Sun et al. (2022): FedAvg on the head alone.
 
     Objective ``CE(H(F(x)); D_k)``, convex in the head H; server ``H <- sum_k n_k H_k / sum_k n_k``. The one global head
     is evaluated on every client's test images. The backbone F never moves, so the features of an image are computed

@@ -141,6 +141,7 @@ class PFedMoAP(TextPromptMethod):
     personal = ("gate",)
     remembers = ("context",)
     evaluate_local = True
+    paper_point = "local"
 
     def __init__(
         self,

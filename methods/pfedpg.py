@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from benchmark.contract import Phase
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
@@ -134,6 +135,10 @@ class GeneratorRule(ServerRule):
         broadcast_base: bool = False,
     ) -> None:
         super().__init__()
+        if broadcast_base and generator == "mlp":
+            raise ConfigurationError(
+                "PFedPG: broadcast_base sends P_base, and generator=mlp has none; use cross_attention or adain"
+            )
         self.kind, self.lr, self.optimizer_name = generator, lr, optimizer
         self.sign = 1.0 if sign == "toward" else -1.0
         self.reduction, self.descriptor_tokens, self.broadcast_base = reduction, descriptor_tokens, broadcast_base
@@ -143,6 +148,11 @@ class GeneratorRule(ServerRule):
         """Make the generator with keyed initial values."""
         super().start(initial, federation)
         prompt = initial[PROMPT].cpu().clone()
+        if self.kind == "cross_attention" and self.descriptor_tokens not in (1, len(prompt)):
+            raise ConfigurationError(
+                f"PFedPG: descriptor_tokens={self.descriptor_tokens}, but a descriptor has one row, or one for each of "
+                f"the {len(prompt)} prompts: give 1 or {len(prompt)}"
+            )
         with keyed_initialization("generator"):
             bound = prompt.abs().max().item()
             rows = self.descriptor_tokens if self.kind == "cross_attention" else 1
@@ -180,7 +190,13 @@ class GeneratorRule(ServerRule):
             objective = objective / len(adapted)
         self.optimizer.zero_grad()
         objective.backward()
+        descriptors = self.generator.get_parameter("descriptors")
+        before = descriptors.detach().clone()
         self.optimizer.step()
+        with torch.no_grad():  # Adam's momentum would move the descriptors of those who rest
+            moved = descriptors[list(uploads.clients)].clone()
+            descriptors.copy_(before)
+            descriptors[list(uploads.clients)] = moved
         return {}
 
     @torch.enable_grad()
@@ -234,6 +250,7 @@ class PFedPG(FedVPT):
       ``toward``, as pFedHN's code does, and ``as_printed`` is the ablation.
     * Algorithm 1 shows one mini-batch, section 4.1.3 five epochs: five epochs.
     * Eq. 5 is per client: contributions are summed (``sum``); ``mean`` divides by the number of clients.
+    * Descriptors of clients that are not in a round rest, with Adam too.
 
     Further arguments as ``FedVPT``.
 
@@ -247,6 +264,9 @@ class PFedPG(FedVPT):
         descriptor_tokens: rows of a client's descriptor d_n, 1 or K.
         wo_init: start of W_O.
         broadcast_base: send every client P_base instead of P_n (the ``P_base`` ablation of Table 4).
+
+    Raises:
+        ConfigurationError: as many rows of a descriptor as nothing needs, or ``broadcast_base`` where there is no base.
     """
 
     paper_point = "local"

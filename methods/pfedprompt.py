@@ -61,8 +61,8 @@ class PFedPrompt(PromptFL):
     training-free form of Tip-Adapter (Zhang et al., ECCV 2022), whose first values are ``alpha=1``, ``beta=1``. In
     training it is off, and ``lfa_in_train`` adds it there too (an image then finds itself in the memory).
     ``lfa="spatial"`` is the other form, CALIP's, which remembers nothing:
-    ``s (f^T W + b2 f^T W_a + b3 f_a^T W)``, see ``spatial_attention``. Further arguments as
-    ``PromptFL``.
+    ``s (f^T W + b2 f^T W_a + b3 f_a^T W)``, see ``spatial_attention``; CALIP searches b2 and b3 for each data set, and
+    0.1 is a choice. Further arguments as ``PromptFL``.
 
     Args:
         lfa: local feature attention: ``memory`` or ``spatial``.

@@ -151,6 +151,7 @@ class SGPT(ViTPromptMethod):
     * All keys start with length 1. The authors' code leaves the first one as Xavier drew it, about 1.4 long at d = 768
       and G = 20. A cosine does not see the length; the first key's steps, by its gradient, are smaller there.
     * With ``batch_majority`` the selections are counted after the vote.
+    * The keys' term counts in all epochs of stage 2; in the authors' code in the first five, which are all of theirs.
 
     The ViT must have a class token. Further arguments as ``ViTPromptMethod``.
 

@@ -147,7 +147,7 @@ class PromptedCLIP(Checked, nn.Module):
                 "or none for a random context"
             )
         table = self.model.token_embedding.weight
-        return table[torch.tensor(ids[:num_context], device=table.device)].detach().clone()
+        return table[torch.tensor(ids[:num_context], dtype=torch.long, device=table.device)].detach().clone()
 
     def text_features(self, prompts: ClassPrompts, context: Tensor | None = None, deep: Tensor | None = None) -> Tensor:
         """Features of all classes under a context.

@@ -93,6 +93,15 @@ def test_it_starts_from_the_first_words_and_keeps_the_others() -> None:
     assert 0.01 < drawn.context.std() < 0.03
 
 
+def test_a_context_starts_from_whole_words() -> None:
+    clip = build("FedMaPLe")[0].clip
+    with pytest.raises(ConfigurationError, match=r"the context starts from the first 2 words, which "):
+        FedMaPLe(4, ["a"], clip, num_context=2, depth=2, init_words="a photomicrograph of a")
+    none = FedMaPLe(4, ["a"], clip, num_context=0, depth=2)
+    assert none.context.shape == (0, clip.text_width)
+    assert none.name_template == "a photo of a {}."
+
+
 def test_message_of_vit_b16_is_14220288_bytes() -> None:
     with torch.device("meta"):  # shapes only
         method = FedMaPLe(10, ["a", "b"], PromptedCLIP("ViT-B-16", "random"))

@@ -156,3 +156,20 @@ def test_fedbabu_fine_tunes_the_parts_that_are_asked_for_on_a_copy() -> None:
         losses[parts] = trainer.callbacks[0].values[1, "server", "test", "loss"]
         assert torch.equal(method.head.weight, build("FedBABU")[0].head.weight)
     assert not torch.allclose(losses["all"], losses["head"])
+
+
+@pytest.mark.parametrize(("conf", "rate"), [("FedPer", "training_settings"), ("FedRep", "head_training")])
+def test_who_never_trains_fits_its_own_head_before_its_test(
+    conf: str, rate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, data = build(conf, "--data.new_clients=0.3", "--data.clients_per_round=4")
+    assert method.finetune_phases(new=False) == []
+    (phase,) = method.finetune_phases(new=True)
+    (group,) = phase.groups
+    assert (group.parameters, phase.epochs, group.lr) == (("head",), 5, getattr(method, rate).lr)
+    fitted = fit(method, data, 1).callbacks[0].values[1, "server", "new", "loss"]
+    assert (~fitted.isnan()).nonzero().flatten().tolist() == data.new_clients
+    monkeypatch.setattr(type(method), "finetune_phases", FedAvg.finetune_phases)
+    method, data = build(conf, "--data.new_clients=0.3", "--data.clients_per_round=4")
+    drawn = fit(method, data, 1).callbacks[0].values[1, "server", "new", "loss"]
+    assert (fitted != drawn)[data.new_clients].all()

@@ -1,14 +1,17 @@
 import copy
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
+from lightning.pytorch.callbacks import Callback
 from oracle import Images, images_at, mini_batches
 
 from benchmark.checks.outcome import require_equal
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from methods.pfedpg import AdaINGenerator, CrossAttentionGenerator, GeneratorRule, MLPGenerator, generator_objective
 
@@ -129,6 +132,34 @@ def test_only_a_participants_descriptor_moves() -> None:
     moved = server_step("toward", clients=(1, 3))[0]["descriptors"]
     assert moved[[1, 3]].abs().amax((1, 2)).min() > 0
     assert not moved[[0, 2]].any()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_descriptor_rests_in_rounds_without_its_client(optimizer: str) -> None:
+    method, data = build(
+        "PFedPG",
+        f"--model.init_args.server_optimizer={optimizer}",
+        "--model.init_args.server_lr=0.01",
+        "--data.clients_per_round=2",
+    )
+    seen: list[torch.Tensor] = []
+
+    class Watching(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(pl_module.server.rule.generator.descriptors.detach().clone())
+
+    trainer = fit(method, data, 4, callbacks=[Watching()])
+    rule = trainer.lightning_module.server.rule
+    for number, (before, after) in enumerate(pairwise(seen), start=2):
+        moved = (after - before).abs().amax((1, 2)).nonzero().flatten().tolist()
+        assert moved == list(rule.select(number))
+
+
+def test_what_a_generator_cannot_take_is_refused_before_any_round() -> None:
+    with pytest.raises(ConfigurationError, match=r"descriptor_tokens=2, but .* each of the 3 prompts: give 1 or 3"):
+        fit(*build("PFedPG", "--model.init_args.descriptor_tokens=2", "--model.init_args.num_prompts=3"), 1)
+    with pytest.raises(ConfigurationError, match="broadcast_base sends P_base, and generator=mlp has none"):
+        fit(*build("PFedPG", "--model.init_args.generator=mlp", "--model.init_args.broadcast_base=true"), 1)
 
 
 def test_objective_by_hand() -> None:
