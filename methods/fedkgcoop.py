@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.ranges import NonNegativeFloat
-from methods.losses import cross_entropy
+from methods.losses import cosines, cross_entropy
 from methods.text_prompt import TextPromptMethod
 
 
@@ -18,7 +17,7 @@ def knowledge_distance(own: Tensor, template: Tensor) -> Tensor:
         own: text features under the learned context, w, [C, e].
         template: those of the template, w^0, [C, e].
     """
-    return 1 - F.cosine_similarity(own, template, dim=1, eps=1e-7).mean()
+    return 1 - cosines(own, template, eps=1e-7).mean()
 
 
 class FedKgCoOp(TextPromptMethod):

@@ -94,6 +94,7 @@ class FedOTP(TextPromptMethod):
 
     def logits(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return logits [B, C] of patch features [B, M, e] and text features [J, C, e]."""
-        similarity = torch.einsum("bme,jce->bcmj", images, classes)
+        with torch.autocast(images.device.type, enabled=False):  # as ``similarities``
+            similarity = torch.einsum("bme,jce->bcmj", at_least_float32(images), at_least_float32(classes))
         plan = transport_plan(similarity, self.gamma, self.eps, self.iterations)
         return self.clip.logit_scale * (plan * similarity).sum((-2, -1))

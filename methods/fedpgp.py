@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
-from methods.losses import cross_entropy
+from methods.losses import cosines, cross_entropy
 from methods.text_prompt import TextPromptMethod
 
 Adaptation = Literal["low_rank", "full_rank"]
@@ -37,12 +37,12 @@ def text_contrast(
     """
     if contrast == "both":
         # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
-        near, far = F.cosine_similarity(shared, anchor, dim=1), F.cosine_similarity(shared, own, dim=1)
+        near, far = cosines(shared, anchor), cosines(shared, own)
         return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0].mean()
     if contrast == "no_positive":
-        similarity = F.cosine_similarity(shared, own, dim=1).mean()
+        similarity = cosines(shared, own).mean()
         return similarity if sign == "intended" else 1 - similarity
-    similarity = F.cosine_similarity(shared, anchor, dim=1).mean()
+    similarity = cosines(shared, anchor).mean()
     return 1 - similarity if sign == "intended" else similarity
 
 

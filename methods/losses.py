@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmark.masked import at_least_float32
 from benchmark.masked import cross_entropy as cross_entropy
 from benchmark.masked import masked_mean as masked_mean
 
@@ -34,6 +35,25 @@ def column_relation(own: Mapping[str, Tensor], others_mean: Mapping[str, Tensor]
     return (1 - 1 / m) * squared_distance(own, others_mean)
 
 
+def cosines(left: Tensor, right: Tensor, eps: float = 1e-8) -> Tensor:
+    """Return ``cos(a, b)`` of each pair of rows, [n, d] each, in float32 at least: [n]."""
+    return F.cosine_similarity(at_least_float32(left), at_least_float32(right), dim=1, eps=eps)
+
+
+def similarities(images: Tensor, classes: Tensor) -> Tensor:
+    """Return ``f W^T`` of L2-normalised image features and text features: [B, C].
+
+    CLIP multiplies it by 100: bfloat16's eight bits are too few for it, so autocast leaves it alone.
+
+    Args:
+        images: f, [B, e].
+        classes: W, [C, e], or of each image its own, [B, C, e].
+    """
+    with torch.autocast(images.device.type, enabled=False):
+        f, w = at_least_float32(images), at_least_float32(classes)
+        return f @ w.T if w.ndim == 2 else torch.einsum("be,bce->bc", f, w)
+
+
 def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
     """``-log(e^{cos(z,z_g)/tau} / (e^{cos(z,z_g)/tau} + e^{cos(z,z_p)/tau}))`` per image (MOON, Eq. 3).
 
@@ -46,6 +66,6 @@ def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperatur
     Returns:
         [B], between 0 and ``log(1 + e^{2/tau})``.
     """
-    near, far = F.cosine_similarity(z, z_received, dim=1), F.cosine_similarity(z, z_previous, dim=1)
+    near, far = cosines(z, z_received), cosines(z, z_previous)
     # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
     return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0]

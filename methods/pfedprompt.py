@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.masked import at_least_float32
 from benchmark.ranges import NonNegativeFloat
 from methods.losses import cross_entropy
 from methods.promptfl import PromptFL
@@ -23,7 +24,9 @@ def memory_attention(images: Tensor, keys: Tensor, values: Tensor, beta: float) 
     Returns:
         [B, C].
     """
-    return torch.exp(-beta * (1 - images @ keys.T)) @ values
+    with torch.autocast(images.device.type, enabled=False):  # as ``similarities``
+        images, keys = at_least_float32(images), at_least_float32(keys)
+        return torch.exp(-beta * (1 - images @ keys.T)) @ values
 
 
 def spatial_attention(images: Tensor, positions: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,11 +44,13 @@ def spatial_attention(images: Tensor, positions: Tensor, classes: Tensor) -> tup
     Returns:
         ``f W_a^T`` and ``f_a W^T``, [B, C] each.
     """
-    affinity = 2 * positions @ classes.T
-    attended_classes = affinity.softmax(dim=1).transpose(1, 2) @ positions
-    attended_positions = affinity.softmax(dim=2) @ classes
-    attended_images = attended_positions.mean(dim=1) + attended_positions.amax(dim=1)
-    return torch.einsum("be,bce->bc", images, attended_classes), attended_images @ classes.T
+    with torch.autocast(images.device.type, enabled=False):  # as ``similarities``
+        images, positions, classes = map(at_least_float32, (images, positions, classes))
+        affinity = 2 * positions @ classes.T
+        attended_classes = affinity.softmax(dim=1).transpose(1, 2) @ positions
+        attended_positions = affinity.softmax(dim=2) @ classes
+        attended_images = attended_positions.mean(dim=1) + attended_positions.amax(dim=1)
+        return torch.einsum("be,bce->bc", images, attended_classes), attended_images @ classes.T
 
 
 class PFedPrompt(PromptFL):

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Stage
+from benchmark.masked import at_least_float32
 from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone
-from methods.losses import cross_entropy
+from methods.losses import cross_entropy, similarities
 
 #: How FedPGP (Cui et al., ICML 2024) trains a context: rate and epochs are the paper's, the rest is its code's.
 TRAINING = LocalTraining(lr=0.001, epochs=2, momentum=0.9, weight_decay=5e-4)
@@ -104,7 +105,7 @@ class TextPromptMethod(FederatedMethod):
 
     def logits(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return logits [B, C] of image features [B, e] and text features [C, e]."""
-        return self.clip.logit_scale * images @ classes.T
+        return similarities(self.clip.logit_scale * at_least_float32(images), classes)
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""

@@ -15,6 +15,10 @@ from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch
 from benchmark.errors import ConfigurationError
 from methods import FedPGP, PromptFL, PromptPer, PromptProx
+from methods.fedkgcoop import knowledge_distance
+from methods.fedpgp import text_contrast
+from methods.losses import model_contrast
+from methods.pfedprompt import memory_attention, spatial_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
@@ -244,3 +248,35 @@ def test_prompt_prox_knows_its_choices() -> None:
     clip = build("PromptFL")[0].clip
     with pytest.raises(ConfigurationError, match="prox_grad: expected live or detached, got on"):
         PromptProx(2, ["a", "b"], clip, prox_grad="on")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("conf", ["PromptFL", "FedOTP", "FedPGP"])
+def test_in_bf16_logits_have_the_digits_of_their_features(conf: str) -> None:
+    """CLIP multiplies cosines by 100, of which bfloat16 would keep steps of a half."""
+    method = build(conf)[0]
+    generator = torch.Generator().manual_seed(0)
+    patches = (7,) if conf == "FedOTP" else ()
+    prompts = (2,) if conf == "FedOTP" else ()
+    images = F.normalize(torch.randn(5, *patches, method.clip.embed_dim, generator=generator), dim=-1).bfloat16()
+    classes = F.normalize(torch.randn(*prompts, 4, method.clip.embed_dim, generator=generator), dim=-1).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = method.logits(images, classes)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, method.logits(images.float(), classes.float()), rtol=0, atol=0)
+
+
+def test_in_bf16_contrasts_have_the_digits_of_their_features() -> None:
+    def contrasts(first: Tensor, second: Tensor, third: Tensor) -> dict[str, Tensor]:
+        return {
+            "model": model_contrast(first, second, third, 0.5),
+            "text": text_contrast(first, second, third, 0.5, "both", "intended"),
+            "knowledge": knowledge_distance(first, second),
+            "memory": memory_attention(first, second, torch.eye(6), 1.0),
+            "spatial": torch.cat(spatial_attention(first, torch.stack([second] * 6), third)),
+        }
+
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(6, 16, generator=generator).bfloat16() for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = contrasts(*given)
+    torch.testing.assert_close(found, contrasts(*(each.float() for each in given)), rtol=0, atol=0)
