@@ -1,6 +1,7 @@
 """The command benchmark: tables, and what has been recorded. Training itself is lightning-cli."""
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -269,9 +270,10 @@ def _add_rerun(entry: argparse.ArgumentParser) -> None:
 
 def _seconds(text: str) -> float:
     """A number of seconds, of a command line."""
-    if not (seconds := float(text)) >= 0:  # a NaN is neither
-        raise ValueError
-    return seconds
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:  # a NaN is not
+            return seconds
+    raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text!r}")
 
 
 def parser() -> argparse.ArgumentParser:

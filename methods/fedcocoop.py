@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.seeds import keyed_initialization
-from methods.losses import cross_entropy, similarities
+from methods.losses import cross_entropy, own_similarities
 from methods.text_prompt import TextPromptMethod
 
 
@@ -36,7 +36,7 @@ class FedCoCoOp(TextPromptMethod):
         """Return logits [B, C] of image features [B, e], each among text features of its own."""
         contexts = self.prompt() + self.meta_net(images).unsqueeze(1)
         classes = self.clip.text_features(self.class_prompts(split), contexts)
-        return self.clip.logit_scale * similarities(images, classes)
+        return self.clip.logit_scale * own_similarities(images, classes)
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmark.masked import at_least_float32
+from benchmark.masked import at_least_float32, in_float32
 from benchmark.ranges import AboveZero, PositiveFloat, PositiveInt
 from benchmark.seeds import keyed_initialization
 from methods.text_prompt import TextPromptMethod
@@ -92,9 +92,9 @@ class FedOTP(TextPromptMethod):
         """Return the patch features of images [B, 3, H, W], as ``image`` [B, M, e], L2-normalised."""
         return {"image": self.clip.spatial_features(x)[1]}
 
+    @in_float32
     def logits(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return logits [B, C] of patch features [B, M, e] and text features [J, C, e]."""
-        with torch.autocast(images.device.type, enabled=False):  # as ``similarities``
-            similarity = torch.einsum("bme,jce->bcmj", at_least_float32(images), at_least_float32(classes))
+        similarity = torch.einsum("bme,jce->bcmj", images, classes)
         plan = transport_plan(similarity, self.gamma, self.eps, self.iterations)
         return self.clip.logit_scale * (plan * similarity).sum((-2, -1))

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmark.masked import at_least_float32
 from benchmark.masked import cross_entropy as cross_entropy
+from benchmark.masked import in_float32
 from benchmark.masked import masked_mean as masked_mean
 
 
@@ -35,23 +35,16 @@ def column_relation(own: Mapping[str, Tensor], others_mean: Mapping[str, Tensor]
     return (1 - 1 / m) * squared_distance(own, others_mean)
 
 
+@in_float32
 def cosines(left: Tensor, right: Tensor, eps: float = 1e-8) -> Tensor:
-    """Return ``cos(a, b)`` of each pair of rows, [n, d] each, in float32 at least: [n]."""
-    return F.cosine_similarity(at_least_float32(left), at_least_float32(right), dim=1, eps=eps)
+    """Return ``cos(a, b)`` of each pair of rows, [n, d] each: [n]."""
+    return F.cosine_similarity(left, right, dim=1, eps=eps)
 
 
-def similarities(images: Tensor, classes: Tensor) -> Tensor:
-    """Return ``f W^T`` of L2-normalised image features and text features: [B, C].
-
-    CLIP multiplies it by 100: bfloat16's eight bits are too few for it, so autocast leaves it alone.
-
-    Args:
-        images: f, [B, e].
-        classes: W, [C, e], or of each image its own, [B, C, e].
-    """
-    with torch.autocast(images.device.type, enabled=False):
-        f, w = at_least_float32(images), at_least_float32(classes)
-        return f @ w.T if w.ndim == 2 else torch.einsum("be,bce->bc", f, w)
+@in_float32
+def own_similarities(images: Tensor, classes: Tensor) -> Tensor:
+    """Return ``f W^T`` of image features f, [B, e], and text features W of each image, [B, C, e]: [B, C]."""
+    return torch.einsum("be,bce->bc", images, classes)
 
 
 def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

@@ -13,7 +13,7 @@ from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
-from methods.losses import cross_entropy, similarities
+from methods.losses import cross_entropy, own_similarities
 from methods.text_prompt import TextPromptMethod
 
 
@@ -197,7 +197,7 @@ class PFedMoAP(TextPromptMethod):
         pooled, is_expert = images[:, :: self.stride], client.received["experts_mask"]
         experts = torch.cat([classes[None, :, :: self.stride], client.prepared["experts"]])
         mixture = self.gate(pooled, experts, torch.cat([is_expert.new_ones(1), is_expert]))
-        moe = self.clip.logit_scale * similarities(pooled, mixture)
+        moe = self.clip.logit_scale * own_similarities(pooled, mixture)
         return torch.where(is_expert.any(), self.lam * local + moe, local)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:

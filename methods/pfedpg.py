@@ -191,12 +191,12 @@ class GeneratorRule(ServerRule):
         self.optimizer.zero_grad()
         objective.backward()
         descriptors = self.generator.get_parameter("descriptors")
-        before = descriptors.detach().clone()
+        rests = torch.ones(len(descriptors), dtype=torch.bool)
+        rests[list(uploads.clients)] = False
+        before = descriptors.detach()[rests]
         self.optimizer.step()
-        with torch.no_grad():  # Adam's momentum would move the descriptors of those who rest
-            moved = descriptors[list(uploads.clients)].clone()
-            descriptors.copy_(before)
-            descriptors[list(uploads.clients)] = moved
+        with torch.no_grad():
+            descriptors[rests] = before  # Adam's momentum would move them
         return {}
 
     @torch.enable_grad()
@@ -266,7 +266,8 @@ class PFedPG(FedVPT):
         broadcast_base: send every client P_base instead of P_n (the ``P_base`` ablation of Table 4).
 
     Raises:
-        ConfigurationError: as many rows of a descriptor as nothing needs, or ``broadcast_base`` where there is no base.
+        ConfigurationError: ``descriptor_tokens`` is neither 1 nor K, or ``broadcast_base`` with ``mlp``, which has no
+            base.
     """
 
     paper_point = "local"

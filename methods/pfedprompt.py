@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Client, MiniBatch, Stage
-from benchmark.masked import at_least_float32
+from benchmark.masked import in_float32
 from benchmark.ranges import NonNegativeFloat
 from methods.losses import cross_entropy
 from methods.promptfl import PromptFL
 
 
+@in_float32
 def memory_attention(images: Tensor, keys: Tensor, values: Tensor, beta: float) -> Tensor:
     """Return ``exp(-beta (1 - f K^T)) V``, a vote of the remembered images, the nearer the stronger (Tip-Adapter).
 
@@ -24,11 +25,10 @@ def memory_attention(images: Tensor, keys: Tensor, values: Tensor, beta: float) 
     Returns:
         [B, C].
     """
-    with torch.autocast(images.device.type, enabled=False):  # as ``similarities``
-        images, keys = at_least_float32(images), at_least_float32(keys)
-        return torch.exp(-beta * (1 - images @ keys.T)) @ values
+    return torch.exp(-beta * (1 - images @ keys.T)) @ values
 
 
+@in_float32
 def spatial_attention(images: Tensor, positions: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Compare image and classes by cosines, after each has attended to the other (CALIP, Guo et al., AAAI 2023).
 
@@ -44,13 +44,11 @@ def spatial_attention(images: Tensor, positions: Tensor, classes: Tensor) -> tup
     Returns:
         ``f W_a^T`` and ``f_a W^T``, [B, C] each.
     """
-    with torch.autocast(images.device.type, enabled=False):  # as ``similarities``
-        images, positions, classes = map(at_least_float32, (images, positions, classes))
-        affinity = 2 * positions @ classes.T
-        attended_classes = affinity.softmax(dim=1).transpose(1, 2) @ positions
-        attended_positions = affinity.softmax(dim=2) @ classes
-        attended_images = attended_positions.mean(dim=1) + attended_positions.amax(dim=1)
-        return torch.einsum("be,bce->bc", images, attended_classes), attended_images @ classes.T
+    affinity = 2 * positions @ classes.T
+    attended_classes = affinity.softmax(dim=1).transpose(1, 2) @ positions
+    attended_positions = affinity.softmax(dim=2) @ classes
+    attended_images = attended_positions.mean(dim=1) + attended_positions.amax(dim=1)
+    return torch.einsum("be,bce->bc", images, attended_classes), attended_images @ classes.T
 
 
 class PFedPrompt(PromptFL):

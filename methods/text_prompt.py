@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Stage
-from benchmark.masked import at_least_float32
+from benchmark.masked import in_float32
 from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone
-from methods.losses import cross_entropy, similarities
+from methods.losses import cross_entropy
 
 #: How FedPGP (Cui et al., ICML 2024) trains a context: rate and epochs are the paper's, the rest is its code's.
 TRAINING = LocalTraining(lr=0.001, epochs=2, momentum=0.9, weight_decay=5e-4)
@@ -103,9 +103,10 @@ class TextPromptMethod(FederatedMethod):
         """Return features of images [B, 3, H, W], as ``image`` [B, e], L2-normalised."""
         return {"image": self.clip.image_features(x)}
 
+    @in_float32
     def logits(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return logits [B, C] of image features [B, e] and text features [C, e]."""
-        return similarities(self.clip.logit_scale * at_least_float32(images), classes)
+        return self.clip.logit_scale * images @ classes.T
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""

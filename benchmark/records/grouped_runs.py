@@ -156,7 +156,7 @@ def read_run(folder: Path) -> Run:
     run = Run(stored.folder, stored.record, stored.config, images_sha256=stored.record.images_sha256)
     try:  # all is read here, where a run with something damaged can be left out
         _ = stored.metrics, run.dataset, run.setting, run.backbone, run.local_work, _source(run)
-        _ = run.config.get("data", {}).get("partition_seed"), _alike(run)
+        _ = run.config.get("data", {}).get("partition_seed"), {**run.config.get("trainer", {})}
         if (folder / "manifest.json").is_file():  # what is kept of a large one is bound to nothing
             _ = stored.partition
     except (AttributeError, KeyError, TypeError) as error:

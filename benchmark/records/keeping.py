@@ -14,6 +14,10 @@ from benchmark.records.record_file import FILES, file_entry, is_finished, parse_
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, verify_record
 from benchmark.yaml_files import parse_yaml
 
+#: Where folders and files of weights are named: the entry, and in it what stands before its value and its key. A long
+#: value goes on in further lines, which are indented more than the key.
+_PLACE = re.compile(rb"(?m)^(( +)(root|checkpoint_path):) .+(?:\n\2 +\S.*)*$")
+
 
 def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     """Copy a finished run's small files to ``destination/<name of run_dir>``, to be committed; return that folder.
@@ -50,13 +54,21 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
 def _forget_folder(content: dict[str, bytes]) -> None:
     """Call the folder of the images ``data``, and let the record know the changed file."""
     config = content["config.yaml"]
-    roots = [f"{value.rstrip('/')}/" for _, _, key, value in _places(config) if key == b"root" and value]
-    for whole, start, key, value in _places(config):
-        if key == b"root":
-            config = config.replace(whole, start + b" data", 1)
-        elif root := next((root for root in roots if value.startswith(root)), None):
-            rest = yaml.safe_dump("data/" + value.removeprefix(root), width=math.inf, allow_unicode=True)
-            config = config.replace(whole, start + b" " + rest.removesuffix("...\n").strip().encode(), 1)
+    roots = [
+        f"{named.rstrip('/')}/" for entry in _PLACE.finditer(config) if entry[3] == b"root" and (named := _value(entry))
+    ]
+
+    def renamed(entry: re.Match[bytes]) -> bytes:
+        named = _value(entry)
+        if entry[3] == b"root":
+            return entry[1] + b" data"
+        root = next((root for root in roots if named.startswith(root)), None)
+        if root is None:
+            return entry[0]
+        spelled = yaml.safe_dump("data/" + named.removeprefix(root), width=math.inf, allow_unicode=True)
+        return entry[1] + b" " + spelled.removesuffix("...\n").strip().encode()
+
+    config = _PLACE.sub(renamed, config)
     if config != content["config.yaml"]:
         record = parse_json(content["record.json"])
         record["files"]["config.yaml"] = file_entry(config)
@@ -66,15 +78,9 @@ def _forget_folder(content: dict[str, bytes]) -> None:
         content |= {"config.yaml": config, "record.json": json_bytes(record)}
 
 
-def _places(config: bytes) -> list[tuple[bytes, bytes, bytes, str]]:
-    """Where folders and files of weights are named: the whole entry, what stands before its value, its key, its value.
-
-    A long value goes on in further lines, which are indented more than the key.
-    """
-    found = re.finditer(rb"(?m)^(( +)(root|checkpoint_path):) .+(?:\n\2 +\S.*)*$", config)
-    entries = [(match[0], match[1], match[3]) for match in found]
-    values = [next(iter(yaml.safe_load(whole.decode()).values())) for whole, _, _ in entries]
-    return [(*entry, "" if value is None else str(value)) for entry, value in zip(entries, values, strict=True)]
+def _value(entry: re.Match[bytes]) -> str:
+    """The value of an entry of a configuration; empty for null."""
+    return str(next(iter(yaml.safe_load(entry[0].decode()).values())) or "")
 
 
 def _class_counts(manifest: bytes) -> bytes:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import yaml
-
 from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, flat, tell_apart
 from benchmark.records.hashes import canonical
@@ -28,6 +26,7 @@ from benchmark.report.readings import (
 )
 from benchmark.shipped import SHIPPED
 from benchmark.tables.numbers import mean_std
+from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -136,7 +135,7 @@ def _precedence(experiment: Experiment, usual: Mapping[str, object]) -> tuple[in
 def shipped_values() -> dict[str, dict[str, object]]:
     """The arguments of each method's class in its file of ``configs/methods``, by their dotted keys."""
     files = (SHIPPED / "configs" / "methods").glob("*.yaml")
-    models = [model for path in files if isinstance(model := yaml.safe_load(path.read_text())["model"], dict)]
+    models = [model for path in files if isinstance(model := read_mapping(path)["model"], dict)]
     return {str(model["class_path"]): flat(model.get("init_args") or {}) for model in models}
 
 

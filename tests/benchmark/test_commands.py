@@ -230,7 +230,7 @@ def test_seconds_of_verify_are_a_number(run_dir: Path, capsys: pytest.CaptureFix
     for text in ("nan", "-1", "soon"):
         with pytest.raises(SystemExit):
             main(["verify", str(run_dir), "--rerun", text])
-        assert f"invalid _seconds value: '{text}'" in capsys.readouterr().err
+        assert f"--rerun: expected a number of seconds from 0 on, got '{text}'" in capsys.readouterr().err
 
 
 def test_reproduction_from_elsewhere_knows_the_tables_that_came_with_the_code(
