@@ -1,9 +1,12 @@
 """CUDA graphs on the pretended GPU: a capture carries nothing out, a replay all of it, in the same places.
 
 As on a GPU: what is captured may not wait for the device nor copy from the host; its results hold no numbers until a
-replay; a replay reads what then lies in the places that were read, and overwrites the results of the one before.
+replay; a replay reads what then lies in the places that were read, and overwrites the results of the one before. Those
+places are not the graph's: where nobody keeps a tensor that it reads, its memory is another's by then.
 """
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -12,8 +15,9 @@ from unittest.mock import patch
 
 import torch
 from pretended_gpu import PretendedTensor, switched_on
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class PretendedGraph:
@@ -30,9 +34,12 @@ class PretendedGraph:
 
     def replay(self) -> None:
         """Carry out all that was captured, into the same tensors."""
+        if not self.replays:
+            gc.collect()
         self.replays += 1
         for func, args, kwargs, made in self.operations:
-            again = func(*args, **kwargs)
+            given, named = tree_map(_still_there, (args, kwargs))
+            again = func(*given, **named)
             for place, numbers in zip(_results(made), _results(again), strict=True):
                 if place.host.data_ptr() != numbers.host.data_ptr():
                     place.host.copy_(numbers.host)
@@ -47,6 +54,7 @@ class _Capture(TorchDispatchMode):
     def __init__(self, graph: PretendedGraph, pool: Any = None, capture_error_mode: str = "global") -> None:
         super().__init__()
         self._graph = graph
+        self._own: dict[int, Tensor] = {}
 
     def __enter__(self) -> Self:
         self._waits = len(switched_on[0].waits)
@@ -64,8 +72,13 @@ class _Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self._graph.operations.append((func, args, kwargs or {}, made))
+        self._own |= {id(part): part for part in _results(made)}
+        self._graph.operations.append((func, *tree_map(self._without_keeping, (args, kwargs or {})), made))
         return made
+
+    def _without_keeping(self, value: Any) -> Any:
+        """Return a reference in place of a tensor that the graph has not made."""
+        return weakref.ref(value) if isinstance(value, Tensor) and id(value) not in self._own else value
 
 
 @contextmanager
@@ -84,6 +97,14 @@ def pretended_graphs() -> Iterator[list[PretendedGraph]]:
         }.items():
             patches.enter_context(patch.object(torch.cuda, name, value))
         yield _captured
+
+
+def _still_there(value: Any) -> Any:
+    if not isinstance(value, weakref.ref):
+        return value
+    tensor = value()
+    assert tensor is not None, "a graph reads memory that was freed"
+    return tensor
 
 
 def _results(made: Any) -> list[PretendedTensor]:

@@ -12,13 +12,13 @@ from federation import build, fit, learned
 from lightning.pytorch.callbacks import Callback
 from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
 from pretended_graph import pretended_graphs
+from repeated_steps import repeated_steps
 from torch import nn
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.engine import captured_step, placed_store, recorded_step
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Block
-from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress
 from benchmark.speed.measure import RandomImages
@@ -167,26 +167,17 @@ def recorded_round(clients: int, steps: int) -> tuple[list[str], int]:
 
 def recorded_frozen(conf: str) -> tuple[dict[str, float], int]:
     """How far a run of recorded steps is from the CPU's of steps as they are written, and how many were repeated."""
-    repeated = 0
-    visit = RecordedSteps.visit
-
-    def counted(steps: RecordedSteps, *arguments: Any) -> recorded_step.Visit | None:
-        nonlocal repeated
-        made = visit(steps, *arguments)
-        repeated += made is not None and made.repeated is not None
-        return made
-
     with (
         patch.object(recorded_step, "BEFORE_RECORDING", 1),
         patch.object(recorded_step, "WORTHWHILE", float("inf")),
-        patch.object(RecordedSteps, "visit", counted),
+        repeated_steps() as repeated,
     ):
         found, _ = on_gpu(conf, ("--model.init_args.training.epochs=4",))
     method, data = build(conf, *TINY, "--model.init_args.training.epochs=4")
     with patch.object(recorded_step, "BEFORE_RECORDING", 10**9):
         fit(method, data, 2, settings=SETTINGS)
     off = {name: (found[name].double() - value.double()).abs().max().item() for name, value in learned(method).items()}
-    return off, repeated
+    return off, len(repeated)
 
 
 def captured(conf: str, *overrides: str) -> tuple[list[str], list[int]]:

@@ -1,8 +1,10 @@
 """A cell that runs somewhere else, as a job of Slurm or a task of Ray: what the job does, and what its runner sees."""
 
+import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmark.cells.identity import Cell
@@ -15,6 +17,13 @@ from benchmark.records.record_file import is_finished
 BUSY = "busy"
 #: Seconds between two looks at the run. A job that waited for its end would not hear that it is cancelled.
 PAUSE = 0.1
+#: Seconds until what another machine has written in a shared folder is seen here: NFS's by default.
+SEEN_SECONDS = 60.0
+
+
+def for_another_machine(work: Work) -> Work:
+    """Return what a job is sent, without the environment here, which would lie in a file with all its secrets."""
+    return replace(work, environment={})
 
 
 def run_as_job(cell: Cell, work: Work) -> str:
@@ -25,10 +34,13 @@ def run_as_job(cell: Cell, work: Work) -> str:
     lock = CellLock(work.runs_dir / cell.name)
     if not lock.acquire():
         return BUSY
-    if finished_outcome(cell, work.folders, work.rerun_changed):
-        lock.release()
-        return ""
-    entry = start(cell, lock, work, None, None, ends_with_us=True)
+    with contextlib.ExitStack() as unless_it_starts:
+        unless_it_starts.callback(lock.release)  # a worker of Ray lives on, and the lock would with it
+        if finished_outcome(cell, work.folders, work.rerun_changed):
+            return ""
+        unless_it_starts.pop_all()
+    # The environment is the job's: its GPUs and CPUs are the run's.
+    entry = start(cell, lock, replace(work, environment=dict(os.environ)), None, None, ends_with_us=True)
     try:
         while not entry.done():
             time.sleep(PAUSE)
@@ -47,10 +59,21 @@ class Job(ABC):
     cell: Cell
     log: Path
     started: float = field(default_factory=time.monotonic, kw_only=True)
+    over_since: float | None = field(default=None, kw_only=True)
 
     @abstractmethod
-    def done(self) -> bool:
+    def over(self) -> bool:
         """Whether the job has ended."""
+
+    def done(self) -> bool:
+        """Whether the job has ended, and the record of one that ended well is seen here, or was awaited in vain."""
+        if not self.over():
+            return False
+        self.over_since = self.over_since or time.monotonic()
+        with contextlib.suppress(OSError):
+            os.listdir(self.log.parent)  # has NFS look again
+        late = time.monotonic() - self.over_since > SEEN_SECONDS
+        return late or self.said() != "" or is_finished(self.log.parent)
 
     @abstractmethod
     def said(self) -> str:

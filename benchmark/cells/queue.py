@@ -135,7 +135,10 @@ def run_cells(
                     if failed_before is not None:
                         said += f"; failed the last time: {failed_before}"
                     display.line(said)
-                    running.append(attempts.start(cell, lock))
+                    try:
+                        running.append(attempts.start(cell, lock))
+                    except OSError as error:  # a full disk, for example, of which other cells are told in their turn
+                        settle(cell, Outcome(None, f"it does not start: {error}", run_dir / "log.txt"), 0.0)
                 failed = sum(outcome.run_dir is None and not outcome.ended_early for outcome in outcomes.values())
                 display.update(len(outcomes), failed, {entry.cell.name: entry.log for entry in running})
                 if pending or running:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmark.cells.identity import Cell
-from benchmark.cells.job import BUSY, PAUSE, Job, run_as_job
+from benchmark.cells.job import BUSY, PAUSE, Job, for_another_machine, run_as_job
 from benchmark.cells.lock import CellLock
 from benchmark.cells.this_machine import GRACE_SECONDS
 from benchmark.cells.work import Attempt, Work
@@ -157,7 +157,7 @@ class RayTask(Job):
     reference: Any
     future: "futures.Future[str]"
 
-    def done(self) -> bool:
+    def over(self) -> bool:
         return self.future.done()
 
     def said(self) -> str:
@@ -180,7 +180,7 @@ class RayTasks:
         lock.release()
         log = self.work.runs_dir / cell.name / "log.txt"
         try:
-            reference = self.function.options(name=cell.name).remote(cell, self.work, Path.cwd())
+            reference = self.function.options(name=cell.name).remote(cell, for_another_machine(self.work), Path.cwd())
         except Exception as error:  # the cluster is gone
             failed: futures.Future[str] = futures.Future()
             failed.set_exception(error)
@@ -196,10 +196,10 @@ class RayTasks:
         import ray
 
         interrupt: KeyboardInterrupt | None = None
-        tasks = [entry for entry in running if isinstance(entry, RayTask) and not entry.done()]
+        tasks = [entry for entry in running if isinstance(entry, RayTask) and not entry.over()]
         for by_force in (False, True):
             for entry in tasks:
-                if not entry.done():
+                if not entry.over():
                     with contextlib.suppress(Exception):  # the cluster may be gone
                         ray.cancel(entry.reference, force=by_force)
             try:

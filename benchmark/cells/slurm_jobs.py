@@ -1,13 +1,16 @@
 """Cells as jobs of Slurm, through submitit."""
 
+import contextlib
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmark.cells.identity import Cell
-from benchmark.cells.job import Job, run_as_job
+from benchmark.cells.job import PAUSE, Job, for_another_machine, run_as_job
 from benchmark.cells.lock import CellLock
+from benchmark.cells.this_machine import GRACE_SECONDS
 from benchmark.cells.work import Attempt, Work
 from benchmark.errors import ConfigurationError
 
@@ -68,7 +71,7 @@ class SlurmJob(Job):
 
     job: Any
 
-    def done(self) -> bool:
+    def over(self) -> bool:
         return bool(self.job.done())
 
     def said(self) -> str:
@@ -89,13 +92,18 @@ class SlurmJobs:
 
     def start(self, cell: Cell, lock: CellLock) -> SlurmJob:
         lock.release()
-        job = self.executor.submit(run_as_job, cell, self.work)
+        job = self.executor.submit(run_as_job, cell, for_another_machine(self.work))
         return SlurmJob(cell, self.work.runs_dir / cell.name / "log.txt", job)
 
     def end(self, running: Sequence[Attempt]) -> None:
-        for entry in running:
-            if isinstance(entry, SlurmJob) and not entry.done():
-                entry.job.cancel()
+        """Cancel jobs, and wait a while for their runs to end; one that Slurm does not cancel keeps no other."""
+        jobs = [entry for entry in running if isinstance(entry, SlurmJob) and not entry.over()]
+        for entry in jobs:
+            with contextlib.suppress(Exception):  # it may end this very moment, or Slurm not answer
+                entry.job.cancel(check=False)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and not all(entry.over() for entry in jobs):
+            time.sleep(PAUSE)
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -1,5 +1,6 @@
 """A recorded step as a CUDA graph: the host starts all its kernels at once."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,9 +59,18 @@ class Graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             del made
-            captured = CapturedStep(program, [t.detach() if id(t) in own else t.clone() for t in tensors], self._pool)
+            places = [t.detach() if id(t) in own else t.clone() for t in tensors]
+            try:
+                captured = CapturedStep(program, places, self._pool)
+            except RuntimeError:
+                self._pool = None  # what was captured half stays in it
+                raise
             self._kept += kept
+            weakref.finalize(captured, self._dropped, kept)
             return captured
+
+    def _dropped(self, kept: int) -> None:
+        self._kept -= kept
 
 
 class CapturedStep:
@@ -77,6 +87,7 @@ class CapturedStep:
 
     def __init__(self, program: Callable[..., Gradients], inputs: Sequence[Tensor], pool: Any) -> None:
         self._inputs = inputs
+        self._program = program  # its constants lie where the kernels read them
         present = torch.cuda.current_stream()
         aside = torch.cuda.Stream()
         aside.wait_stream(present)

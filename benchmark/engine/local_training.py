@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter
+from functools import partial
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -18,6 +18,7 @@ from benchmark.engine.mapping import ClientMap
 from benchmark.engine.mistakes import place, tensors
 from benchmark.engine.plan import Step
 from benchmark.engine.recorded_step import RecordedSteps
+from benchmark.engine.recording import Gradients
 from benchmark.engine.roles import below, names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
@@ -77,24 +78,8 @@ class LocalSteps:
             optimizer: the phase's.
         """
         visit = self.recorded.visit(cohort, step, batch) if self.recorded is not None else None
-        made = visit.repeated if visit is not None else None
-        if made is None or (visit is not None and visit.wanted):
-            began, count = perf_counter(), len(step.clients)
-            for slot in self.slots.values():
-                slot.grad = None
-            if self.compiled is not None:
-                loss = self.compiled(cohort, step, batch)
-            else:
-                part = (step.stage, step.phase)
-                loss = self.clients(
-                    "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
-                )
-            losses, named = self._read(loss, count)
-            losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
-            made = losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
-            if visit is not None:
-                visit.learn(made, perf_counter() - began)
-        losses, named, gradients = made
+        written = partial(self._written, cohort, step, batch)
+        losses, named, gradients = written() if visit is None else visit.made(written)
         for name, gradient in gradients.items():
             self.slots.of(name).grad = gradient
         if phase.clip is not None:
@@ -108,6 +93,22 @@ class LocalSteps:
             self._keep_finished(cohort, step, phase, optimizer)
         for watcher in self.on_step:
             watcher(cohort, step)
+
+    def _written(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Gradients:
+        """Return losses and gradients of a step as the method is written."""
+        count = len(step.clients)
+        for slot in self.slots.values():
+            slot.grad = None
+        if self.compiled is not None:
+            loss = self.compiled(cohort, step, batch)
+        else:
+            part = (step.stage, step.phase)
+            loss = self.clients(
+                "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
+            )
+        losses, named = self._read(loss, count)
+        losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
+        return losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
 
     def _read(self, made: Loss, count: int) -> tuple[Tensor, Values]:
         """Return the losses of so many clients, [K], and the named tensors that came with them.

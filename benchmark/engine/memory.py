@@ -1,7 +1,10 @@
 """What memory is free, and what operations take of it."""
 
 import os
+import sys
 import weakref
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,13 +12,31 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+#: of Linux: what memory there is, and the limits of a container
+MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of the device, with those that torch holds unused; or of the host."""
+    """Return the free bytes of the device, with those that torch holds unused; or what the host would give."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
+    return min(_available(), _left_in_container())
+
+
+def _available() -> int:
+    """Return the host's bytes that processes can get, those among them that hold copies of files."""
+    with suppress(OSError, ValueError, StopIteration):  # another system than Linux
+        lines = MEMINFO.read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _left_in_container() -> int:
+    """Return the bytes below the limit of this process's container."""
+    with suppress(OSError, ValueError):  # no limit, which is "max", or no container
+        return int((CONTAINER / "memory.max").read_text()) - int((CONTAINER / "memory.current").read_text())
+    return sys.maxsize
 
 
 class HeldBytes(TorchDispatchMode):

@@ -56,7 +56,9 @@ class Recorder(TorchDispatchMode):
         Raises:
             ValueError: it is none that can be repeated.
         """
-        if any(tag in REFUSED for tag in func.tags) and not _of_positions(func, args):
+        if any(tag in REFUSED for tag in func.tags) and not (
+            _of_positions(func, args) or _drops_nothing(func, args, kwargs)
+        ):
             raise ValueError(f"{func} draws random numbers, or Python would have to read numbers")
         made = func(*args, **(kwargs or {}))
         node = self.graph.call_function(func, *tree_map(self.written, (args, kwargs or {})))
@@ -82,6 +84,14 @@ class Recorder(TorchDispatchMode):
             self.outside[node] = value
             self._know(value, node)
         return self._known[id(value)][1]
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it is attention without dropout, for which torch says that it draws, whatever is to be dropped."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    share = given.get("dropout_p", 0.0)
+    return "attention" in func._schema.name and "dropout_p" in names and share == 0
 
 
 def _of_positions(func: Any, args: Any) -> bool:

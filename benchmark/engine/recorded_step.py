@@ -65,49 +65,50 @@ class Visit:
         cohort: the clients.
         step: which of them.
         batch: their mini-batches.
-
-    Attributes:
-        repeated: what the record gives, where one is used.
-        wanted: whether the step is to be taken as it is written too, or alone: something is learned from it.
     """
 
     def __init__(
         self, owner: "RecordedSteps", kind: _Kind, tensors: list[Tensor], cohort: Cohort, step: Step, batch: MiniBatch
     ) -> None:
         self._owner, self._kind, self._tensors = owner, kind, tensors
-        self._cohort, self._step, self._batch = cohort, step, batch
-        self.repeated = self._repeat() if kind.trusted else None
-        again = kind.repeats >= TIMED and kind.repeats.bit_count() == 1  # the 8th repeated one, the 16th, the 32nd ...
-        self.wanted = self.repeated is None or (kind.trusted and again)
+        self._cohort, self._step, self._batch, self._began = cohort, step, batch, perf_counter()
 
-    def _repeat(self) -> Gradients:
-        kind = self._kind
-        began = perf_counter()
-        made = self.run()
-        kind.repeats += 1
-        if kind.repeats <= TIMED:
-            kind.repeated = min(kind.repeated, perf_counter() - began)
-            if kind.repeats == TIMED and kind.repeated > WORTHWHILE * kind.plain:
-                self._owner.give_up(kind, self._step, "it is not faster")
-        return made
-
-    def learn(self, made: Gradients, seconds: float) -> None:
-        """Take in what the step as it is written gave, and how long it took.
+    def made(self, written: Callable[[], Gradients]) -> Gradients:
+        """Return what the record gives, or the step as it is ``written``, which is taken too where its record is tried.
 
         Raises:
             ConfigurationError: the record gives other numbers, although it once gave the same.
         """
-        kind, owner = self._kind, self._owner
-        if self.repeated is not None:
-            if not equal(made, self.repeated):
-                if not repeats(self.run):
-                    return owner.give_up(kind, self._step, "its kernels give other bits each time")
+        kind = self._kind
+        repeated = self._repeat() if kind.trusted else None
+        tried = kind.trusted and kind.repeats >= TIMED and kind.repeats.bit_count() == 1  # the 8th one, the 16th ...
+        if repeated is not None and not tried:
+            return repeated
+        made = written()
+        if repeated is None:
+            self._learn(made, perf_counter() - self._began)
+        elif not equal(made, repeated):
+            if repeats(self.run) and repeats(written):
                 raise ConfigurationError(
-                    f"{type(owner.method).__name__}.client_loss depends on something outside of the method that has "
-                    f"changed (seen in round {self._cohort.round.number}): make it an attribute of the method, or "
+                    f"{type(self._owner.method).__name__}.client_loss depends on something outside of the method that "
+                    f"has changed (seen in round {self._cohort.round.number}): make it an attribute of the method, or "
                     "return it from prepare"
                 )
-            return
+            self._owner.give_up(kind, self._step, "its kernels give other bits each time")
+        return made
+
+    def _repeat(self) -> Gradients:
+        kind = self._kind
+        made = self.run()
+        kind.repeats += 1
+        kind.repeated = min(kind.repeated, perf_counter() - self._began)
+        if kind.repeats == TIMED and kind.repeated > WORTHWHILE * kind.plain:
+            self._owner.give_up(kind, self._step, "it is not faster")
+        return made
+
+    def _learn(self, made: Gradients, seconds: float) -> None:
+        """Take in what the step as it is written gave, and how long it took."""
+        kind, owner = self._kind, self._owner
         kind.plain = min(kind.plain, seconds)
         kind.seen += 1
         if kind.program is not None:
@@ -196,5 +197,4 @@ class RecordedSteps:
         log.info("%s is taken as it is written: %s", self._named(step), why)
 
     def _named(self, step: Step) -> str:
-        name = type(self.method).__name__
-        return f"a step of {name} ({step.stage}, phase {step.phase}, {len(step.clients)} clients)"
+        return f"a step of {type(self.method).__name__} ({step.stage}, phase {step.phase}, {len(step.clients)} clients)"

@@ -76,12 +76,18 @@ def recorded(
 
 
 def equal(made: Gradients, again: Gradients) -> bool:
-    """Whether every number is equal, bit for bit."""
+    """Whether every number is equal, bit for bit; where one is no number, the other is none."""
     first, of = tree_flatten(made)
     second, like = tree_flatten(again)
     return of == like and all(
-        a is b is None or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
+        a is b is None or (a is not None and b is not None and a.dtype == b.dtype and _alike(a, b))
         for a, b in zip(first, second, strict=True)
+    )
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or (
+        a.shape == b.shape and a.is_floating_point() and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
     )
 
 

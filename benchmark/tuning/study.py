@@ -68,6 +68,7 @@ class Study:
             self.optuna.enqueue_trial({choice.option: choice.own for choice in task.choices})
         self.trial: Any = None  # of Optuna
         self.cell: Cell | None = None
+        self.run_dir = runs_dir  # of the present trial
         self.pruned = 0
         self.seen = 0  # evaluations of the present trial that were looked at
 
@@ -130,6 +131,7 @@ class Study:
                 positions[choice.option] = self.trial.suggest_categorical(choice.option, list(range(last + 1)))
         self.pruned = self.seen = 0
         self.cell = self.task.trial(positions)
+        self.run_dir = self.runs_dir / self.cell.name
         return self.cell
 
     def _seed(self, trial: int, drawn: str) -> None:
@@ -139,7 +141,7 @@ class Study:
     def watch(self) -> int:
         """:meth:`pruned_after`, of a run that goes on: cheap as long as it has evaluated nothing new."""
         assert self.cell is not None
-        there = len(list((self.runs_dir / self.cell.name / PARTS).glob("*")))
+        there = len(list((self.run_dir / PARTS).glob("*")))
         if self.pruned or there == self.seen:
             return self.pruned
         self.seen = there
@@ -168,9 +170,8 @@ class Study:
         """Of each evaluated round of the present run the average over clients."""
         import pandas as pd
 
-        assert self.cell is not None
         try:
-            tables = [table for _, table in read_evaluations(self.runs_dir / self.cell.name)]
+            tables = [table for _, table in read_evaluations(self.run_dir)]
         except ConfigurationError:  # it ends this very moment, and merges them
             return {}
         if not tables:
@@ -189,6 +190,7 @@ class Study:
             log = f" (log: {outcome.log})" if outcome.log else ""
             self.error = f"{self.cell.name}: {outcome.error}{log}"
             return
+        self.run_dir = outcome.run_dir or self.run_dir  # one that was there may lie among the kept ones
         pruned = self.pruned_after()
         score = None
         if outcome.run_dir is not None:

@@ -11,6 +11,7 @@ from benchmark.cells.identity import Cell, with_overrides
 from benchmark.errors import ConfigurationError
 from benchmark.records.hashes import canonical
 from benchmark.records.summary import LOWER_IS_BETTER
+from benchmark.tables.numbers import scaled
 from benchmark.tuning.space import Choice
 
 
@@ -58,10 +59,17 @@ class Task:
         return hashlib.sha256(canonical(self.facts)).hexdigest()[:16]
 
     def best(self, trials: Sequence["Trial"]) -> "Trial | None":
-        """The complete trial with the best score, the first of equals; None where there is none."""
+        """The complete trial with the best score, the first of equals; None where there is none.
+
+        Scores count as they are written down, so that these choose as those do that are read again.
+        """
         complete = [trial for trial in trials if trial.state == "complete"]
         sign = -1 if self.metric in LOWER_IS_BETTER else 1
-        return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
+        return max(complete, key=lambda trial: sign * (self.written(trial.score) or 0.0), default=None)
+
+    def written(self, score: float | None) -> float | None:
+        """A score as it is written down: in per cent where the metric is shown so, with six digits."""
+        return None if score is None else round(scaled(score, self.metric), 6)
 
     def chosen(self, trials: Sequence["Trial"]) -> tuple[str, ...]:
         """What gives a run the values of the best trial, and its record where they are from.

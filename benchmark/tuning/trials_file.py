@@ -11,6 +11,9 @@ from benchmark.errors import ConfigurationError
 from benchmark.tables.numbers import scaled
 from benchmark.tuning.task import Task, Trial
 
+#: of columns; a hash of digits alone is no number
+TYPES = {"study": "str", "run": "str", "trial": "int64", "rounds": "int64", "seconds": "float64", "val": "float64"}
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -55,7 +58,7 @@ def trials_csv(tuned: Iterable[Tuned]) -> str:
             "seconds": round(trial.seconds, 1),
             "metric": entry.task.metric,
             "point": entry.task.point,
-            "val": None if trial.score is None else round(scaled(trial.score, entry.task.metric), 6),
+            "val": entry.task.written(trial.score),
             "values": json.dumps(trial.values),
             "run": trial.run,
         }
@@ -83,7 +86,7 @@ def kept_trials(path: Path, tasks: Iterable[Task]) -> dict[str, list[Trial]]:
     found: dict[str, list[Trial]] = {}
     others: list[str] = []
     try:
-        table = pd.read_csv(path, dtype={"trial": "int64", "rounds": "int64", "seconds": "float64", "val": "float64"})
+        table = pd.read_csv(path, dtype=TYPES)
         for task in tasks:
             of_row = table[(table["method"] == task.row) & (table["dataset"] == task.group)]
             rows = of_row[of_row["study"] == task.hash].sort_values("trial")

@@ -5,11 +5,14 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 from federation import build, fit
 from lightning.pytorch.callbacks import Callback
 
+from benchmark.engine import memory
 from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
 
 #: How many pages are cleared for ten times 48 MiB, taken and given back in turn: 12,288 pages each.
@@ -53,6 +56,25 @@ def test_freed_blocks_are_used_again() -> None:
 def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     assert keep_freed_memory() is False
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"),
+    [(None, 8192), ("max", 8192), ("5000", 3000), ("99999", 8192)],
+    ids=["none", "max", "low", "high"],
+)
+def test_the_host_gives_what_copies_of_files_take_and_a_container_no_more_than_its_limit(
+    limit: str | None, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 64 kB\nMemFree: 1 kB\nMemAvailable:  8 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("2000\n")
+    assert memory.free_memory(torch.device("cpu")) == free
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nothing")
+    assert memory.free_memory(torch.device("cpu")) > 0
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import os
+import pickle
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +21,11 @@ import pytest
 from waiting import until
 
 from benchmark.cells.identity import Cell
-from benchmark.cells.job import run_as_job
+from benchmark.cells.job import Job, for_another_machine, run_as_job
 from benchmark.cells.lock import CellLock
 from benchmark.cells.queue import run_cells
 from benchmark.cells.ray_tasks import Ray, run_as_task
+from benchmark.cells.slurm_jobs import SlurmJob, SlurmJobs
 from benchmark.cells.work import Work
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished, read_record
@@ -172,6 +175,7 @@ def test_a_task_waits_for_the_run_of_a_killed_worker(place: Path) -> None:
 def test_a_run_that_left_no_record_here_asks_for_a_shared_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmark.cells.queue.content_hash", lambda *arguments: "00000000")
     monkeypatch.setattr("benchmark.cells.ray_tasks.run_as_job", lambda *arguments: "")
+    monkeypatch.setattr("benchmark.cells.job.SEEN_SECONDS", 0.1)
     stand_in(monkeypatch)
     assert failure_of(Ray()) == f"ended without a record in runs/{CELL.name}; all machines have to share this folder"
 
@@ -188,6 +192,76 @@ def test_a_task_that_does_not_end_is_ended_by_force(place: Path, monkeypatch: py
     tasks.close()
     assert ray.events == ["init", "cancel", "force", "shutdown"]
     assert task.failure() == "Ray: cancelled"
+
+
+def test_a_run_has_the_environment_of_its_job_and_the_runners_goes_nowhere(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray and Slurm say there which GPUs and how many threads a run may have."""
+    (place / "run.py").write_text(
+        "import os, sys\nsys.exit(' '.join(os.environ.get(n, '-') for n in ('GPU', 'TOKEN')))"
+    )
+    monkeypatch.setenv("TOKEN", "secret")
+    monkeypatch.setenv("GPU", "all")
+    sent = for_another_machine(work())
+    assert b"secret" not in pickle.dumps(sent)
+    monkeypatch.delenv("TOKEN")
+    monkeypatch.setenv("GPU", "3")
+    assert run_as_job(CELL, sent) == "3 -"
+
+
+def test_a_run_that_does_not_start_leaves_its_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = Work(Path("runs"), program=("no-such-program",))
+    for _ in range(2):  # a worker of Ray lives on
+        with pytest.raises(FileNotFoundError):
+            run_as_job(CELL, nowhere)
+    monkeypatch.setattr("benchmark.cells.queue.content_hash", lambda *arguments: "00000000")
+    other = replace(CELL, name="beta-00000000")
+    outcomes = run_cells([CELL, other], nowhere)
+    assert [outcome.error.split(":")[0] for outcome in outcomes.values()] == ["it does not start"] * 2
+
+
+def test_a_record_that_is_seen_late_counts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared folder may hide for a while what another machine has written."""
+
+    class Over(Job):
+        def over(self) -> bool:
+            return True
+
+        def said(self) -> str:
+            return ""
+
+    folder = Path("runs") / CELL.name
+    folder.mkdir(parents=True)
+    job = Over(CELL, folder / "log.txt")
+    assert not job.done()
+    (folder / "record.json").write_text("{}")
+    assert job.done()
+    (folder / "record.json").unlink()
+    assert not job.done()
+    monkeypatch.setattr("benchmark.cells.job.SEEN_SECONDS", 0.0)
+    assert job.done()
+
+
+def test_a_job_that_slurm_does_not_cancel_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[str] = []
+
+    class Submitted:
+        def __init__(self, name: str) -> None:
+            self.job_id = name
+
+        def done(self) -> bool:
+            return self.job_id in cancelled
+
+        def cancel(self, check: bool = True) -> None:
+            if self.job_id == "1":
+                cancelled.append("1")
+                raise subprocess.CalledProcessError(1, "scancel")
+            cancelled.append(self.job_id)
+
+    monkeypatch.setattr("benchmark.cells.slurm_jobs.GRACE_SECONDS", 5.0)
+    SlurmJobs(work(), 3, None).end([SlurmJob(CELL, Path("log.txt"), Submitted(name)) for name in "123"])
+    assert cancelled == ["1", "2", "3"]
 
 
 def test_a_run_ends_with_the_job_that_started_it(place: Path) -> None:

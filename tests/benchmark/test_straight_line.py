@@ -139,6 +139,29 @@ def test_random_draws_are_refused() -> None:
         straight_line(lambda x: x + torch.rand(4), [torch.randn(4)])
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_is_recorded_unless_it_drops_something(dropout: float) -> None:
+    """Torch marks the fused kernels as drawing, also where nothing is dropped."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    q, k, v = (torch.randn(2, 2, 5, 8) for _ in range(3))
+    assert torch.Tag.nondeterministic_seeded in attention.tags
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        q = q.detach().requires_grad_()
+        made = attention(q, k, v, dropout)[0]
+        return made.detach(), torch.autograd.grad(made.sum(), q)[0]
+
+    with torch.enable_grad():
+        if dropout:
+            with pytest.raises(ValueError, match=r"draws random numbers|dropout"):
+                straight_line(attend, [q, k, v])
+            return
+        recorded = straight_line(attend, [q, k, v])
+        for again in ([q, k, v], [v, q, k]):
+            for made, expected in zip(recorded(*again), attend(*again), strict=True):
+                assert torch.equal(made, expected)
+
+
 def test_positions_may_be_looked_up_and_masks_not() -> None:
     x, positions = torch.randn(4), torch.tensor([2, 0])
     recorded = straight_line(lambda x, at: x[at], [x, positions])

@@ -43,8 +43,8 @@ from benchmark.tables.run_table import chosen_table
 from benchmark.tuning.blocks import tuning_block
 from benchmark.tuning.space import Choice, read_space, with_own_values
 from benchmark.tuning.study import COMPLETE_TRIALS, Studies, Study
-from benchmark.tuning.task import Task
-from benchmark.tuning.trials_file import Tuned
+from benchmark.tuning.task import Task, Trial
+from benchmark.tuning.trials_file import Tuned, kept_trials, trials_csv
 from benchmark.tuning.tune import tune_table
 from datamodules.federated import FederatedDataModule
 from datamodules.source import ImagePool
@@ -243,6 +243,34 @@ def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(tmp_path: Pat
         "chosen_on": "val",
         "study": study.task.hash,
     }
+    study.close()
+
+
+def test_trials_that_are_read_again_choose_as_they_did(tmp_path: Path) -> None:
+    """Scores that differ by no more than their rounding are equal, and the first of equals is chosen."""
+    names = {choice.option: choice.values[0] for choice in CHOICES}
+    scores = (0.5, 0.9, 0.9 + 1e-12, 0.7)
+    made = [Trial(n, "complete", names, ROUNDS, 1.0, score, f"alpha-{n}") for n, score in enumerate(scores)]
+    tuned = Tuned.by(task(trials=4), made)
+    (tmp_path / "trials.csv").write_text(trials_csv([tuned]))
+    again = kept_trials(tmp_path / "trials.csv", [tuned.task])[tuned.task.name]
+    assert tuned.best is not None
+    assert tuned.best.number == 1
+    assert Tuned.by(tuned.task, again).arguments == tuned.arguments
+    best = tuned.task.best(again)
+    assert best is not None
+    assert best.number == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_study_sees_the_rounds_of_a_run_that_was_there(kept: bool, tmp_path: Path) -> None:
+    study = opened(tmp_path, trials=1)
+    cell = study.next()
+    assert cell is not None
+    outcome = finish((tmp_path / "kept" if kept else study.runs_dir) / cell.name, curve(cell))
+    Studies([study]).after(cell, outcome, 1.0)
+    (trial,) = study.optuna.trials
+    assert sorted(trial.intermediate_values) == list(range(1, ROUNDS))
     study.close()
 
 
