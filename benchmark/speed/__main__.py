@@ -59,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.minutes is not None and given.minutes <= 0:
         parser.error(f"--minutes must be more than 0, got {given.minutes:g}")
     cases = given.cases or list(CASES)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends, older code goes
     if given.against is not None:
         if given.minutes is not None:
             parser.error("--minutes and --against do not go together; name fewer cases")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the older code is taken away
         try:
             failed = against.compare(
                 cases, given.against, given.out, lambda case, out, code: run_case(case, out, None, code)

@@ -54,13 +54,19 @@ def _source() -> RandomImages:
     return RandomImages(CLIENTS * IMAGES, 10 * CLIENTS)
 
 
-def plain(rounds: int, network: Callable[[], nn.Module] | None = None, prompted: bool = False) -> float:
+def plain(
+    rounds: int,
+    network: Callable[[], nn.Module] | None = None,
+    prompted: bool = False,
+    each_round: Callable[[], None] = lambda: None,
+) -> float:
     """Seconds of the best round of a loop over clients with one copy of the model each, and nothing else.
 
     Args:
         rounds: at least two.
         network: images [B, 3, 32, 32] to logits [B, 10]; pFedPT's CNN by default.
         prompted: each client first trains a frame of pixels of its own.
+        each_round: called at the end of each round.
     """
     torch.manual_seed(0)
     pool = _source().load()
@@ -96,6 +102,7 @@ def plain(rounds: int, network: Callable[[], nn.Module] | None = None, prompted:
         if device() == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
+        each_round()
     return min(seconds[1:])
 
 
@@ -103,7 +110,7 @@ def plain_vit() -> nn.Module:
     """PFedPT's tiny ViT with its classifier, with every token of every layer, as its code computes it."""
     backbone = TinyViT()
     for block in backbone.vit.blocks:
-        block.attn.fused_attn = False  # type: ignore[union-attr]
+        block.attn.fused_attn = device() == "cuda"  # type: ignore[union-attr]  # as the engine has it
     return nn.Sequential(backbone.vit, nn.Linear(backbone.num_features, 10))
 
 

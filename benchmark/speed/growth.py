@@ -8,7 +8,6 @@ such a process.
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +21,8 @@ from torch import Tensor, nn
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining
-from benchmark.errors import ConfigurationError
 from benchmark.run.checkpoint import AtomicCheckpointIO
-from benchmark.speed.measure import RandomImages, Row, fit
+from benchmark.speed.measure import RandomImages, Row, fit, last_line_of
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -142,13 +140,7 @@ def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
     """
     numbers = [str(clients), "--evaluate"] if participants == PARTICIPANTS else [str(clients), str(participants)]
     command = [sys.executable, "-m", "benchmark.speed.growth", *numbers]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = " / ".join(done.stderr.strip().splitlines()[-3:])
-        raise ConfigurationError(
-            f"{' '.join(command)} ended with status {done.returncode}: {last}; run it by itself to see more"
-        )
-    return Grown(**json.loads(done.stdout.splitlines()[-1]))
+    return Grown(**json.loads(last_line_of(command)))
 
 
 def client_rows(numbers: tuple[int, ...]) -> list[Row]:

@@ -4,11 +4,16 @@ Only ratios within one run on one machine mean anything elsewhere. Each figure i
 disturbs a measurement only ever makes it slower.
 """
 
+import contextlib
 import logging
+import math
+import os
 import resource
+import signal
+import subprocess
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +28,9 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
+from benchmark.engine.recorded_step import BEFORE_RECORDING, SMALL_STEP, TIMED
+from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.errors import ConfigurationError
 from benchmark.files import write_json, write_text
 from benchmark.method import FederatedMethod
 from benchmark.records.environment import environment
@@ -170,7 +178,8 @@ def fit(
         callbacks: further callbacks.
         settings: further settings of the Trainer, by name.
     """
-    keep_freed_memory()  # as lightning-cli does, and NoSearchForGarbage
+    keep_freed_memory()  # as lightning-cli does, and these kernels, and NoSearchForGarbage
+    repeatable_kernels()
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
@@ -196,6 +205,60 @@ def fit(
         torch.cuda.reset_peak_memory_stats()
     trainer.fit(method, datamodule=data)
     return laps
+
+
+def rounds_until_repeated(steps: int) -> int:
+    """Rounds of so many steps of one kind of which the last one repeats its record in each, and compares in none."""
+    others = BEFORE_RECORDING + 2  # the step that is recorded, and the one that the record is tried on
+    rounds = 2 + math.ceil((others + 2 * TIMED) / steps)
+    # Steps whose number is a power of two are compared.
+    while (rounds * steps - others).bit_length() > ((rounds - 1) * steps - others).bit_length():
+        rounds += 1
+    return rounds
+
+
+def fit_repeated(
+    make: Callable[[], tuple[FederatedMethod, FederatedDataModule]],
+    steps: int,
+    rounds: int,
+    precision: str = "32-true",
+) -> Laps:
+    """``fit``; where steps are recorded, for as many rounds as it takes until they are repeated.
+
+    Args:
+        make: an untrained method and its data.
+        steps: of one kind in a round.
+        rounds: where steps are taken as they are written, since a CPU's are large.
+        precision: the Trainer's.
+    """
+    laps = fit(*make(), rounds, precision=precision)
+    enough = rounds_until_repeated(steps)
+    if rounds >= enough or (device() == "cpu" and laps.best / steps > SMALL_STEP):
+        return laps
+    return fit(*make(), enough, precision=precision)
+
+
+def last_line_of(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    """Run a command as a session of its own, which ends with us; the last line that it prints.
+
+    Raises:
+        ConfigurationError: it failed.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        try:
+            printed, said = process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        last = " / ".join(said.strip().splitlines()[-3:])
+        raise ConfigurationError(
+            f"{' '.join(command)} ended with status {process.returncode}: {last}; run it by itself to see more"
+        )
+    return printed.splitlines()[-1]
 
 
 @cache

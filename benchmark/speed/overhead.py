@@ -21,7 +21,7 @@ from benchmark.engine.plan import Blocks
 from benchmark.engine.recorded_step import Visit
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.rounds import Server
-from benchmark.speed.measure import Row, device, fit, now
+from benchmark.speed.measure import Row, device, fit, now, rounds_until_repeated
 from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny
 
 CLIENTS, STEPS = 8, 10
@@ -132,8 +132,8 @@ def parts_of_round(work: Work, clients: int, width: int, rounds: int) -> dict[st
     return min(watch.rounds[1:], key=lambda seconds: sum(seconds.values()))
 
 
-class SecondRound(Callback):
-    """A profile of the second round.
+class LastRound(Callback):
+    """A profile of the last round.
 
     Attributes:
         profiler: torch's, stopped after that round.
@@ -144,12 +144,12 @@ class SecondRound(Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start."""
-        if trainer.current_epoch == 1:
+        if trainer.current_epoch == trainer.max_epochs - 1:
             self.profiler.start()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop."""
-        if trainer.current_epoch == 1:
+        if trainer.current_epoch == trainer.max_epochs - 1:
             self.profiler.stop()
 
 
@@ -170,7 +170,8 @@ def waits_inside(events: Sequence[FunctionEvent], name: str) -> tuple[int, int]:
 def waits_of_round(work: Work, clients: int, width: int) -> str:
     """In words, how often a round's local steps wait for the GPU."""
     method, data = work.method(clients), work.data(clients, STEPS * work.batch, width)
-    watch = SecondRound()
+    steps = -(-clients // width) * STEPS
+    watch = LastRound()
 
     def marked(step: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(step)
@@ -181,9 +182,10 @@ def waits_of_round(work: Work, clients: int, width: int) -> str:
         return inner
 
     with patch.object(method, "training_step", marked(method.training_step)):
-        fit(method, data, 2, precision=work.precision, callbacks=[watch])
+        # The last round neither makes a record nor compares one.
+        fit(method, data, rounds_until_repeated(steps), precision=work.precision, callbacks=[watch])
     waits, copies = waits_inside(watch.profiler.events(), STEP_RANGE)
-    return f"{waits} waits for the GPU and {copies} copies from it in {-(-clients // width) * STEPS} steps"
+    return f"{waits} waits for the GPU and {copies} copies from it in {steps} steps"
 
 
 def draw(shares: Sequence[tuple[str, dict[str, float]]], path: Path) -> None:

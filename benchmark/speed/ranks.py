@@ -7,7 +7,6 @@ program of its own, which starts its other processes as ``lightning-cli`` does.
 import argparse
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +18,10 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.contract import LocalTraining
-from benchmark.errors import ConfigurationError
 from benchmark.run.processes import ProcessRanks
 from benchmark.run.strategy import RanksStrategy, is_first_process
 from benchmark.speed import growth
-from benchmark.speed.measure import RandomImages, Row, device, fit
+from benchmark.speed.measure import RandomImages, Row, device, fit, last_line_of
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -110,13 +108,7 @@ def share_apart(devices: int, heads: bool) -> Shared:
     """
     command = _command(devices, heads)
     environment = os.environ | ({} if device() == "cuda" else {"OMP_NUM_THREADS": "1"})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        last = " / ".join(done.stderr.strip().splitlines()[-3:])
-        raise ConfigurationError(
-            f"{' '.join(command)} ended with status {done.returncode}: {last}; run it by itself to see more"
-        )
-    return Shared(**json.loads(done.stdout.splitlines()[-1]))
+    return Shared(**json.loads(last_line_of(command, environment)))
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:

@@ -7,6 +7,7 @@ targets against other simulators and of a million clients.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,7 @@ from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.engine import recorded_step
 from benchmark.engine.local_training import LocalSteps
 from benchmark.speed import engine
-from benchmark.speed.measure import Row, device, fit
+from benchmark.speed.measure import Row, device, fit, now
 from benchmark.speed.workloads import Work, fedpgp, headtune, promptfl, tiny
 
 CLIENTS, STEPS = 50, 5
@@ -78,15 +79,19 @@ class Products(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seconds = 0.0
+        self.rounds: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        began = time.perf_counter()
+        if not any(name in func._schema.name for name in self.NAMES):
+            return func(*args, **(kwargs or {}))
+        began = now()
         made = func(*args, **(kwargs or {}))
-        if any(name in func._schema.name for name in self.NAMES):
-            if device() == "cuda":
-                torch.cuda.synchronize()
-            self.seconds += time.perf_counter() - began
+        self.seconds += now() - began
         return made
+
+    def end_round(self) -> None:
+        """Note the seconds of a round."""
+        self.rounds.append(self.seconds - sum(self.rounds))
 
 
 class _Counting(TorchDispatchMode):
@@ -136,14 +141,14 @@ def _host_time(rounds: int, callbacks: list[Callback]) -> float:
 
 def loop_rows(rounds: int, turns: int) -> list[Row]:
     """Rounds of the engine with ten clients together, each against a bare loop of the same mathematics, in turns."""
-    pairs: dict[str, tuple[Callable[[int], float], Callable[[], float]]] = {
+    pairs: dict[str, tuple[Callable[..., float], Callable[[], float]]] = {
         "FedAvg, pFedPT's CNN": (engine.plain, lambda: engine.engine(10, rounds)),
         "pFedPT, its CNN": (
-            lambda rounds: engine.plain(rounds, prompted=True),
+            partial(engine.plain, prompted=True),
             lambda: engine.engine(10, rounds, lambda: engine.pfedpt(PaperCNN())),
         ),
         "FedAvg, tiny ViT": (
-            lambda rounds: engine.plain(rounds, engine.plain_vit),
+            partial(engine.plain, network=engine.plain_vit),
             lambda: engine.engine(10, rounds, lambda: engine.fedavg(TinyViT())),
         ),
     }
@@ -153,8 +158,8 @@ def loop_rows(rounds: int, turns: int) -> list[Row]:
         times = [(loop(rounds), stacked()) for _ in range(turns)]
         bare, ours = (min(column) for column in zip(*times, strict=True))
         with Products() as products:
-            loop(2)
-        least = products.seconds / 2
+            loop(rounds, each_round=products.end_round)
+        least = min(products.rounds[1:])
         rows.append(Row(f"{name}: a bare loop", work, bare, 1.0))
         rows.append(Row(f"{name}: its convolutions and products alone", work, least, least / bare))
         rows.append(Row(f"{name}: engine, width 10", work, ours, ours / bare, note=verdict(ours / bare, LOOP)))

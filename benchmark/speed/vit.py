@@ -1,5 +1,6 @@
 """How much of the machine prompt tuning of a frozen ViT uses."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -7,8 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmark.backbones.class_token import FEWEST_ROWS
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import Row, device, fit, matmul_peak
-from benchmark.speed.workloads import fedvpt
+from benchmark.speed.measure import Row, device, fit_repeated, matmul_peak
+from benchmark.speed.workloads import Work, fedvpt
+from datamodules.federated import FederatedDataModule
 
 CLIENTS, STEPS = 8, 2
 
@@ -23,6 +25,10 @@ def forward_operations(method: FederatedMethod, size: int) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         method(torch.zeros(FEWEST_ROWS, 3, size, size))
     return counter.get_total_flops() // FEWEST_ROWS
+
+
+def _made(work: Work, batch: int, width: int) -> tuple[FederatedMethod, FederatedDataModule]:
+    return work.method(CLIENTS), work.data(CLIENTS, STEPS * batch, width)
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:
@@ -40,7 +46,7 @@ def run(folder: Path) -> tuple[str, list[Row]]:
         method = work.method(CLIENTS)
         # Backward through frozen weights makes the gradient of the tokens alone, as much work as forward.
         step = 2 * forward_operations(method, size) * batch
-        times = fit(method, work.data(CLIENTS, STEPS * batch, width), 3, precision=work.precision)
+        times = fit_repeated(partial(_made, work, batch, width), STEPS * epochs * CLIENTS // width, 3, work.precision)
         seconds = times.best / (CLIENTS * STEPS * epochs)
         reference = reference or seconds
         rows.append(

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.round_plan import RoundPlan
-from benchmark.speed.measure import Laps, Row, device, fit
+from benchmark.speed.measure import Laps, Row, device, fit, fit_repeated
 from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import DirichletShared, Partition
@@ -36,20 +36,27 @@ def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]]
         work: what is trained.
         clients: N, all of them in every round.
         widths: the first one is the reference.
-        rounds: of each fit.
+        rounds: of each fit, and more where steps are repeated from a record.
         turns: fits of each width.
     """
     best: dict[int | Literal["auto"], tuple[float, int | None, int]] = {}
     for _ in range(turns):
         for width in widths:
-            data = work.data(clients, STEPS * work.batch, width)
+            made: list[FederatedDataModule] = []
+
+            def make(width: int | Literal["auto"] = width, made: list[FederatedDataModule] = made) -> Any:
+                made.append(work.data(clients, STEPS * work.batch, width))
+                return work.method(clients), made[-1]
+
+            cohorts = 1 if width == "auto" else -(-clients // width)
             try:
-                times = fit(work.method(clients), data, rounds, precision=work.precision)
+                times = fit_repeated(make, cohorts * STEPS, rounds, work.precision)
             except torch.cuda.OutOfMemoryError:
                 continue
-            assert data.loaders is not None
+            loaders = made[-1].loaders
+            assert loaders is not None
             if width not in best or times.best < best[width][0]:
-                best[width] = (times.best, times.memory if device() == "cuda" else None, data.loaders.width)
+                best[width] = (times.best, times.memory if device() == "cuda" else None, loaders.width)
     what = f"one client's step of {work.batch} images, of {clients} clients x {STEPS} steps"
     reference = best[widths[0]][0]
     return [

@@ -1,12 +1,18 @@
 """Growth with clients and classes, and the clock of whole rounds."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import Callback
+from waiting import until
 
 from benchmark.errors import ConfigurationError
 from benchmark.server import ServerRule
@@ -15,6 +21,8 @@ from benchmark.speed.measure import RandomImages, fit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from methods.fedper import FedPer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_growth_measures_state_and_checkpoint() -> None:
@@ -72,14 +80,27 @@ def test_rows_with_many_participants_compare_with_the_first_number(monkeypatch: 
     ]
 
 
-def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        growth.subprocess,
-        "run",
-        lambda *_, **__: SimpleNamespace(returncode=-9, stdout="", stderr="a\nb\nc\nkilled"),
-    )
+def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nprintf 'a\\nb\\nc\\nkilled' >&2\nkill -9 $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(ConfigurationError, match=r"growth 100 --evaluate ended with status -9: b / c / killed; run it"):
         growth.grow_apart(100)
+
+
+def test_a_process_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
+    """With what it has started: the other ranks of a measurement, for example."""
+    code = (
+        "import sys; from benchmark.speed.measure import last_line_of\n"
+        "last_line_of(['sh', '-c', 'sleep 60 & echo $! > pid; wait'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text(), 60)
+    process.send_signal(signal.SIGINT)
+    process.wait(20)
+    stat = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    until(lambda: not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z", 20)
 
 
 def test_rows_of_prompts_by_number_of_classes() -> None:

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from repeated_steps import repeated_steps
 
+from benchmark.engine import recorded_step
 from benchmark.speed import engine, targets
-from benchmark.speed.workloads import headtune
+from benchmark.speed.measure import fit, rounds_until_repeated
+from benchmark.speed.workloads import headtune, tiny
 
 
 def test_a_target_is_met_up_to_itself() -> None:
@@ -52,3 +55,17 @@ def test_rows_compare_with_a_loop_and_with_steps_as_written(monkeypatch: pytest.
     kept = targets.kept_rows([headtune("micro_vit", 32)], 2, 8, 1)
     assert [row.what.rpartition(": ")[2] for row in kept] == ["as written", "recorded"]
     assert kept[0].ratio == 1.0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 8, 10])
+def test_in_the_last_round_all_steps_are_repeated_and_none_is_compared(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_step, "WORTHWHILE", float("inf"))
+    rounds, small = rounds_until_repeated(steps), tiny()
+    with repeated_steps() as repeated:
+        fit(small.method(1), small.data(1, steps * small.batch, 1), rounds - 1)
+        before = len(repeated)
+        fit(small.method(1), small.data(1, steps * small.batch, 1), rounds)
+    assert len(repeated) - 2 * before == steps
+    assert before > 0
