@@ -16,6 +16,8 @@ from torch import Tensor
 
 from benchmark.checks.outcome import require_equal
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.engine.noise import drawn_noise
+from benchmark.engine.plan import Step
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
@@ -88,6 +90,40 @@ class Preparing(FedVPT):
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         assert not client.prepared["anchor"].requires_grad
         return super().client_loss(client, batch) + (self.prompt() - client.prepared["anchor"]).square().sum()
+
+
+def test_nothing_that_prepare_does_is_differentiated() -> None:
+    seen: list[bool] = []
+
+    class Asking(Preparing):
+        def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
+            seen.append(torch.is_grad_enabled())
+            return super().prepare(client, stage, split)
+
+    method, data = fedvpt(Asking, "--data.clients_per_round=2")
+    method.calls = []
+    fit(method, data, 1)
+    assert seen
+    assert not any(seen)
+
+
+class Drawing(FedVPT):
+    """Draws two numbers a step."""
+
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> dict[str, Tensor]:
+        return {"numbers": torch.rand(2, generator=generator)}
+
+
+def test_draws_are_a_clients_own_in_each_step_whoever_is_stepped_with_it() -> None:
+    method, _ = fedvpt(Drawing)
+
+    def drawn(clients: tuple[int, ...], seed: int = 0, round: int = 1, phase: int = 0, number: int = 0) -> Tensor:
+        step = Step(clients, clients, Stage.TRAIN, round, phase, number)
+        return drawn_noise(method, seed, step, 3, torch.zeros(1))["numbers"]
+
+    others = (drawn((0, 1, 2)), drawn((0,), seed=1), drawn((0,), round=2), drawn((0,), phase=1), drawn((0,), number=1))
+    assert len(torch.cat(others).unique()) == 2 * 7
+    assert torch.equal(drawn((2, 0)), others[0][[2, 0]])
 
 
 def test_prepare_is_called_once_a_round_and_once_an_evaluation() -> None:

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from benchmark.contract import Group, Phase, Stage
 from benchmark.engine.evaluation_plan import EvaluationPlan
@@ -125,6 +126,17 @@ def test_augmentation_numbers_are_a_clients_own() -> None:
     assert noise(1) == noise(3)
     assert len(np.unique(noise(1))) == np.size(noise(1))
     assert 0 <= np.min(noise(1)) <= np.max(noise(1)) < 1
+
+
+def test_augmentation_numbers_are_the_rounds_and_the_seeds_and_of_training_alone() -> None:
+    def numbers(seed: int = 0, round: int = 1, stage: Stage = Stage.TRAIN) -> Tensor | None:
+        return RoundPlan([0, 1, 2], INDICES, [of(1)], stage, 3, False, 3, seed, round, 2)[0].uniform
+
+    made = [numbers(), numbers(round=2), numbers(seed=1)]
+    drawn = torch.cat([numbers.flatten() for numbers in made if numbers is not None])
+    assert len(drawn.unique()) == len(drawn) == 3 * 3 * 3 * 2
+    assert numbers(stage=Stage.FINETUNE) is None
+    assert numbers(stage=Stage.ADAPT) is None
 
 
 def test_flags_of_a_ragged_cohort_with_two_phases() -> None:

@@ -563,6 +563,20 @@ def test_check_splits_refuses_what_is_broken():
             check(train, test)
 
 
+@pytest.mark.parametrize("side", ["novel", "val"])
+def test_a_further_splits_images_are_not_trained_on_either(side):
+    pool = make_pool([0] * 6, [False] * 6, group=[0, 1, 2, 3, 4, 0])
+
+    def check(further):
+        check_splits(ClientSplits([np.array([0])], [np.array([3])], {side: [np.array(further)]}), pool)
+
+    check([4])
+    with pytest.raises(ConfigurationError, match="1 images are trained on and tested on"):
+        check([0, 4])
+    with pytest.raises(ConfigurationError, match="1 groups of images that show the same thing"):
+        check([5])
+
+
 def test_official_test_set_that_tears_a_group_is_refused():
     pool = make_pool([0, 0, 0, 0], [0, 0, 1, 1], group=[0, 1, 1, 2])
     with pytest.raises(ConfigurationError, match=r"first: images 1, 2"):

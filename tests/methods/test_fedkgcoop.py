@@ -62,6 +62,14 @@ def test_another_template() -> None:
         constructed("FedKgCoOp", template="a photo")
 
 
+def test_the_template_names_the_classes_of_training_alone() -> None:
+    method = constructed("FedKgCoOp")
+    method.set_label_spaces({"train": (2, 5, 7)})
+    expected = method.clip.text_features_of([f"a photo of a class{c}." for c in (2, 5, 7)])
+    made = method.prepare(client_of(method), Stage.TRAIN, "train")["template"]
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_an_evaluation_does_not_make_the_template() -> None:
     assert set(client_of(constructed("FedKgCoOp"), stage=Stage.EVALUATE).prepared) == {"text"}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from federation import build, fit
 from torch import Tensor, nn
 
-from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
@@ -419,3 +419,10 @@ def test_a_state_has_the_same_scores_whoever_is_tested_together() -> None:
     torch.testing.assert_close(tested, fitted, rtol=1e-4, atol=1e-5)
     for other in scores("--data.one_by_one=true"):
         torch.testing.assert_close(other, fitted, rtol=1e-4, atol=1e-5)
+
+
+def test_prompts_head_and_encoder_differ_in_their_rate_alone() -> None:
+    training = LocalTraining(lr=0.3, momentum=0.7, weight_decay=0.2)
+    (phase,) = made(training=training, encoder_lr=0.01).local_phases()
+    found = [(group.parameters, group.lr, group.momentum, group.weight_decay) for group in phase.groups]
+    assert found == [(("prompt", "head"), 0.3, 0.7, 0.2), (("encoder",), 0.01, 0.7, 0.2)]

@@ -1,6 +1,7 @@
 """pFedMoAP: the gate by hand, whose prompts are sent to whom and when, what rests without them, and PromptFL."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from live_client import client_of, constructed, gradients, mini_batch, parameter
 from text_prompts import metrics, run
 from torch import Tensor
 
-from benchmark.contract import Stage
+from benchmark.contract import LocalTraining, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation, Round, Uploads
 from benchmark.seeds import torch_generator
@@ -251,3 +252,21 @@ def test_a_gate_that_is_given_a_width_it_cannot_have_is_refused() -> None:
     for settings in ({"gate_width": 15}, {"gate_width": 16, "heads": 3}):
         with pytest.raises(ConfigurationError, match=r"gate_width must divide 64 and be a multiple of heads=\d"):
             constructed("PFedMoAP", **settings)
+
+
+def test_prompt_and_gate_differ_in_their_rate_alone() -> None:
+    method = constructed("PFedMoAP", gate_lr=0.01)
+    method.training_settings = LocalTraining(lr=0.3, momentum=0.7, weight_decay=0.2)
+    groups = [group for phase in method.local_phases() for group in phase.groups]
+    found = {(group.parameters, group.lr, group.momentum, group.weight_decay) for group in groups}
+    assert found == {(("context",), 0.3, 0.7, 0.2), (("gate",), 0.01, 0.7, 0.2)}
+
+
+def test_a_client_that_never_took_part_is_tested_with_the_prompt_that_it_receives() -> None:
+    method = constructed("PFedMoAP")
+    sent = drawn(*method.context.shape)
+    for took_part, expected in ((True, method.context), (False, sent)):
+        client = replace(client_of(method), received={"context": sent}, participated=torch.tensor(took_part))
+        text = method.prepare(client, Stage.EVALUATE, "train")["text"]
+        features = method.clip.text_features(method.class_prompts("train"), expected)
+        torch.testing.assert_close(text, features, rtol=1e-5, atol=1e-6)

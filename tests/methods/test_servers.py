@@ -122,6 +122,26 @@ def test_clients_that_move_alike_share_a_model(similarity: str) -> None:
     torch.testing.assert_close(sent.own["w"], torch.stack([odd, even + 1, shared["w"], odd]))
 
 
+@pytest.mark.parametrize(("similarity", "together"), [("cosine", (0, 2)), ("euclidean", (0, 1))])
+def test_an_angle_does_not_see_how_far_clients_move(similarity: str, together: tuple[int, int]) -> None:
+    rule = started(ClusteredServer(2, 1, similarity), clients=4)
+    shared = round_of(rule, 1, {"w": torch.zeros(2)}, [[0.1, 0.0], [0.0, 0.1], [9.0, 0.0], [0.0, 9.0]])
+    sent = rule.broadcast(Round(2, (), 0), shared, (0, 1, 2, 3)).own["w"]
+    assert torch.equal(sent[together[0]], sent[together[1]])
+    assert not torch.equal(sent[0], sent[3])
+
+
+def test_a_client_that_comes_later_joins_a_cluster_that_there_is() -> None:
+    """With fewer participants than clusters some models are nobody's."""
+    rule = started(ClusteredServer(3, 1), clients=3)
+    shared = round_of(rule, 1, {"w": torch.zeros(2)}, [[5.0, 0.0], [0.0, 5.0]])
+    uploads = Uploads((2,), {"w": torch.tensor([[0.1, 0.2]])}, torch.tensor([1.0]).double())  # near the initial values
+    rule.aggregate(Round(2, (2,), 0), shared, uploads)
+    sent = rule.broadcast(Round(3, (), 0), shared, (0, 1, 2)).own["w"]
+    assert torch.equal(sent[2], sent[1])  # whose cluster it has joined and moved
+    assert not torch.equal(sent[2], sent[0])
+
+
 @pytest.mark.parametrize("rule", [FedAvgM, FedAdam, FedYogi, ClusteredServer])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(rule: type[ServerRule], tmp_path: Path) -> None:
     def run(rounds: int, folder: str, ckpt_path: str | None = None) -> dict[str, torch.Tensor]:
