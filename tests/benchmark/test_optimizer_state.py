@@ -91,3 +91,19 @@ def test_state_that_cannot_be_kept_is_refused(overrides: tuple[str, ...], messag
     method, data = fedavg(*overrides)
     with pytest.raises(ConfigurationError, match=message):
         fit(method, data, 1)
+
+
+def test_a_copy_that_is_fitted_knows_nothing_of_the_momentum_of_its_clients_training() -> None:
+    """After one round, before which there was none, the kept momenta have changed nothing else."""
+    scores = []
+    for state in ("client", "fresh"):
+        settings = [f"{name}.optimizer_state={state}" for name in ("training", "finetuning")]
+        settings += ["finetuning.momentum=0.9", "finetuning.epochs=2"]
+        method, data = build("FedAvgFT", *[f"--model.init_args.{setting}" for setting in settings])
+        fit(method, data, 1)
+        if state == "client":
+            assert method.store.all_rows("momentum.0.head.weight").norm() > 0
+        scores.append(learned(method))
+    kept, fresh = scores
+    for name in fresh:
+        assert torch.equal(kept[name].nan_to_num(), fresh[name].nan_to_num()), name

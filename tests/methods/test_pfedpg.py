@@ -243,6 +243,14 @@ def test_a_new_clients_descriptor_takes_five_steps_while_the_generator_rests() -
         assert recorded[client].item() == pytest.approx(adapted_by_hand(method, data, client), rel=1e-4)
 
 
+def test_a_new_client_is_fitted_at_the_rates_of_the_first_round() -> None:
+    """It comes when training is over, where a schedule has brought the rates to nothing."""
+    method, _ = build("PFedPG", *NEW, "--model.init_args.training.schedule=cosine")
+    phases = method.finetune_phases(new=True)
+    assert len(phases) == 6
+    assert {phase.schedule for phase in phases} == {"constant"}
+
+
 def test_nothing_of_a_new_client_outlives_its_evaluation() -> None:
     arguments = [*NEW, "--model.init_args.server_optimizer=adam"]
     results = []
