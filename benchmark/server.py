@@ -93,7 +93,7 @@ class ServerRule(Checked, nn.Module):
             round: the last finished one.
             clients: the cohort, K clients.
             phase: index into ``finetune_phases(new=True)``.
-            values: the copies' parameters after the phase, [K, ...] each.
+            values: the copies' shared and uploaded parameters after the phase, [K, ...] each.
 
         Returns:
             New values [K, ...] of some parameters of the copies; nothing by default.

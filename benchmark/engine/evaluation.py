@@ -123,8 +123,10 @@ class Evaluation:
         with torch.enable_grad():
             simulation.train(self._cohort, step, self._optimizers[step.phase], simulation.mini_batch(step))
         if step.stage is Stage.ADAPT and step.phase_end:
+            slots, roles = simulation.slots.detached(), simulation.roles
+            uploads = {name: slots[name] for name in roles.shared + roles.uploaded}  # what is the client's own stays
             with float32_outside_of_steps(simulation.device):
-                answer = rule.adapt(round, step.cohort, step.phase, simulation.slots.detached())
+                answer = rule.adapt(round, step.cohort, step.phase, uploads)
             for name, value in answer.items():
                 simulation.slots.of(name).data.copy_(value)
 

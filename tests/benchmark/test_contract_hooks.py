@@ -346,8 +346,9 @@ class Doubling(ServerRule):
         self.norms: list[float] = []
 
     def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
-        self.norms.append(values["head.weight"].norm().item())
-        return {"head.weight": 2 * values["head.weight"]} if phase == 0 else {}
+        assert set(values) == {"prompt.tokens"}, "the head is the client's own"
+        self.norms.append(values["prompt.tokens"].norm().item())
+        return {"prompt.tokens": 2 * values["prompt.tokens"]} if phase == 0 else {}
 
 
 def test_new_clients_never_train_and_are_fitted_on_a_copy_before_their_test() -> None:
