@@ -6,6 +6,8 @@ filelock does as much, and does not say who holds a lock, nor hands it on to the
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
@@ -64,3 +66,12 @@ class FileLock:
     def release(self) -> None:
         """Let go of the file, and of the lock unless a child holds it."""
         os.close(self.descriptor)
+
+    @contextmanager
+    def released_on_error(self) -> Iterator[None]:
+        """Let go of the lock if an error comes out of what is done inside."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise

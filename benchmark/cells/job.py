@@ -34,13 +34,12 @@ def run_as_job(cell: Cell, work: Work) -> str:
     lock = CellLock(work.runs_dir / cell.name)
     if not lock.acquire():
         return BUSY
-    with contextlib.ExitStack() as unless_it_starts:
-        unless_it_starts.callback(lock.release)  # a worker of Ray lives on, and the lock would with it
+    with lock.released_on_error():  # a worker of Ray lives on, and the lock would with it
         if finished_outcome(cell, work.folders, work.rerun_changed):
+            lock.release()
             return ""
-        unless_it_starts.pop_all()
-    # The environment is the job's: its GPUs and CPUs are the run's.
-    entry = start(cell, lock, replace(work, environment=dict(os.environ)), None, None, ends_with_us=True)
+        # The environment is the job's: its GPUs and CPUs are the run's.
+        entry = start(cell, lock, replace(work, environment=dict(os.environ)), None, None, ends_with_us=True)
     try:
         while not entry.done():
             time.sleep(PAUSE)

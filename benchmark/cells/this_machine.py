@@ -100,7 +100,7 @@ def start(
 
     Args:
         cell: to be done.
-        lock: taken; let go of where nothing starts.
+        lock: taken.
         work: what all cells share.
         threads: of the run, unless the environment says; None leaves it alone.
         gpu: the only one that the run sees; None leaves it alone.
@@ -108,35 +108,32 @@ def start(
             of this machine leaves its runs to come to their end.
         forked: as a :class:`Fork` where one can be had.
     """
-    with contextlib.ExitStack() as unless_it_starts:
-        unless_it_starts.callback(lock.release)
-        run_dir = work.runs_dir / cell.name
-        # A finished run is of other code, else nobody would start it.
-        if is_finished(run_dir) or (work.rerun_changed and _begun_by_other_code(run_dir)):
-            _set_aside(run_dir)
-        lock.write("running")
-        environment = _environment(work, threads, gpu)
-        log = run_dir / "log.txt"
-        command = cell_command(cell, run_dir, work.data_dir, work.program)
-        process: subprocess.Popen[bytes] | Fork | None = None
-        with log.open("ab") as stream:
-            stream.write(f"$ {' '.join(command)}\n".encode())
-            stream.flush()
-            if forked:
-                with contextlib.suppress(OSError):  # else as a process of its own, which says what is wrong
-                    process = Fork(command, stream, lock, environment)
-            if process is None:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    pass_fds=(lock.descriptor,),
-                    preexec_fn=_end_with_parent if ends_with_us else None,
-                    start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
-                )
-        unless_it_starts.pop_all()
+    run_dir = work.runs_dir / cell.name
+    # A finished run is of other code, else nobody would start it.
+    if is_finished(run_dir) or (work.rerun_changed and _begun_by_other_code(run_dir)):
+        _set_aside(run_dir)
+    lock.write("running")
+    environment = _environment(work, threads, gpu)
+    log = run_dir / "log.txt"
+    command = cell_command(cell, run_dir, work.data_dir, work.program)
+    process: subprocess.Popen[bytes] | Fork | None = None
+    with log.open("ab") as stream:
+        stream.write(f"$ {' '.join(command)}\n".encode())
+        stream.flush()
+        if forked:
+            with contextlib.suppress(OSError):  # else as a process of its own, which says what is wrong
+                process = Fork(command, stream, lock, environment)
+        if process is None:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(lock.descriptor,),
+                preexec_fn=_end_with_parent if ends_with_us else None,
+                start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
+            )
     return Process(cell, log, lock, process, gpu)
 
 
@@ -234,7 +231,8 @@ class Processes:
         load = Counter(dict.fromkeys(self.gpus, 0))
         load.update(entry.gpu for entry in self.running if entry.gpu is not None)
         gpu = min(self.gpus, key=lambda name: load[name]) if self.gpus else None
-        entry = start(cell, lock, self.work, self.threads, gpu, forked=self.forked)
+        with lock.released_on_error():
+            entry = start(cell, lock, self.work, self.threads, gpu, forked=self.forked)
         self.running.append(entry)
         return entry
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.contract import Stage
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 
 
@@ -111,7 +112,11 @@ class Cohort:
         return {name: total.double() for name, (total, _) in self.totals.items() if total.ndim == 1}
 
     def report(self, named: Values) -> None:
-        """Add what a step of the first clients reported to the totals."""
+        """Add what a step of the first clients reported to the totals.
+
+        Raises:
+            ConfigurationError: a tensor has another shape than in the step before.
+        """
         for name, value in named.items():
             if name not in self.totals:
                 count = len(self.clients)
@@ -120,5 +125,10 @@ class Cohort:
                 kind = value.dtype if whole else torch.promote_types(value.dtype, torch.float32)
                 self.totals[name] = (value.new_zeros(count, *value.shape[1:], dtype=kind), torch.zeros(count))
             total, steps = self.totals[name]
+            if total.shape[1:] != value.shape[1:]:
+                raise ConfigurationError(
+                    f"client_loss reports {name!r} of shape {tuple(value.shape[1:])}, and of {tuple(total.shape[1:])} "
+                    "in another step; it is added up over steps, so its shape must not depend on the mini-batch"
+                )
             total[: len(value)].add_(value.detach())  # += would copy the sum onto itself
             steps[: len(value)].add_(1)

@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from benchmark.contract import Client, ClientMethod, Loss, MiniBatch, Phase, Stage
+from benchmark.contract import Client, ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.gradients import clip_each_client, refuse_held_graph
 from benchmark.engine.kept_rows import momenta_of, owners
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.mistakes import place, tensors
+from benchmark.engine.mistakes import losses_of, tensors
 from benchmark.engine.plan import Step
 from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.engine.recording import Gradients
@@ -106,24 +106,9 @@ class LocalSteps:
             loss = self.clients(
                 "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
             )
-        losses, named = self._read(loss, count)
+        losses, named = losses_of(self.method, loss, count)
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
         return losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
-
-    def _read(self, made: Loss, count: int) -> tuple[Tensor, Values]:
-        """Return the losses of so many clients, [K], and the named tensors that came with them.
-
-        Raises:
-            ConfigurationError: the method returns something else.
-        """
-        losses, named = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
-        if not isinstance(losses, Tensor) or losses.shape != (count,) or not isinstance(named, dict):
-            given = tuple(losses.shape[1:]) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ConfigurationError(
-                f"{place(self.method, 'client_loss')} must return a scalar, or a scalar and a dict of named tensors; "
-                f"it returns {f'shape {given}' if isinstance(given, tuple) else given}"
-            )
-        return losses, named
 
     def start(self, phase: Phase, optimizer: Optimizer, rate_factor: float, momenta: Values) -> None:
         """Set the optimizer's state and this round's rates; only the phase's parameters take gradients.

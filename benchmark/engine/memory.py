@@ -33,9 +33,11 @@ def _available() -> int:
 
 
 def _left_in_container() -> int:
-    """Return the bytes below the limit of this process's container."""
-    with suppress(OSError, ValueError):  # no limit, which is "max", or no container
-        return int((CONTAINER / "memory.max").read_text()) - int((CONTAINER / "memory.current").read_text())
+    """Return the bytes below the limit of this process's container, those with copies of files not counted as taken."""
+    with suppress(OSError, ValueError, KeyError):  # no limit, which is "max", or no container
+        limit, taken = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
+        parts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        return limit - taken + int(parts["inactive_file"])
     return sys.maxsize
 
 

@@ -162,3 +162,29 @@ def tensors(method: nn.Module, name: str, made: Any) -> Values:
         if not found:
             return made
     raise ConfigurationError(f"{type(method).__name__}.{name} must return a dict of tensors; it returns {found}")
+
+
+def losses_of(method: nn.Module, made: Any, count: int) -> tuple[Tensor, Values]:
+    """Return the losses of so many clients, [K], and the named tensors that came with them.
+
+    Raises:
+        ConfigurationError: ``client_loss`` returned something else, or losses of nothing that is trained.
+    """
+    losses, named = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+    if not isinstance(losses, Tensor) or losses.shape != (count,) or not isinstance(named, dict):
+        given = tuple(losses.shape[1:]) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ConfigurationError(
+            f"{place(method, 'client_loss')} must return a scalar, or a scalar and a dict of named tensors; "
+            f"it returns {f'shape {given}' if isinstance(given, tuple) else given}"
+        )
+    if "loss" in named:
+        raise ConfigurationError(
+            f"{place(method, 'client_loss')} reports a tensor named 'loss', by which the loss itself is recorded; give "
+            "it another name"
+        )
+    if not losses.requires_grad:
+        raise ConfigurationError(
+            f"{place(method, 'client_loss')} returns a loss that depends on nothing that is trained: name what is to "
+            "be trained in shared or personal, and detach no loss"
+        )
+    return losses, named

@@ -8,10 +8,8 @@ import torch
 
 from benchmark.engine.compiled_step import CompileMode
 from benchmark.errors import ConfigurationError
-from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Row, device, fit, fit_repeated
 from benchmark.speed.workloads import Work, cnn, fedvpt, headtune, large_clip, large_vit, promptfl, tiny_vit
-from datamodules.federated import FederatedDataModule
 
 CLIENTS, STEPS, ROUNDS = 8, 4, 5
 
@@ -27,11 +25,14 @@ def mode_rows(work: Work, modes: tuple[CompileMode, ...]) -> list[Row]:
     refused = []
     for mode in (None, *modes):
         torch.compiler.reset()
+        make = partial(work.made, CLIENTS, STEPS * work.batch, CLIENTS)
         try:
             if mode is None:  # what a user has otherwise: small steps are repeated from a record
-                times = fit_repeated(partial(_made, work), STEPS, ROUNDS, work.precision)
+                times = fit_repeated(make, STEPS, ROUNDS, work.precision)
             else:
-                times = fit(*_made(work, mode), ROUNDS, precision=work.precision)
+                method, data = make()
+                data.compile_steps = mode
+                times = fit(method, data, ROUNDS, precision=work.precision)
         except ConfigurationError as error:
             refused.append(f"{mode} refused: {error}")
             continue
@@ -46,12 +47,6 @@ def mode_rows(work: Work, modes: tuple[CompileMode, ...]) -> list[Row]:
             )
         )
     return [replace(rows[0], note="; ".join([rows[0].note, *refused])), *rows[1:]]
-
-
-def _made(work: Work, mode: CompileMode | None = None) -> tuple[FederatedMethod, FederatedDataModule]:
-    data = work.data(CLIENTS, STEPS * work.batch, CLIENTS)
-    data.compile_steps = mode
-    return work.method(CLIENTS), data
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:

@@ -107,6 +107,7 @@ class Laps(Callback):
         losses: mean over the round's clients of their mean training loss, of every round.
         memory: peak bytes when training ended, as in ``Row``.
         steps_of_all: steps of the last round in all ranks together.
+        width: clients stepped together.
     """
 
     def __init__(self) -> None:
@@ -117,6 +118,7 @@ class Laps(Callback):
         self.losses: list[float] = []
         self.memory = 0
         self.steps_of_all = 0
+        self.width = 0
         self._clients: set[int] = set()
         self._steps = 0
         self._began = 0.0
@@ -150,6 +152,7 @@ class Laps(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Read the peak, and what the ranks have done together."""
         self.memory = peak_memory()
+        self.width = trainer.datamodule.loaders.width  # type: ignore[attr-defined]
         self.steps_of_all = sum(pl_module.simulation.ranks.everybody("steps", self.steps[-1]))
 
     @property

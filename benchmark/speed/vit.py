@@ -9,8 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmark.backbones.class_token import FEWEST_ROWS
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Row, device, fit_repeated, matmul_peak
-from benchmark.speed.workloads import Work, fedvpt
-from datamodules.federated import FederatedDataModule
+from benchmark.speed.workloads import fedvpt
 
 CLIENTS, STEPS = 8, 2
 
@@ -25,10 +24,6 @@ def forward_operations(method: FederatedMethod, size: int) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         method(torch.zeros(FEWEST_ROWS, 3, size, size))
     return counter.get_total_flops() // FEWEST_ROWS
-
-
-def _made(work: Work, batch: int, width: int) -> tuple[FederatedMethod, FederatedDataModule]:
-    return work.method(CLIENTS), work.data(CLIENTS, STEPS * batch, width)
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:
@@ -46,7 +41,8 @@ def run(folder: Path) -> tuple[str, list[Row]]:
         method = work.method(CLIENTS)
         # Backward through frozen weights makes the gradient of the tokens alone, as much work as forward.
         step = 2 * forward_operations(method, size) * batch
-        times = fit_repeated(partial(_made, work, batch, width), STEPS * epochs * CLIENTS // width, 3, work.precision)
+        make = partial(work.made, CLIENTS, STEPS * batch, width)
+        times = fit_repeated(make, STEPS * epochs * CLIENTS // width, 3, work.precision)
         seconds = times.best / (CLIENTS * STEPS * epochs)
         reference = reference or seconds
         rows.append(

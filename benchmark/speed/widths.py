@@ -1,8 +1,9 @@
 """What stepping clients together brings: seconds of a client's step by cohort width, and what unequal clients waste."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -39,36 +40,29 @@ def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]]
         rounds: of each fit, and more where steps are repeated from a record.
         turns: fits of each width.
     """
-    best: dict[int | Literal["auto"], tuple[float, int | None, int]] = {}
+    best: dict[int | Literal["auto"], Laps] = {}
     for _ in range(turns):
         for width in widths:
-            made: list[FederatedDataModule] = []
-
-            def make(width: int | Literal["auto"] = width, made: list[FederatedDataModule] = made) -> Any:
-                made.append(work.data(clients, STEPS * work.batch, width))
-                return work.method(clients), made[-1]
-
             cohorts = 1 if width == "auto" else -(-clients // width)
+            make = partial(work.made, clients, STEPS * work.batch, width)
             try:
                 times = fit_repeated(make, cohorts * STEPS, rounds, work.precision)
             except torch.cuda.OutOfMemoryError:
                 continue
-            loaders = made[-1].loaders
-            assert loaders is not None
-            if width not in best or times.best < best[width][0]:
-                best[width] = (times.best, times.memory if device() == "cuda" else None, loaders.width)
+            if width not in best or times.best < best[width].best:
+                best[width] = times
     what = f"one client's step of {work.batch} images, of {clients} clients x {STEPS} steps"
-    reference = best[widths[0]][0]
+    reference = best[widths[0]].best
     return [
         Row(
             f"{work.name}, width {width}",
             what,
-            seconds / (clients * STEPS),
-            seconds / reference,
-            memory=memory,
-            note=f"auto picks {picked}" if width == "auto" else "",
+            times.best / (clients * STEPS),
+            times.best / reference,
+            memory=times.memory if device() == "cuda" else None,
+            note=f"auto picks {times.width}" if width == "auto" else "",
         )
-        for width, (seconds, memory, picked) in best.items()
+        for width, times in best.items()
     ]
 
 

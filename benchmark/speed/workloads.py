@@ -82,6 +82,12 @@ class Work:
             cache_features=cache_features,
         )
 
+    def made(
+        self, clients: int, images: int, width: int | Literal["auto"]
+    ) -> tuple[FederatedMethod, FederatedDataModule]:
+        """The untrained method, and data for it: N clients, images of each, clients stepped together."""
+        return self.method(clients), self.data(clients, images, width)
+
 
 @lru_cache(maxsize=4)
 def frozen_vit(name: str, size: int) -> TimmViT:

@@ -47,7 +47,8 @@ def our_block(panel: str, numbers: "pd.DataFrame") -> Block:
         numbers = numbers.assign(column=named)
     rows: list[dict[str, Any]] = []
     for name, line in numbers.groupby("name", sort=False):
-        done, asked = line.loc[line["finished"] > 0, "finished"].min(), line["asked"].max()
+        asked = line["asked"].max()
+        done = min(line.loc[line["finished"] > 0, "finished"], default=asked)  # a row without any says "failed"
         missing = f" ({done} of {asked} seeds)" if done < asked else ""
         mixed = f" (seeds of {line['codes'].max()} codes)" if line["codes"].max() > 1 else ""
         ours = {each["column"]: _mean_std(each) if each["finished"] else "failed" for each in line.to_dict("records")}

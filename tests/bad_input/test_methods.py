@@ -127,6 +127,24 @@ class LossOfEachImage(FedVPT):
         return nn.functional.cross_entropy(self(batch.x), batch.y, reduction="none")
 
 
+class LossOfNothing(FedVPT):
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        loss = super().client_loss(client, batch)
+        assert isinstance(loss, Tensor)
+        return loss.detach()
+
+
+class ReportsALoss(FedVPT):
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        loss = super().client_loss(client, batch)
+        return loss, {"loss": loss}
+
+
+class ReportsEachImage(FedVPT):
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        return super().client_loss(client, batch), {"label": batch.y.float()}
+
+
 class NoLoss(FedVPT):
     def client_loss(self, client: Client, batch: MiniBatch) -> Any:
         super().client_loss(client, batch)
@@ -261,6 +279,8 @@ MISTAKES = [
     (Draws, r"Draws.client_l\w+, LINE draws random numbers from a global generator; draw them in draw_noise"),
     (DrawsWithNumPy, r"DrawsWithNumPy.client_l\w+, LINE draws random numbers from a global generator"),
     (LossOfEachImage, r"LossOfEachImage.client_loss .*must return a scalar, .*; it returns shape \(4,\)"),
+    (LossOfNothing, r"LossOfNothing.client_loss .*returns a loss that depends on nothing that is trained"),
+    (ReportsALoss, r"ReportsALoss.client_loss .*reports a tensor named 'loss', by which the loss itself is recorded"),
     (NoLoss, r"NoLoss.client_loss .*must return tensors alone; it returns NoneType"),
     (LogitsOfOneImage, r"LogitsOfOneImage.client_logits .*must return logits \[B, C\] .*; it returns \(8,\)"),
     (
@@ -321,6 +341,14 @@ def test_a_mistake_in_a_method_is_named_in_one_line(kind: type, said: str) -> No
         source, first = inspect.getsourcelines(kind)
         named = int(re.search(r"line (\d+) of", line)[1])  # type: ignore[index]
         assert first < named <= first + len(source), "the line is the mistake's own"
+
+
+def test_what_is_reported_of_each_image_is_refused_before_training() -> None:
+    template, data = build("FedVPT", "--data.cohort_width=auto")
+    method = ReportsEachImage(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
+    said = r"client_loss reports 'label' of shape \(\d+,\), and of \(1,\) in another step; .* on the mini-batch"
+    with pytest.raises(ConfigurationError, match=said):
+        fit(method, data, 1)
 
 
 def test_a_part_that_no_phase_trains_is_named() -> None:

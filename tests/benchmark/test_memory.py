@@ -71,7 +71,8 @@ def test_the_host_gives_what_copies_of_files_take_and_a_container_no_more_than_i
     monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     if limit is not None:
         (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text("2000\n")
+        (tmp_path / "memory.current").write_text("2500\n")
+        (tmp_path / "memory.stat").write_text("anon 2000\ninactive_file 500\n")
     assert memory.free_memory(torch.device("cpu")) == free
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nothing")
     assert memory.free_memory(torch.device("cpu")) > 0

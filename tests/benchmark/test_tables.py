@@ -35,6 +35,7 @@ from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run
+from benchmark.report.table_pages import table_page
 from benchmark.tables.cells import make_cells
 from benchmark.tables.frame import over_seeds
 from benchmark.tables.layout import PaperNumber, load_table
@@ -859,6 +860,13 @@ def test_a_table_without_a_finished_run_shows_its_failures(root: Path) -> None:
     save(changed(("presets", "demo", "data", 0, "columns"), [{"client": "*"}]))
     result = run_table("two", program=PROGRAM)
     assert [outcome.error for outcome in result.failed.values()] == ["no memory"] * 2
+
+
+def test_a_row_without_a_finished_run_is_read_from_the_csv_as_it_was_shown(root: Path) -> None:
+    save(changed(("rows", 0, "overrides"), {"demo": ["--fail=no memory"]}))
+    result = run_table("two", program=PROGRAM)
+    rows = [[cell.text for cell in row] for part in table_page(result.csv).parts for row in part.numbers.rows]
+    assert sum(row[0] == "Alpha" and "failed" in row for row in rows) == 1
 
 
 def test_a_curve_has_the_averages_of_the_records(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
