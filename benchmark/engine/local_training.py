@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -18,7 +17,6 @@ from benchmark.engine.mapping import ClientMap
 from benchmark.engine.mistakes import losses_of, tensors
 from benchmark.engine.plan import Step
 from benchmark.engine.recorded_step import RecordedSteps
-from benchmark.engine.recording import Gradients
 from benchmark.engine.roles import below, names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
@@ -78,8 +76,24 @@ class LocalSteps:
             optimizer: the phase's.
         """
         visit = self.recorded.visit(cohort, step, batch) if self.recorded is not None else None
-        written = partial(self._written, cohort, step, batch)
-        losses, named, gradients = written() if visit is None else visit.made(written)
+        made = visit.repeated if visit is not None else None
+        while made is None or (visit is not None and visit.wanted):
+            count = len(step.clients)
+            for slot in self.slots.values():
+                slot.grad = None
+            if self.compiled is not None:
+                loss = self.compiled(cohort, step, batch)
+            else:
+                part = (step.stage, step.phase)
+                loss = self.clients(
+                    "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
+                )
+            losses, named = losses_of(self.method, loss, count)
+            losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
+            made = losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
+            if visit is not None:
+                visit.learn(made)
+        losses, named, gradients = made
         for name, gradient in gradients.items():
             self.slots.of(name).grad = gradient
         if phase.clip is not None:
@@ -93,22 +107,6 @@ class LocalSteps:
             self._keep_finished(cohort, step, phase, optimizer)
         for watcher in self.on_step:
             watcher(cohort, step)
-
-    def _written(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Gradients:
-        """Return losses and gradients of a step as the method is written."""
-        count = len(step.clients)
-        for slot in self.slots.values():
-            slot.grad = None
-        if self.compiled is not None:
-            loss = self.compiled(cohort, step, batch)
-        else:
-            part = (step.stage, step.phase)
-            loss = self.clients(
-                "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
-            )
-        losses, named = losses_of(self.method, loss, count)
-        losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
-        return losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
 
     def start(self, phase: Phase, optimizer: Optimizer, rate_factor: float, momenta: Values) -> None:
         """Set the optimizer's state and this round's rates; only the phase's parameters take gradients.

@@ -65,6 +65,10 @@ class Visit:
         cohort: the clients.
         step: which of them.
         batch: their mini-batches.
+
+    Attributes:
+        repeated: what the record gives, where one is used.
+        wanted: whether the step is to be taken as it is written too, or once more; something is learned from it.
     """
 
     def __init__(
@@ -72,51 +76,49 @@ class Visit:
     ) -> None:
         self._owner, self._kind, self._tensors = owner, kind, tensors
         self._cohort, self._step, self._batch, self._began = cohort, step, batch, perf_counter()
-
-    def made(self, written: Callable[[], Gradients]) -> Gradients:
-        """Return what the record gives, or the step as it is ``written``, which is taken too where its record is tried.
-
-        Raises:
-            ConfigurationError: the record gives other numbers, although it once gave the same.
-        """
-        kind = self._kind
-        repeated = self._repeat() if kind.trusted else None
-        tried = kind.trusted and kind.repeats >= TIMED and kind.repeats.bit_count() == 1  # the 8th one, the 16th ...
-        if repeated is not None and not tried:
-            return repeated
-        made = written()
-        if repeated is None:
-            self._learn(made, perf_counter() - self._began)
-        elif not equal(made, repeated):
-            if repeats(self.run) and repeats(written):
-                raise ConfigurationError(
-                    f"{type(self._owner.method).__name__}.client_loss depends on something outside of the method that "
-                    f"has changed (seen in round {self._cohort.round.number}): make it an attribute of the method, or "
-                    "return it from prepare"
-                )
-            self._owner.give_up(kind, self._step, "its kernels give other bits each time")
-        return made
+        self._doubted: Gradients | None = None
+        self.repeated = self._repeat() if kind.trusted else None
+        tried = kind.repeats.bit_count() == 1 and kind.repeats >= TIMED  # the 8th time, the 16th, the 32nd ...
+        self.wanted = kind.trusted and tried
 
     def _repeat(self) -> Gradients:
-        kind = self._kind
-        made = self.run()
+        made, kind = self.run(), self._kind
         kind.repeats += 1
         kind.repeated = min(kind.repeated, perf_counter() - self._began)
         if kind.repeats == TIMED and kind.repeated > WORTHWHILE * kind.plain:
             self._owner.give_up(kind, self._step, "it is not faster")
         return made
 
-    def _learn(self, made: Gradients, seconds: float) -> None:
-        """Take in what the step as it is written gave, and how long it took."""
-        kind, owner = self._kind, self._owner
-        kind.plain = min(kind.plain, seconds)
-        kind.seen += 1
-        if kind.program is not None:
+    def learn(self, made: Gradients) -> None:
+        """Take in what the step as it is written gave.
+
+        Raises:
+            ConfigurationError: the record gives other numbers, although it once gave the same.
+        """
+        kind, owner, before = self._kind, self._owner, self._doubted
+        self.wanted, self._doubted = False, made
+        if self.repeated is None:
+            self._learn_first(made, perf_counter() - self._began)
+        elif before is not None and equal(made, before):
+            raise ConfigurationError(
+                f"{type(owner.method).__name__}.client_loss depends on something outside of the method that has changed"
+                f" (round {self._cohort.round.number}): make it an attribute of the method, or return it from prepare"
+            )
+        elif before is not None or not equal(made, self.repeated):
+            self.wanted = before is None and repeats(self.run)  # once more, to see whether it differs from itself
+            if not self.wanted:
+                owner.give_up(kind, self._step, "its kernels give other bits each time")
+
+    def _learn_first(self, made: Gradients, seconds: float) -> None:
+        """Take in what a step without record gave, and how long it took."""
+        kind = self._kind
+        kind.plain, kind.seen = min(kind.plain, seconds), kind.seen + 1
+        if kind.program is None and kind.seen > BEFORE_RECORDING:
+            self._owner.record(kind, self._tensors, self._cohort, self._step, self._batch)
+        elif kind.program is not None:
             kind.trusted = equal(made, self.run())
             if not kind.trusted:
-                owner.give_up(kind, self._step, "its numbers differ")
-        elif kind.seen > BEFORE_RECORDING:
-            owner.record(kind, self._tensors, self._cohort, self._step, self._batch)
+                self._owner.give_up(kind, self._step, "its numbers differ")
 
     def run(self) -> Gradients:
         """Carry out the recorded operations."""
@@ -165,18 +167,16 @@ class RecordedSteps:
     def _forget(self, stage: Stage) -> None:
         """Drop the records of a stage, since an attribute has changed."""
         dropped = [key for key, kind in self._kinds.items() if key[0] is stage and kind.program is not None]
-        for key in dropped:
-            self._kinds[key] = _Kind(plain=self._kinds[key].plain)
+        self._kinds |= {key: _Kind(plain=self._kinds[key].plain) for key in dropped}
         self._changes += bool(dropped)
         if self._changes > CHANGES:
             log.info("steps of %s are not recorded: its attributes change", type(self.method).__name__)
 
     def record(self, kind: _Kind, tensors: list[Tensor], cohort: Cohort, step: Step, batch: MiniBatch) -> None:
         """Record a step, unless it is large or cannot be; on a GPU make a graph of it."""
-        on_gpu = tensors[-1].is_cuda
+        on_gpu, sets = tensors[-1].is_cuda, "the loss sets attributes of the method"
         if not on_gpu and kind.plain > SMALL_STEP:
             return self.give_up(kind, step, "it is large")
-        sets = "the loss sets attributes of the method"
         if not self._attributes.unchanged(step.stage):
             return self.give_up(kind, step, sets)
         try:
