@@ -24,7 +24,7 @@ from datamodules.label_orders import reordered
 from datamodules.manifest import FromManifest, record_split
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
-from datamodules.source import ImagePool, ImageSource
+from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
 
@@ -77,7 +77,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         partition_seed: seed of the partition alone, so that all seeds of a run share one split; None takes ``seed``.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument out of range, or a source without names of its classes.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         partition_seed: Seed | None = 0,
     ) -> None:
         super().__init__()
+        require_names(source)
         self.source = source
         self.partition = partition
         self.transform = self._transform = transform or ImageTransform()
@@ -202,8 +203,7 @@ class FederatedDataModule(Checked, LightningDataModule):
     def _read(self) -> None:
         log.info("reading %s", self.source.recorded_name)
         began = time.monotonic()
-        pool = self.source.load()
-        pool.check_names(self.source)
+        pool = load_pool(self.source)
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
         if len(splits.train) != self.num_clients:
             raise ConfigurationError(

@@ -9,6 +9,15 @@ from torch import Tensor
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
 
+#: Types of what a pool holds; labels come first, since all others are as many.
+KINDS = {
+    "labels": torch.int64,
+    "images": torch.uint8,
+    "test": torch.bool,
+    "domains": torch.int64,
+    "group": torch.int64,
+}
+
 
 @dataclass(frozen=True)
 class ImagePool:
@@ -30,15 +39,24 @@ class ImagePool:
     group: Tensor
 
     def __post_init__(self) -> None:
-        n = len(self.labels)
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
-            raise ConfigurationError(
-                f"a source's images must be uint8 [n, 3, H, W], got {self.images.dtype} {tuple(self.images.shape)}; "
-                "images of another mode become so by PIL's convert('RGB')"
-            )
-        for name in ("images", "test", "domains", "group"):
-            if len(getattr(self, name)) != n:
-                raise ConfigurationError(f"a source has {len(getattr(self, name))} rows of {name}, and {n} labels")
+        for name, kind in KINDS.items():
+            values = getattr(self, name)
+            if not isinstance(values, Tensor):
+                raise ConfigurationError(
+                    f"a source's {name} must be a torch tensor, got {type(values).__name__}; torch.as_tensor makes one"
+                )
+            if name == "images" and (values.dtype != kind or values.ndim != 4 or values.shape[1] != 3):
+                raise ConfigurationError(
+                    f"a source's images must be uint8 [n, 3, H, W], got {values.dtype} {tuple(values.shape)}; images "
+                    "of another mode become so by PIL's convert('RGB')"
+                )
+            if name != "images" and (values.dtype != kind or values.ndim != 1):
+                raise ConfigurationError(
+                    f"a source's {name} must be {str(kind).removeprefix('torch.')} [n], got {values.dtype} "
+                    f"{tuple(values.shape)}"
+                )
+            if len(values) != len(self.labels):
+                raise ConfigurationError(f"a source has {len(values)} rows of {name}, and {len(self.labels)} labels")
 
     def check_names(self, source: "ImageSource") -> None:
         """Refuse labels and domains that the source has no names for.
@@ -100,3 +118,32 @@ class ImageSource(Checked):
                 it), or an image cannot be decoded.
         """
         raise NotImplementedError
+
+
+def require_names(source: ImageSource) -> None:
+    """Refuse a source without names of its classes.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    if not hasattr(source, "class_names"):
+        raise ConfigurationError(
+            f"{type(source).__name__} has no class_names; a source sets them, in the class or in its constructor"
+        )
+
+
+def load_pool(source: ImageSource) -> ImagePool:
+    """Load a source's images, and check what it hands over.
+
+    Raises:
+        ConfigurationError: a file cannot be read, it is no pool, or has labels or domains without name.
+    """
+    name = type(source).__name__
+    try:
+        pool = source.load()
+    except OSError as error:
+        raise ConfigurationError(f"{name}.load cannot read its data: {error}") from error
+    if not isinstance(pool, ImagePool):
+        raise ConfigurationError(f"{name}.load must return an ImagePool, got {type(pool).__name__}")
+    pool.check_names(source)
+    return pool

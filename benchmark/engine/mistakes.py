@@ -107,14 +107,18 @@ def place(method: nn.Module, name: str, error: Exception | None = None, at: tupl
         return f"{title}.{name}"
 
 
-def check_constructed(method: nn.Module) -> None:
-    """Refuse a method whose constructor has not called its base's.
+def check_constructed(made: nn.Module, arguments: str = "") -> None:
+    """Refuse a method or a server rule whose constructor has not called its base's.
+
+    Args:
+        made: it.
+        arguments: those of the base's constructor.
 
     Raises:
         ConfigurationError: it is so.
     """
-    if "_modules" not in vars(method):
-        raise ConfigurationError(f"{place(method, '__init__')} must call super().__init__(num_clients) first")
+    if "_modules" not in vars(made):
+        raise ConfigurationError(f"{place(made, '__init__')} must call super().__init__({arguments}) first")
 
 
 def authors_line(frames: Sequence[tuple[str, int]]) -> tuple[str, int] | None:

@@ -32,6 +32,14 @@ class Watch:
             for name, value in held.items()
             if value is not None
         ]
+        #: the place of every number that is an attribute: one that counts what is called would count calls of cohorts
+        self._numbers = [
+            (f"{prefix}.{name}".lstrip("."), vars(module), name)
+            for prefix, module in method.named_modules()
+            if module not in engine
+            for name, value in vars(module).items()
+            if type(value) in (int, float)
+        ]
 
     def start(self) -> None:
         """Begin anew: a round or an evaluation starts."""
@@ -48,8 +56,8 @@ class Watch:
             call: what is called inside; called once more to find the line of a draw.
 
         Raises:
-            ConfigurationError: a draw from a global generator, which has no key, or another value of a buffer or a
-                frozen parameter, which would pass from client to client.
+            ConfigurationError: a draw from a global generator, which has no key, or another value of a buffer, a
+                frozen parameter or a number that is an attribute, which would pass from client to client.
         """
         if (name, *part) in self._seen:
             yield
@@ -57,9 +65,16 @@ class Watch:
         self._seen.add((name, *part))
         states = global_states(device)
         before = [(value := held[key], value._version) for _, held, key in self._standing]
+        numbers = [attributes.get(key) for _, attributes, key in self._numbers]
         yield
         if global_states(device) != states:
             raise ConfigurationError(f"{place(self._method, name, at=drawing_line(call, device))} {UNKEYED}")
         for (where, held, key), (value, version) in zip(self._standing, before, strict=True):
             if held[key] is not value or value._version != version:
                 raise ConfigurationError(f"{place(self._method, name)} changes {where!r}: {NOT_OWNED}")
+        for (where, attributes, key), number in zip(self._numbers, numbers, strict=True):
+            if attributes.get(key) != number:
+                raise ConfigurationError(
+                    f"{place(self._method, name)} changes the attribute {where!r}: it would count calls, each of which "
+                    "is of all clients that are stepped together; make it a personal parameter, or what prepare returns"
+                )

@@ -29,9 +29,10 @@ def round_callbacks(
     Raises:
         ConfigurationError: see :func:`check_replaceable` and :func:`check_constructed`.
     """
-    check_constructed(method)
+    check_constructed(method, "num_clients")
     callbacks: list[Callback] = [recorder, NoSearchForGarbage()]
     if rule is not None:
+        check_constructed(rule)
         check_replaceable(method, settings.callbacks)
         callbacks.append(Server(rule))
     shown = settings.enable_progress_bar is not False and is_first_process()

@@ -134,6 +134,8 @@ def fit(
     prepare_process()
     if "max_epochs" in trainer:
         raise ConfigurationError("fit: max_epochs can't be given; the number of rounds is rounds")
+    if not (rounds is None or (type(rounds) is int and rounds >= 0)):
+        raise ConfigurationError(f"fit: rounds must be a whole number from 0, got {rounds!r}")
     with _one_line():
         if isinstance(method, FederatedMethod) and isinstance(data, FederatedDataModule):
             if seed is not None or run_dir is not None:
@@ -141,15 +143,22 @@ def fit(
                     "fit: seed and run_dir are for configuration files; of objects the seed is FederatedDataModule's, "
                     "and no file could make them again"
                 )
+            if not (server is None or isinstance(server, ServerRule)):
+                raise ConfigurationError(
+                    f"fit: server must be a server rule, such as methods.servers.FedAdam(); got {server!r:.80}"
+                )
             return _fit_objects(method, data, server, {"max_epochs": 10 if rounds is None else rounds, **trainer})
         if isinstance(method, str | Path) and isinstance(data, str | Path | None):
             if server is not None:
                 raise ConfigurationError("fit: with configuration files the server stands in one of them, as server")
             settings = {"max_epochs": rounds, **trainer} if rounds is not None else trainer
             return _fit_files([path for path in (method, data) if path is not None], seed, run_dir, settings)
+    parts: tuple[Any, ...] = (method, data)
+    classes = [part.__name__ for part in parts if isinstance(part, type)]
     raise ConfigurationError(
         "fit: expected a method and a FederatedDataModule, or one or two configuration files; got "
         f"{type(method).__name__} and {type(data).__name__}"
+        + "".join(f"; {name} is a class, make one of it" for name in classes)
     )
 
 

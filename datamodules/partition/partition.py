@@ -47,6 +47,10 @@ class Partition(Checked):
         if self.num_clients is not None and self.num_clients > images:
             raise ConfigurationError(f"num_clients={self.num_clients} is more than the {images} images of the data set")
         splits = self.assign(pool, rng)
+        if not isinstance(splits, ClientSplits):
+            raise ConfigurationError(
+                f"{type(self).__name__}.assign must return ClientSplits(train, test), got {type(splits).__name__}"
+            )
         unnamed = [name for name in splits.others if name not in self.further_splits or name in RESERVED]
         if unnamed:
             raise ConfigurationError(

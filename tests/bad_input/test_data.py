@@ -58,6 +58,52 @@ class NamelessLabels(Pictures):
         return replace(pool, labels=pool.labels + 1)
 
 
+class NumpyLabels(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, labels=pool.labels.numpy())
+
+
+class FloatLabels(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, labels=pool.labels.float())
+
+
+class NumberedTest(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, test=pool.test.long())
+
+
+class InParts(Pictures):
+    def load(self) -> ImagePool:
+        return {"images": super().load().images}
+
+
+class NotThere(Pictures):
+    def load(self) -> ImagePool:
+        np.load("labels.npy")
+        return super().load()
+
+
+class Nameless(ImageSource):
+    def load(self) -> ImagePool:
+        return Pictures().load()
+
+
+class Tuple(Partition):
+    """Returns the lists themselves."""
+
+    def __init__(self, num_clients: int = 2) -> None:
+        self.num_clients = num_clients
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every second image for each."""
+        train, test = np.flatnonzero(~pool.test.numpy()), np.flatnonzero(pool.test.numpy())
+        return [train[::2], train[1::2]], [test[::2], test[1::2]]
+
+
 class OneClient(Partition):
     """Forgets all clients but the first."""
 
@@ -102,6 +148,16 @@ EMBEDDED += [f"--model.init_args.backbone.init_args.{given}" for given in ("name
             ["source", "NamelessLabels"],
             "NamelessLabels has labels from 1 to 2, and names for 2 of them; expected 0 to 1",
         ),
+        (["source", "NumpyLabels"], "a source's labels must be a torch tensor, got ndarray; torch.as_tensor makes one"),
+        (["source", "FloatLabels"], "a source's labels must be int64 [n], got torch.float32 (18,)"),
+        (["source", "NumberedTest"], "a source's test must be bool [n], got torch.int64 (18,)"),
+        (["source", "InParts"], "InParts.load must return an ImagePool, got dict"),
+        (
+            ["source", "NotThere"],
+            "NotThere.load cannot read its data: [Errno 2] No such file or directory: 'labels.npy'",
+        ),
+        (["source", "Nameless"], "Nameless has no class_names; a source sets them, in the class or in its constructor"),
+        (["partition", "Tuple"], "Tuple.assign must return ClientSplits(train, test), got tuple"),
         (["partition", "OneClient"], "OneClient has given images to 1 clients, and there are 2; assign must return a"),
         (
             ["partition", "Renamed"],

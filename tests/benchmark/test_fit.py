@@ -21,6 +21,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import read_metrics
 from benchmark.run.cli import main
+from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 from methods import FedVPT, PFedPG
 from methods.servers import FedAdam
@@ -126,11 +127,23 @@ def refused(*arguments: Any, **named: Any) -> str:
     return str(told.value)
 
 
+class Unmade(ServerRule):
+    def __init__(self) -> None:
+        self.beta = 0.9
+
+
 def test_bad_input_is_one_line_before_training(tmp_path: Path) -> None:
     seed_everything(3)
     method, data, files = fedvpt(), tiny(), (CONF / "base.yaml", CONF / "FedVPT.yaml")
     assert "expected a method and a FederatedDataModule" in refused(FedVPT, data)
+    assert "; FedVPT is a class, make one of it" in refused(FedVPT, data)
     assert "got FedVPT and NoneType" in refused(method)
+    assert "rounds must be a whole number from 0, got '2'" in refused(method, data, rounds="2")
+    assert "rounds must be a whole number from 0, got -2" in refused(method, data, rounds=-2)
+    assert "server must be a server rule, such as" in refused(method, data, server=FedAdam)
+    assert "; got 'FedAdam'" in refused(method, data, server="FedAdam")
+    assert "Unmade.__init__ (" in (said := refused(method, data, server=Unmade()))
+    assert said.endswith("must call super().__init__() first")
     assert "there is no setting 'acelerator' of the Trainer; did you mean accelerator?" in refused(
         method, data, acelerator="cpu"
     )

@@ -14,7 +14,7 @@ from oracle import Images, descend, images_at, mini_batches
 from timm.layers import DropPath
 from torch import nn
 
-from benchmark.contract import Client, Group, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.contract import Client, Group, LocalTraining, Loss, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
@@ -378,6 +378,22 @@ def test_a_buffer_that_moves_in_a_step_is_refused(layer: Callable[[], nn.Module]
     ) as error:
         fit(method, data, 1)
     assert width == 3 or moved in str(error.value)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_attribute_that_counts_calls_is_refused(width: int) -> None:
+    class Counting(FedAvg):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.seen = 0
+
+        def client_loss(self, client: Client, batch: MiniBatch) -> Loss:
+            self.seen += 1
+            return super().client_loss(client, batch)
+
+    method, data = of_class(Counting, f"--data.cohort_width={width}")
+    with pytest.raises(ConfigurationError, match=r"Counting\.client_loss .*changes the attribute 'seen': it would cou"):
+        fit(method, data, 1)
 
 
 def test_clipping_is_per_client() -> None:

@@ -80,7 +80,7 @@ class Hurried(Pets):
 
 class Raw(Pets):
     def load(self) -> ImagePool:
-        return ImagePool(*[None] * 5) if os.path.exists(self.root) else open(self.root)  # type: ignore[arg-type, return-value]
+        return ImagePool() if os.path.exists(self.root) else open(self.root)  # type: ignore[call-arg, return-value]
 
 
 @pytest.fixture
