@@ -18,18 +18,25 @@ class _Printed(logging.Handler):
 
 @contextmanager
 def phases_printed() -> Iterator[None]:
-    """Print the phases of a run as they begin."""
+    """Print the phases of a run as they begin.
+
+    Whoever has set logging up gets them too. Where nobody has, a library may do so later on with a remark of its own
+    (open_clip with its first one), and would print all a second time.
+    """
     handler = _Printed(logging.INFO)
-    before = {name: logging.getLogger(name).level for name in TALKING}
-    for name in TALKING:
-        logging.getLogger(name).addHandler(handler)
-        logging.getLogger(name).setLevel(logging.INFO)
+    loggers = [logging.getLogger(name) for name in TALKING]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = logger.propagate and logging.root.hasHandlers()
     try:
         yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).removeHandler(handler)
-            logging.getLogger(name).setLevel(level)
+        for logger, level, propagate in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What a run says while it goes on: in a terminal, in a log, and how long it thinks it will take."""
 
+import logging
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from benchmark.run.checkpoint import read_checkpoint
 from benchmark.run.cli import main
 from benchmark.run.display import Lines, RoundRow
 from benchmark.run.pace import Pace, clock
+from benchmark.run.phases import phases_printed
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}", "--trainer.max_epochs=3"]
 
@@ -143,3 +145,22 @@ def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(kind: str, terminal: bool) -> None:
     with patch.object(sys.stdout, "isatty", lambda: True), patch.dict(os.environ, {"TERM": kind}):
         assert display.in_terminal() is terminal
+
+
+def test_a_remark_is_printed_once_where_a_library_sets_logging_up_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    with phases_printed():
+        logging.error("a library's own")
+        assert logging.root.handlers
+        logging.getLogger("benchmark.engine").info("reading images")
+    assert logging.getLogger("benchmark").propagate
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("reading images") == 1
+
+
+def test_who_has_set_logging_up_gets_remarks_too(caplog: pytest.LogCaptureFixture) -> None:
+    with phases_printed():
+        logging.getLogger("datamodules.source").info("reading images")
+    assert caplog.messages == ["reading images"]
