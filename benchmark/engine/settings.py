@@ -1,13 +1,16 @@
 """Which of the Trainer's settings a federated run can have: ranks, whole rounds, evaluations to record."""
 
+import logging
 from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch.accelerators import AcceleratorRegistry
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from benchmark.engine.ranks import Ranks
 from benchmark.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.
 PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
@@ -93,6 +96,34 @@ def count_alike(trainer: Any, ranks: Ranks) -> None:
     """Have all ranks count as many steps as the one with most: the saving of checkpoints, together, goes by it."""
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
     progress.completed = max(ranks.everybody("the steps so far", progress.completed))
+
+
+def check_monitored(trainer: Any) -> None:
+    """Refuse a callback that monitors what no evaluation gives; sums of the training come with its first round.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    known = trainer.callback_metrics
+    for callback in trainer.callbacks:
+        name = getattr(callback, "monitor", None)
+        later = trainer.sanity_checking and str(name).startswith("train/")
+        if name is not None and name not in known and getattr(callback, "strict", True) and not later:
+            raise ConfigurationError(
+                f"{type(callback).__name__}: monitor={name!r} is no score of this run; expected one of "
+                f"{', '.join(sorted(known))}"
+            )
+
+
+def tell_who_looks_at_test_images(trainer: Any) -> None:
+    """Say that a run whose end test images choose has an optimistic last round."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, EarlyStopping) and callback.monitor.partition("/")[0] not in ("val", "train"):
+            log.warning(
+                "EarlyStopping: monitor=%r lets test images choose the last round, so that its scores are optimistic; "
+                "hold training images out with data.val_fraction and monitor val/server/accuracy",
+                callback.monitor,
+            )
 
 
 def check_whole_rounds(settings: Any) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.engine.reports import Reports
+from benchmark.engine.settings import check_monitored, tell_who_looks_at_test_images
 from benchmark.errors import ConfigurationError
 from benchmark.records.environment import checkout, environment
 from benchmark.records.evaluations import (
@@ -108,6 +109,7 @@ class Recorder(Callback):
             ConfigurationError: the evaluations that the checkpoint counts are not there, or are others.
         """
         self._take_up(cast("FederatedMethod", pl_module))
+        tell_who_looks_at_test_images(trainer)
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
         parts = (method, method.server.rule, data, data.source, data.partition)
@@ -169,7 +171,7 @@ class Recorder(Callback):
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
-        _check_monitored(trainer)
+        check_monitored(trainer)
 
     def metrics(self) -> "pd.DataFrame":
         """The long table: round, client, point, split, metric, value."""
@@ -384,16 +386,3 @@ def _peak_memory(device: torch.device) -> int:
 
 def _names(trainer: Trainer) -> list[str]:
     return cast("FederatedDataModule", trainer.datamodule).client_names  # type: ignore[attr-defined]
-
-
-def _check_monitored(trainer: Trainer) -> None:
-    """Refuse a callback that monitors what no evaluation gives; sums of the training come with its first round."""
-    known = trainer.callback_metrics
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        name = getattr(callback, "monitor", None)
-        later = trainer.sanity_checking and str(name).startswith("train/")
-        if name is not None and name not in known and getattr(callback, "strict", True) and not later:
-            raise ConfigurationError(
-                f"{type(callback).__name__}: monitor={name!r} is no score of this run; expected one of "
-                f"{', '.join(sorted(known))}"
-            )

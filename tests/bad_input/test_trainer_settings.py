@@ -116,7 +116,9 @@ def test_a_run_that_stops_early_is_recorded_as_such(capsys: pytest.CaptureFixtur
         }
     )
     main(["fit", *BASE, "--trainer.max_epochs=6", f"--trainer.callbacks+={stopping}"])
-    assert "record: run/record.json (stopped early, after round 2 of 6)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "record: run/record.json (stopped early, after round 2 of 6)" in said
+    assert "monitor='test/server/accuracy' lets test images choose the last round" in said
     record = read_record("run")
     assert (record.rounds, record.rounds_trained) == (6, 2)
     assert verify_record("run") == []
