@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -10,10 +11,13 @@ from federation import build, fit
 from text_prompts import BASE_TO_NOVEL, FULL, ONE, alone, assert_same_scores, metrics, open_clip_text, run
 from torch import Tensor
 
+import methods
 from benchmark.backbones import prompted_clip
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch
 from benchmark.errors import ConfigurationError
+from datamodules.partition import ClientSplits, Partition
+from datamodules.source import ImagePool
 from methods import FedPGP, PromptFL, PromptPer, PromptProx
 from methods.fedkgcoop import knowledge_distance
 from methods.fedpgp import text_contrast
@@ -57,6 +61,50 @@ def test_splits_are_classified_among_their_own_classes() -> None:
             right = (torch.tensor(space)[guess] == data.pool.labels[rows]).double().mean()
             assert recorded[client] == pytest.approx(right.item())
             torch.testing.assert_close(method(x, split).argmax(1), guess)
+
+
+class FiveAndThree(Partition):
+    """Clients learn five classes, and are also tested on the other three, which are counted in any order.
+
+    Args:
+        num_clients: N.
+        first: the class of the other three that is counted first.
+    """
+
+    further_splits = ("novel",)
+
+    def __init__(self, num_clients: int = 3, first: int = 7) -> None:
+        self.num_clients, self.first = num_clients, first
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every third image of the five for each, all of the three for everybody."""
+        base, others = (6, 2, 1, 0, 4), {7: (7, 3, 5), 5: (5, 7, 3), 3: (3, 5, 7)}[self.first]
+        labels, test = pool.labels.numpy(), pool.test.numpy()
+        of_base = np.isin(labels, base)
+        train, tested = np.flatnonzero(of_base & ~test), np.flatnonzero(of_base & test)
+        assert self.num_clients is not None
+        return ClientSplits(
+            [train[k :: self.num_clients] for k in range(self.num_clients)],
+            [tested[k :: self.num_clients] for k in range(self.num_clients)],
+            {"novel": [np.flatnonzero(~of_base & test)] * self.num_clients},
+            {"train": base, "test": base, "novel": others},
+        )
+
+
+@pytest.mark.parametrize("conf", [name for name in methods.__all__ if getattr(methods, name).open_vocabulary])
+def test_every_text_prompt_method_tells_new_classes_apart_whatever_their_order(conf: str) -> None:
+    spaces = [f"--data.partition={__name__}.FiveAndThree", "--data.partition.init_args.num_clients=3"]
+    one, other = (
+        metrics(run(conf, *spaces, "--data.clients_per_round=3", f"--data.partition.init_args.first={first}", rounds=1))
+        for first in (7, 5)
+    )
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if not name.endswith("novel/loss"):
+            torch.testing.assert_close(value, other[name], rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: n + m)
+    novel = torch.stack([value for name, value in one.items() if name.endswith("novel/accuracy")])
+    assert novel.isfinite().all()
+    assert (novel > 0).any()
 
 
 def test_names_follow_the_order_of_a_label_space() -> None:
