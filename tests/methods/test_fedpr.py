@@ -6,6 +6,7 @@ from federation import build, fit, learned
 from timm.models.vision_transformer import VisionTransformer
 
 from benchmark.backbones.vit import PromptedViT
+from benchmark.contract import Client, Stage
 from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
@@ -110,6 +111,25 @@ def test_a_projection_is_exact_in_mixed_precision_too() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         moved = project(update, own)
     assert (moved @ prompts.T).abs().max() < 1e-5
+
+
+def test_directions_beyond_the_prompts_own_are_drawn_anew_for_each_round_and_seed() -> None:
+    method, data = build("FedPR", *SMALL)
+    fit(method, data, 0)
+
+    def dropped(number: int, seed: int) -> torch.Tensor:
+        parameters = {name: method.get_parameter(name) for name in method.roles.trained}
+        counts = torch.zeros(8, dtype=torch.int64)
+        client = Client(parameters, {PROMPT: parameters[PROMPT]}, counts, Round(number, (0,), seed))
+        return method.prepare(client, Stage.TRAIN, "train")["dropped"]
+
+    own = method.get_parameter(PROMPT).shape[-2]
+    assert method.num_dropped > own
+    first = dropped(2, 0)
+    assert torch.equal(first, dropped(2, 0))
+    for other in (dropped(3, 0), dropped(2, 1)):
+        torch.testing.assert_close(projector(other[..., :own, :]), projector(first[..., :own, :]), rtol=1e-4, atol=1e-5)
+        assert (projector(other) - projector(first)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -250,6 +250,13 @@ def test_the_fine_tuned_copy_is_what_one_client_would_train() -> None:
     )
 
 
+def test_fine_tuning_keeps_the_rate_of_the_first_round() -> None:
+    method, _ = build("PromptFLFT", "--model.init_args.training.schedule=cosine")
+    (trained,), (tuned,) = method.local_phases(), method.finetune_phases(new=False)
+    assert (trained.schedule, tuned.schedule) == ("cosine", "constant")
+    assert tuned.groups == trained.groups
+
+
 def test_prompt_per_lies_between_promptfl_and_coop() -> None:
     everything_shared = run("PromptPer", "--model.init_args.num_personal=0")
     promptfl = run("PromptFL")
