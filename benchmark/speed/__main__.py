@@ -59,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.minutes is not None and given.minutes <= 0:
         parser.error(f"--minutes must be more than 0, got {given.minutes:g}")
     cases = given.cases or list(CASES)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends, older code goes
     if given.against is not None:
         if given.minutes is not None:
             parser.error("--minutes and --against do not go together; name fewer cases")
@@ -118,4 +117,5 @@ def run_case(case: str, folder: Path, seconds: float | None, code: Path | None =
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends, older code goes
     sys.exit(main())
