@@ -45,15 +45,15 @@ class ImagePool:
                 raise ConfigurationError(
                     f"a source's {name} must be a torch tensor, got {type(values).__name__}; torch.as_tensor makes one"
                 )
-            if name == "images" and (values.dtype != kind or values.ndim != 4 or values.shape[1] != 3):
+            images = name == "images"
+            right = values.ndim == 4 and values.shape[1] == 3 if images else values.ndim == 1
+            if values.dtype != kind or not right:
+                shape, more = "[n]", ""
+                if images:
+                    shape, more = "[n, 3, H, W]", "; images of another mode become so by PIL's convert('RGB')"
                 raise ConfigurationError(
-                    f"a source's images must be uint8 [n, 3, H, W], got {values.dtype} {tuple(values.shape)}; images "
-                    "of another mode become so by PIL's convert('RGB')"
-                )
-            if name != "images" and (values.dtype != kind or values.ndim != 1):
-                raise ConfigurationError(
-                    f"a source's {name} must be {str(kind).removeprefix('torch.')} [n], got {values.dtype} "
-                    f"{tuple(values.shape)}"
+                    f"a source's {name} must be {str(kind).removeprefix('torch.')} {shape}, got {values.dtype} "
+                    f"{tuple(values.shape)}{more}"
                 )
             if len(values) != len(self.labels):
                 raise ConfigurationError(f"a source has {len(values)} rows of {name}, and {len(self.labels)} labels")

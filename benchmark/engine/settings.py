@@ -1,6 +1,6 @@
 """Which of the Trainer's settings a federated run can have: ranks, whole rounds, evaluations to record."""
 
-import logging
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -9,8 +9,6 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from benchmark.engine.ranks import Ranks
 from benchmark.errors import ConfigurationError
-
-log = logging.getLogger(__name__)
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.
 PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
@@ -118,11 +116,14 @@ def check_monitored(trainer: Any) -> None:
 def tell_who_looks_at_test_images(trainer: Any) -> None:
     """Say that a run whose end test images choose has an optimistic last round."""
     for callback in trainer.callbacks:
-        if isinstance(callback, EarlyStopping) and callback.monitor.partition("/")[0] not in ("val", "train"):
-            log.warning(
-                "EarlyStopping: monitor=%r lets test images choose the last round, so that its scores are optimistic; "
-                "hold training images out with data.val_fraction and monitor val/server/accuracy",
-                callback.monitor,
+        if not isinstance(callback, EarlyStopping):
+            continue
+        split, slash, _ = callback.monitor.partition("/")
+        if slash and split not in ("val", "train"):
+            warnings.warn(
+                f"EarlyStopping: monitor={callback.monitor!r} lets test images choose the last round, so that its "
+                "scores are optimistic; hold training images out (data.val_fraction) and monitor val/server/accuracy",
+                stacklevel=1,
             )
 
 

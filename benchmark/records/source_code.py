@@ -2,15 +2,13 @@
 
 import hashlib
 import importlib.util
-import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 #: Top-level packages that are not looked into: the record names their versions.
 VERSIONED = frozenset({"torch", "torchvision", "lightning", "timm", "open_clip", "torchmetrics", "numpy", "sklearn"})
@@ -76,7 +74,10 @@ def different_files(codes: Iterable[dict[str, str]]) -> list[str]:
 def combined(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     """The code of a run that was begun with one code and ended with another: no single source is the same as both."""
     if changed := sorted(name for name, digest in now.items() if before.get(name, digest) != digest):
-        log.warning("goes on with other code than it was begun with, as its record will say: %s", ", ".join(changed))
+        warnings.warn(
+            f"the run goes on with other code than it was begun with, as its record will say: {', '.join(changed)}",
+            stacklevel=2,
+        )
     return {
         name: digest if before.get(name, digest) == digest else f"{before[name]}, then {digest}"
         for name, digest in {**before, **now}.items()

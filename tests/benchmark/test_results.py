@@ -506,12 +506,10 @@ def test_nor_of_a_folder_whose_name_goes_on_in_the_next_line(tmp_path: Path) -> 
     }
 
 
-def test_a_run_that_goes_on_with_other_code_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", "benchmark"):
-        assert source_code.combined({}, {"methods.a": "1"}) == {"methods.a": "1"}
-        assert source_code.combined({"methods.a": "1"}, {"methods.a": "1"}) == {"methods.a": "1"}
-    assert not caplog.messages
-    with caplog.at_level("WARNING", "benchmark"):
-        both = source_code.combined({"methods.a": "1", "methods.b": "2"}, {"methods.a": "3", "methods.b": "2"})
+def test_a_run_that_goes_on_with_other_code_says_so(recwarn: pytest.WarningsRecorder) -> None:
+    assert source_code.combined({}, {"methods.a": "1"}) == {"methods.a": "1"}
+    assert source_code.combined({"methods.a": "1"}, {"methods.a": "1"}) == {"methods.a": "1"}
+    assert not recwarn.list
+    both = source_code.combined({"methods.a": "1", "methods.b": "2"}, {"methods.a": "3", "methods.b": "2"})
     assert both == {"methods.a": "1, then 3", "methods.b": "2"}
-    assert [message.endswith(": methods.a") for message in caplog.messages] == [True]
+    assert [str(warning.message).endswith(": methods.a") for warning in recwarn.list] == [True]
