@@ -92,7 +92,8 @@ def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_process_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
     """With what it has started: the other ranks of a measurement, for example."""
     code = (
-        "import sys; from benchmark.speed.measure import last_line_of\n"
+        "import signal; from benchmark.speed.measure import last_line_of\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what a shell starts beside itself ignores it
         "last_line_of(['sh', '-c', 'sleep 60 & echo $! > pid; wait'])"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
