@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmark.engine.cohort import Slots
 from benchmark.engine.memory import HeldBytes, free_memory
-from benchmark.engine.recording import Gradients
+from benchmark.engine.recording import Gradients, as_recorded
 
 #: Of the device's free memory what a step may take to become a graph. A graph keeps it, and kernels of larger steps
 #: take so long that starting them one by one costs nothing. All graphs together may keep as much again of their own.
@@ -45,7 +45,7 @@ class Graphs:
             RuntimeError: an operation of it cannot be captured.
         """
         device = tensors[-1].device
-        with torch.no_grad():
+        with as_recorded():
             with HeldBytes(device) as held:
                 made = program(*tensors)
             own = set(map(id, self._slots.values()))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from benchmark.contract import ClientMethod, MiniBatch, Stage
@@ -15,7 +14,7 @@ from benchmark.engine.captured_step import Graphs
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import Step
-from benchmark.engine.recording import Gradients, equal, inputs, recorded, repeats
+from benchmark.engine.recording import Gradients, as_recorded, equal, inputs, recorded, repeats
 from benchmark.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -123,7 +122,7 @@ class Visit:
     def run(self) -> Gradients:
         """Carry out the recorded operations."""
         assert self._kind.program is not None
-        with torch.no_grad():
+        with as_recorded():
             return self._kind.program(*self._tensors)
 
 

@@ -1,6 +1,7 @@
 """A cohort's step, forward and backward, as the operations that torch carries out in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
 import torch
@@ -30,6 +31,13 @@ def inputs(cohort: Cohort, batch: MiniBatch) -> tuple[list[Tensor], tuple[tuple[
     parts = (cohort.received.common, *cohort.rows(len(cohort.clients)).values(), batch.noise, batch.features)
     tensors = [tensor for part in parts for tensor in part.values()]
     return [*tensors, batch.x, batch.y, batch.mask], tuple(map(tuple, parts))
+
+
+@contextmanager
+def as_recorded() -> Iterator[None]:
+    """Carry out recorded operations as they are: autograd and autocast have done their part, and would do it again."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield
 
 
 def repeats(run: Callable[[], Gradients]) -> bool:

@@ -57,7 +57,8 @@ def straight_line(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cal
             graph.erase_node(node)
     view_at_once(graph, written)
     graph.eliminate_dead_code()
-    constants = _constants(graph, recorder.outside, written)
+    with torch._C._DisableAutocast():  # what is recorded is what autocast has made of it
+        constants = _constants(graph, recorder.outside, written)
     _own_results(graph, constants)
     graph.eliminate_dead_code()
     return _function(graph, constants, recorder.outside)

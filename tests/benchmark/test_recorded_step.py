@@ -25,6 +25,8 @@ from benchmark.server import ServerRule
 from methods.fedavg import FedAvg
 
 QUICK = ("FedAvg", "FedBABU", "PFedPT")
+#: which the quick test of autocast leaves out
+OTHERS = sorted(set(methods.__all__) - {"FedAvg", "FedVPT", "TPFL", "ZeroShotCLIP"})
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,12 @@ def repeated() -> Iterator[list[str]]:
 
 
 def results(
-    conf: str, *overrides: str, recorded: bool, rounds: int = 3, change: Callable[[Any], None] | None = None
+    conf: str,
+    *overrides: str,
+    recorded: bool,
+    rounds: int = 3,
+    change: Callable[[Any], None] | None = None,
+    precision: str = "32-true",
 ) -> Values:
     """What a method has learned after some rounds of ragged clients."""
     torch.manual_seed(0)
@@ -53,7 +60,7 @@ def results(
     with pytest.MonkeyPatch.context() as patch:
         if not recorded:
             patch.setattr(recorded_step, "BEFORE_RECORDING", 10**9)
-        fit(method, data, rounds)
+        fit(method, data, rounds, settings={"precision": precision})
     return learned(method)
 
 
@@ -92,6 +99,15 @@ def test_so_it_is_with_every_method(conf: str, width: int, repeated: list[str]) 
 )
 def test_so_it_is_whatever_a_phase_has(overrides: tuple[str, ...], repeated: list[str]) -> None:
     require_equal("FedAvg", "--data.cohort_width=1", *overrides)
+    assert repeated
+
+
+@pytest.mark.parametrize(
+    "conf", ["FedAvg", "FedVPT", "TPFL", *(pytest.param(conf, marks=pytest.mark.slow) for conf in OTHERS)]
+)
+def test_so_it_is_where_autocast_chooses_the_types(conf: str, repeated: list[str]) -> None:
+    """Parts of a loss are kept out of autocast, of those that take a text's features for example."""
+    require_equal(conf, precision="bf16-mixed", rounds=2)
     assert repeated
 
 

@@ -1,0 +1,145 @@
+"""Every method on a real GPU: the CPU's numbers, no wait in a local step, graphs that change no bit, resumed runs.
+
+``test_pretended_gpu`` asks the same where there is none, but for what a GPU alone can answer.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from federation import CONF, build, fit, learned
+from repeated_steps import repeated_steps
+
+from benchmark.engine import captured_step, recorded_step
+from benchmark.engine.plan import Block
+from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.federation import Values
+from benchmark.method import FederatedMethod
+
+METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base")
+TRAINED = sorted(set(METHODS) - {"ZeroShotCLIP"})
+#: How far a number may be from the CPU's, and one width's from another's, after three rounds of momentum. Adam divides
+#: by a gradient's own size, and PromptAMP's server takes exponentials of distances that are next to equal.
+USUAL, LOOSE = 1e-4, 2e-3
+GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+FOUR_EPOCHS = "--model.init_args.training.epochs=4"
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels that repeat, and float32 all through: cuDNN's convolutions round their factors to ten bits otherwise."""
+    repeatable_kernels()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def trained(conf: str, *options: str, rounds: int = 2, **settings: Any) -> Values:
+    """What some rounds on the GPU leave behind, in host memory."""
+    method, data = build(conf, *options)
+    fit(method, data, rounds, settings=GPU | settings)
+    return {name: value.cpu() for name, value in learned(method).items()}
+
+
+def require_close(found: Values, expected: Values, tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    off = {
+        name: (found[name].double() - value.double()).abs().nan_to_num().max().item()
+        for name, value in expected.items()
+        if value.numel()
+    }
+    assert {name: difference for name, difference in off.items() if not difference <= tolerance} == {}
+    assert all(torch.equal(found[name].isnan(), value.isnan()) for name, value in expected.items())
+
+
+def require_equal(found: Values, expected: Values) -> None:
+    assert found.keys() == expected.keys()
+    assert [n for n, value in expected.items() if not torch.equal(found[n].nan_to_num(), value.nan_to_num())] == []
+
+
+def tolerance(conf: str) -> float:
+    return LOOSE if conf == "PromptAMP" or "optimizer: adam" in (CONF / f"{conf}.yaml").read_text() else USUAL
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
+    step = FederatedMethod.training_step
+
+    def watched(self: FederatedMethod, block: Block, batch_idx: int) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.trainer.current_epoch else "default")
+        try:
+            step(self, block, batch_idx)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    never = patch.object(recorded_step, "BEFORE_RECORDING", 10**9)
+    with patch.object(FederatedMethod, "training_step", watched), never:
+        found = trained(conf)
+    method, data = build(conf)
+    fit(method, data, 2)
+    require_close(found, learned(method), tolerance(conf))
+
+
+@pytest.mark.parametrize("conf", TRAINED)
+def test_a_recorded_step_as_a_graph_changes_no_bit(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays: list[int] = []
+    said: list[str] = []
+    replay = captured_step.CapturedStep.__call__
+
+    def counted(self: captured_step.CapturedStep, *tensors: torch.Tensor) -> Any:
+        replays.append(1)
+        return replay(self, *tensors)
+
+    monkeypatch.setattr(captured_step.CapturedStep, "__call__", counted)
+    monkeypatch.setattr(recorded_step.log, "info", lambda text, *parts: said.append(text % parts))
+    monkeypatch.setattr(recorded_step, "WORTHWHILE", float("inf"))
+    monkeypatch.setattr(recorded_step, "BEFORE_RECORDING", 10**9)
+    written = trained(conf, FOUR_EPOCHS, deterministic=True)
+    monkeypatch.setattr(recorded_step, "BEFORE_RECORDING", 1)
+    with repeated_steps() as repeated:
+        found = trained(conf, FOUR_EPOCHS, deterministic=True)
+    require_equal(found, written)
+    assert (len(replays) > 1, len(repeated) > 1, said) == (True, True, [])
+
+
+@pytest.mark.parametrize("conf", METHODS)
+def test_clients_together_give_what_they_give_alone(conf: str) -> None:
+    require_close(trained(conf, "--data.cohort_width=auto"), trained(conf, "--data.cohort_width=1"), tolerance(conf))
+
+
+@pytest.mark.parametrize("conf", TRAINED)
+def test_a_resumed_run_ends_as_an_uninterrupted_one(conf: str, tmp_path: Path) -> None:
+    settings = GPU | {"deterministic": True}
+    with patch.object(recorded_step, "BEFORE_RECORDING", 1):
+        whole = trained(conf, rounds=3, deterministic=True)
+        method, data = build(conf)
+        fit(method, data, 1, save_to=tmp_path, settings=settings)
+        resumed, data = build(conf)
+        fit(resumed, data, 3, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=settings)
+    require_equal({name: value.cpu() for name, value in learned(resumed).items()}, whole)
+
+
+@pytest.mark.parametrize("conf", TRAINED)
+def test_in_bf16_a_run_is_near_that_in_float32(conf: str) -> None:
+    """Of two rounds the losses are within a tenth, and nothing is lost."""
+    with patch.object(recorded_step, "BEFORE_RECORDING", 1):
+        half, full = trained(conf, precision="bf16-mixed"), trained(conf)
+    losses = [name for name in full if name.startswith("metric.") and "loss" in name]
+    assert losses
+    for name in losses:
+        torch.testing.assert_close(half[name].double(), full[name].double(), rtol=0.1, atol=0.1, equal_nan=True)
+    assert [name for name, value in half.items() if not torch.equal(value.isnan(), full[name].isnan())] == []
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("conf", ["FedAvg", "FedVPT", "HeadTune"])
+def test_compiled_steps_give_the_same_up_to_rounding(conf: str, mode: str) -> None:
+    torch.compiler.reset()
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    require_close(trained(conf, f"--data.compile_steps={mode}"), trained(conf), LOOSE)
