@@ -7,6 +7,7 @@ from repeated_steps import repeated_steps
 from benchmark.engine import recorded_step
 from benchmark.speed import engine, targets
 from benchmark.speed.measure import fit, rounds_until_repeated
+from benchmark.speed.peer_scripts.cifar10_setting import Setting
 from benchmark.speed.workloads import headtune, tiny
 
 
@@ -55,6 +56,13 @@ def test_rows_compare_with_a_loop_and_with_steps_as_written(monkeypatch: pytest.
     kept = targets.kept_rows([headtune("micro_vit", 32)], 2, 8, 1)
     assert [row.what.rpartition(": ")[2] for row in kept] == ["as written", "recorded"]
     assert kept[0].ratio == 1.0
+
+
+def test_a_whole_benchmark_counts_its_rounds_and_evaluations() -> None:
+    row = targets.published_row(Setting(clients=6, images=20, cohort=2, test=12, rounds=4, evaluate_every=2), 1e6)
+    assert row.work == "4 rounds of 2 clients, 2 evaluations"
+    assert row.note.startswith("target 1e+06: met; ")
+    assert row.ratio == pytest.approx(row.seconds / 1e6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 8, 10])
