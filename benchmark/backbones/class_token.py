@@ -1,4 +1,4 @@
-"""The last layer of a transformer of which nothing is read but the class token."""
+"""Layers of a timm transformer, and the last one of which nothing is read but the class token."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -19,21 +19,38 @@ def rows_kept(batch: int) -> int:
     return math.ceil(FEWEST_ROWS / max(batch, 1))
 
 
-def reads_the_class_token_alone(vit: "VisionTransformer") -> bool:
-    """Whether the features are the class token's, and the last layer is timm's usual one, without dropout."""
+def is_usual(block: nn.Module) -> bool:
+    """Whether a layer is timm's usual one, without dropout."""
     from timm.layers import Attention
-    from timm.models.vision_transformer import Block, VisionTransformer
+    from timm.models.vision_transformer import Block
 
-    last = vit.blocks[-1]
     return (
-        type(vit) is VisionTransformer
-        and vit.global_pool == "token"
-        and vit.attn_pool is None
-        and type(last) is Block
-        and type(last.attn) is Attention
-        and not any(isinstance(part, nn.Dropout) and part.p for part in last.modules())
-        and isinstance(last.drop_path1, nn.Identity)
+        type(block) is Block
+        and type(block.attn) is Attention
+        and not any(isinstance(part, nn.Dropout) and part.p for part in block.modules())
+        and isinstance(block.drop_path1, nn.Identity)
     )
+
+
+def reads_the_class_token_alone(vit: "VisionTransformer") -> bool:
+    """Whether the features are the class token's, and the last layer is a usual one."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    plain = type(vit) is VisionTransformer and vit.global_pool == "token" and vit.attn_pool is None
+    return plain and is_usual(vit.blocks[-1])
+
+
+def after(block: Any, tokens: Tensor) -> Tensor:
+    """All tokens after a layer that :func:`is_usual`, [B, T, d] to [B, T, d].
+
+    As ``block(tokens)``; but the gradients of queries, keys and values come out in the order of the projection's
+    output, so that they need not be copied into it. Where somebody has hooked the layer, it is called.
+    """
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (block, block.attn))
+    if hooked:
+        called: Tensor = block(tokens)
+        return called
+    return _after(block, tokens, None)
 
 
 def class_token_after(block: Any, tokens: Tensor) -> Tensor:
@@ -48,17 +65,40 @@ def class_token_after(block: Any, tokens: Tensor) -> Tensor:
     Returns:
         [B, R, d] with R = :func:`rows_kept`: the class token, and those behind it in the smallest batches.
     """
-    attention, rows = block.attn, rows_kept(len(tokens))
-    normed = block.norm1(tokens)
-    q, k, v = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    q, k = attention.q_norm(q[:, :, :rows]), attention.k_norm(k)  # [B, heads, R or T, d / heads]
+    return _after(block, tokens, rows_kept(len(tokens)))
+
+
+def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
+    """The first so many tokens after a layer, or all."""
+    attention, normed = block.attn, block.norm1(tokens)
+    packed = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1))  # [B, T, 3, heads, d / heads]
+    q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
+    if rows is not None:
+        q, normed, tokens = q[:, :, :rows], normed[:, :rows], tokens[:, :rows]
+    q, k = attention.q_norm(q), attention.k_norm(k)  # [B, heads, R or T, d / heads]
     if attention.fused_attn:
         attended = F.scaled_dot_product_attention(q, k, v)
     else:
         attended = ((q * attention.scale) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
     attended = attention.norm(attended.transpose(1, 2).flatten(2))
     if attention.gate is not None:
-        attended = attended * attention.gate(normed[:, :rows]).sigmoid()
-    kept: Tensor = tokens[:, :rows] + block.ls1(attention.proj(attended))
+        attended = attended * attention.gate(normed).sigmoid()
+    kept: Tensor = tokens + block.ls1(attention.proj(attended))
     made: Tensor = kept + block.ls2(block.mlp(block.norm2(kept)))
     return made
+
+
+def embedded(patch_embed: Any, x: Tensor) -> Tensor:
+    """Patches [B, M, d] of images [B, 3, H, W], as timm's ``PatchEmbed`` makes them.
+
+    On a GPU its convolution, whose steps are as long as its filters, is the product that it amounts to: cuDNN takes
+    five times as long for it in bfloat16.
+    """
+    plain = isinstance(patch_embed.norm, nn.Identity) and patch_embed.flatten and not patch_embed.dynamic_img_pad
+    if not (x.is_cuda and plain):
+        made: Tensor = patch_embed(x)
+        return made
+    convolution = patch_embed.proj
+    rows, columns = convolution.kernel_size
+    patches = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)  # [B, h, w, 3, p, p]
+    return F.linear(patches.flatten(3).flatten(1, 2), convolution.weight.flatten(1), convolution.bias)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.class_token import class_token_after, reads_the_class_token_alone
+from benchmark.backbones.class_token import after, class_token_after, embedded, is_usual, reads_the_class_token_alone
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
@@ -59,6 +59,7 @@ class PromptedViT(Checked, nn.Module):
         self._prompt_position = 1 if vit.has_class_token else 0
         self._fused: bool | None = None
         self._class_token_alone = reads_the_class_token_alone(vit)
+        self._usual = all(map(is_usual, vit.blocks))
 
     def forward(self, x: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Features of a batch of images.
@@ -119,7 +120,7 @@ class PromptedViT(Checked, nn.Module):
         """
         inputs = [self._embed(x)]
         for block in self.vit.blocks[: (layers or self.depth) - 1]:
-            inputs.append(block(inputs[-1]))
+            inputs.append(self._through(block, inputs[-1]))
         return torch.stack(inputs, dim=1)
 
     def grow(self, x: Tensor, inserted: Mapping[int, Tensor], layers: int | None = None) -> Tensor:
@@ -143,7 +144,7 @@ class PromptedViT(Checked, nn.Module):
             if layer in inserted:
                 new = inserted[layer].expand(len(tokens), -1, -1)
                 tokens = torch.cat([tokens[:, :at], new, tokens[:, at:]], dim=1)
-            tokens = block(tokens)
+            tokens = self._through(block, tokens)
         return self.vit.norm(tokens)
 
     def _embed(self, x: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ class PromptedViT(Checked, nn.Module):
                 "set the data's image size or the backbone's image_size"
             )
         self._choose_attention(x)
-        tokens = self.vit._pos_embed(self.vit.patch_embed(x))
+        tokens = self.vit._pos_embed(embedded(self.vit.patch_embed, x))
         return self.vit.norm_pre(self.vit.patch_drop(tokens))
 
     def _choose_attention(self, x: Tensor) -> None:
@@ -189,8 +190,12 @@ class PromptedViT(Checked, nn.Module):
         """One layer, [B, T, d] to [B, T, d]; the last one to [B, 1 or more, d] where only the class token is read."""
         block = self.vit.blocks[layer]
         if layer < self.depth - 1 or not self._class_token_alone:
-            return cast(Tensor, block(tokens))
+            return self._through(block, tokens)
         return class_token_after(block, tokens)
+
+    def _through(self, block: nn.Module, tokens: Tensor) -> Tensor:
+        """All tokens after a layer."""
+        return after(block, tokens) if self._usual else cast(Tensor, block(tokens))
 
     def _by_image(self, prompts: Tensor, batch: int) -> Tensor:
         """Prompts of any accepted shape as [B or 1, L, K, d]."""

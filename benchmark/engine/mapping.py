@@ -159,9 +159,12 @@ class ClientMap:
         return one
 
     def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Have frozen layers merge the clients on a GPU, and on a CPU under autocast; else it gains nothing."""
-        worthwhile = device.type != "cpu" or torch.is_autocast_enabled("cpu")
-        merging = self._has_frozen and worthwhile and not torch.compiler.is_compiling()
+        """Have attention and frozen layers merge the clients on a GPU, and on a CPU frozen ones under autocast.
+
+        Elsewhere it gains nothing. The backward kernels of stacked attention fail on a GPU.
+        """
+        worthwhile = device.type != "cpu" or (self._has_frozen and torch.is_autocast_enabled("cpu"))
+        merging = worthwhile and not torch.compiler.is_compiling()
         return self.merged if merging else nullcontext()
 
 

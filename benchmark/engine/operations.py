@@ -1,5 +1,6 @@
 """The operations that torch carries out in a function, below autograd and vmap."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -36,15 +37,18 @@ class Recorder(TorchDispatchMode):
     Args:
         inputs: what may be another tensor when the list is repeated; any tensor that is neither an input nor made by an
             operation stays the same one.
+        room: bytes that what the operations make may take together.
 
     Attributes:
         graph: the operations, one call each; ``layout`` and ``place``, memory and offset in it, in a node's ``meta``.
         outside: per node the tensor that stays the same.
     """
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], room: int = sys.maxsize) -> None:
         super().__init__()
         self.graph = Graph()
+        self._left = self._room = room
+        self._storages: set[int] = set()
         self.outside: dict[Node, Tensor] = {}
         self._known: dict[int, tuple[Tensor, Node]] = {}
         for number, tensor in enumerate(inputs):
@@ -54,7 +58,7 @@ class Recorder(TorchDispatchMode):
         """Carry out an operation and write it down.
 
         Raises:
-            ValueError: it is none that can be repeated.
+            ValueError: it is none that can be repeated, or there is no room.
         """
         if any(tag in REFUSED for tag in func.tags) and not (
             _of_positions(func, args) or _drops_nothing(func, args, kwargs)
@@ -68,10 +72,16 @@ class Recorder(TorchDispatchMode):
             for number, part in enumerate(made):
                 if isinstance(part, Tensor):
                     self._know(part, self.graph.call_function(getitem, (node, number)))
+        if self._left < 0:
+            raise ValueError(f"to record it takes more than {self._room / 2**20:.0f} MiB")
         return made
 
     def _know(self, tensor: Tensor, node: Node) -> None:
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+        memory = tensor.untyped_storage()
+        place = (memory.data_ptr(), tensor.storage_offset())
+        if node.op == "call_function" and place[0] not in self._storages:
+            self._storages.add(place[0])
+            self._left -= memory.nbytes()
         node.meta |= {"layout": Layout.of(tensor), "place": place}
         self._known[id(tensor)] = (tensor, node)
 

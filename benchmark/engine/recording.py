@@ -11,10 +11,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
+from benchmark.engine.memory import free_memory
 from benchmark.engine.plan import Step
 from benchmark.engine.straight_line import straight_line
 from benchmark.federation import Values
 
+#: Of the device's free memory what all intermediate results of a step may take together while it is recorded.
+ROOM = 1 / 4
 #: Losses [K], what was reported with them, and the gradient of every slot that is trained, None where it has none.
 Gradients = tuple[Tensor, Values, dict[str, Tensor | None]]
 
@@ -60,7 +63,7 @@ def recorded(
         batch: their mini-batches.
 
     Raises:
-        Exception: whatever torch cannot record, or the loss reads the round.
+        Exception: whatever torch cannot record, the loss reads the round, or there is no room.
     """
     count = len(step.clients)
     tensors, _ = inputs(cohort, batch)
@@ -79,8 +82,9 @@ def recorded(
         laid_out = [_laid_out(gradient, of) for gradient, of in zip(found, trained.values(), strict=True)]
         return losses.detach(), tree_map(Tensor.detach, named), dict(zip(trained, laid_out, strict=True))
 
+    room = int(ROOM * free_memory(batch.x.device))
     with torch.enable_grad():
-        return cast(Callable[..., Gradients], straight_line(gradients, [tensor.detach() for tensor in tensors]))
+        return cast(Callable[..., Gradients], straight_line(gradients, [tensor.detach() for tensor in tensors], room))
 
 
 def equal(made: Gradients, again: Gradients) -> bool:

@@ -1,5 +1,6 @@
 """A function of tensors recorded, made short and turned into Python without a loop or a branch."""
 
+import sys
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, cast
@@ -24,7 +25,9 @@ LIKE |= {aten.new_full.default, aten.full_like.default}
 KEPT = 2**16
 
 
-def straight_line(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def straight_line(
+    function: Callable[..., Any], inputs: Sequence[Tensor], room: int = sys.maxsize
+) -> Callable[..., Any]:
     """Record a function of tensors: return one that repeats its operations, without the superfluous half of them.
 
     Every bit is the same. What goes are further names, views of the same shape, products with 1, constants made anew in
@@ -34,12 +37,14 @@ def straight_line(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cal
     Args:
         function: gives a tree of tensors.
         inputs: its arguments; without gradients.
+        room: bytes that all it makes may take together; it stays there until the last operation.
 
     Raises:
-        ValueError: an operation draws random numbers or writes into an input, or Python reads a number.
+        ValueError: an operation draws random numbers or writes into an input, Python reads a number, or there is no
+            room.
     """
     # On a GPU the backward operations would run in a thread of autograd's, unseen.
-    with Recorder(inputs) as recorder, torch.autograd.set_multithreading_enabled(False):
+    with Recorder(inputs, room) as recorder, torch.autograd.set_multithreading_enabled(False):
         made = function(*inputs)
     graph = recorder.graph
     graph.output(tree_map(recorder.written, made))

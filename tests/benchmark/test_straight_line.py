@@ -168,3 +168,13 @@ def test_positions_may_be_looked_up_and_masks_not() -> None:
     assert torch.equal(recorded(x, positions.flip(0)), x[positions.flip(0)])
     with pytest.raises(ValueError, match="would have to read numbers"):
         straight_line(lambda x: x[x > 0], [x])
+
+
+def test_what_takes_too_much_memory_is_not_recorded() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.exp().view(-1).sin().sum()  # a kilobyte each, and a number
+
+    x = torch.randn(16, 16)
+    assert torch.equal(straight_line(function, [x], room=2052)(x), function(x))
+    with pytest.raises(ValueError, match="to record it takes more than 0 MiB"):
+        straight_line(function, [x], room=2051)
