@@ -36,6 +36,7 @@ from benchmark.run.checkpoint import (
 )
 from benchmark.run.choices import LINKED, check_classes, choices_asked_for
 from benchmark.run.command import PROGRAM
+from benchmark.run.device_errors import of_device
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
 from benchmark.run.loggers import configured, place, take_back
 from benchmark.run.overview import PARSERS
@@ -368,9 +369,8 @@ def main(args: list[str] | None = None) -> None:
 
 def reported(error: BaseException | None) -> BaseException | None:
     """The error meant for the user; the argument parser wraps those that come from a constructor."""
-    return next(
-        (each for each in causes(error) if isinstance(each, ConfigurationError | MisconfigurationException)), None
-    )
+    meant = (each for each in causes(error) if isinstance(each, ConfigurationError | MisconfigurationException))
+    return next(meant, None) or of_device(error)
 
 
 if __name__ == "__main__":

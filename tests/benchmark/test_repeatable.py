@@ -1,11 +1,26 @@
-"""Settings of a GPU's kernels; what they do there has not been seen on one."""
+"""Settings of a GPU's kernels, and what a user is told of those that are missing; test_gpu.py runs them."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from federation import CONF
+from refusal import refused
 
 from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.run import cli
+from benchmark.run.device_errors import of_device
+from methods.fedvpt import FedVPT
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def test_kernels_are_repeatable_and_the_users_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +34,47 @@ def test_kernels_are_repeatable_and_the_users_choice_stays(monkeypatch: pytest.M
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     repeatable_kernels()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_where_there_is_a_gpu_no_operation_takes_a_kernel_that_does_not_repeat(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    repeatable_kernels()
+    assert torch.are_deterministic_algorithms_enabled() is there
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    if there:  # filling it takes a kernel for each tensor
+        assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError(
+                "grid_sampler_2d_backward_cuda does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+            ),
+            "error: grid_sampler_2d_backward_cuda has no kernel on a GPU that gives the same bits at each call; take "
+            "another operation, or --trainer.deterministic=false, with which",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"),
+            "error: the GPU's memory is full, 2.00 GiB more were asked for; step fewer clients together",
+        ),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_said_in_one_line(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FedVPT, "client_loss", failing)
+    files = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'FedVPT.yaml'}"]
+    assert words in refused(capsys, cli.main, ["fit", *files, f"--run_dir={tmp_path}/run"])
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    assert of_device(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
