@@ -188,6 +188,8 @@ def report(arguments: argparse.Namespace) -> int:
     print(f"written: {page.path} ({page.path.stat().st_size / 1e6:.1f} MB, {page.runs} runs, {page.tables} tables)")
     for problem in page.problems:
         print(_text(f"left out: {problem}"), file=sys.stderr)
+    for each in page.again:
+        print(_text(f"not shown: {each}"), file=sys.stderr)
     return 1 if page.problems else 0
 
 

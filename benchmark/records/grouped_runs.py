@@ -164,14 +164,19 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All finished runs below these folders, each once, and which are left out, with the reason.
+def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str], list[str]]:
+    """All finished runs below these folders, each once.
 
     A directory name counts once, and so does a seed of one experiment: a run done again is no second seed. Of several
     the first folder's is taken.
+
+    Returns:
+        The runs; which are damaged and left out, with the reason; and which have been done again and are left out, with
+        the one that is taken.
     """
     runs: dict[str, Run] = {}
     problems: list[str] = []
+    again: list[str] = []
     for folder in folders:
         found, bad = stored_runs(folder)
         problems += bad
@@ -183,13 +188,13 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 problems.append(str(error))
                 continue
             if kept.record.files["metrics.parquet"]["sha256"] != stored.record.files["metrics.parquet"]["sha256"]:
-                problems.append(f"{stored.folder}: has other numbers than {kept.folder}, which is shown")
+                again.append(f"{stored.folder}: has other numbers than {kept.folder}, which is shown")
     first: dict[tuple[object, ...], Run] = {}
     for run in _with_images(list(runs.values())):
         kept = first.setdefault((*_alike(run), run.record.seed), run)
         if kept is not run:
-            problems.append(f"{run.folder}: the same seed of the same experiment as {kept.folder}, which is shown")
-    return _told_apart(list(first.values())), problems
+            again.append(f"{run.folder}: the same seed of the same experiment as {kept.folder}, which is shown")
+    return _told_apart(list(first.values())), problems, again
 
 
 def _with_images(runs: Sequence[Run]) -> list[Run]:

@@ -39,12 +39,14 @@ class Page:
         runs: how many it shows.
         tables: how many it shows.
         problems: what could not be read, one sentence each.
+        again: which runs are left out, since a run of the same seed is shown, one sentence each.
     """
 
     path: Path
     runs: int
     tables: int
     problems: list[str]
+    again: list[str]
 
 
 def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None = None) -> Page:
@@ -52,7 +54,8 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
 
     The same files give the same page. Without a ``paper``, the published numbers are those that came with the code.
 
-    Runs and tables that are damaged are left out, listed on the page and in the answer.
+    Runs and tables that are damaged are left out, and of runs of one seed all but the first; the page and the answer
+    list them.
 
     Raises:
         ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder (without the usual ``results``, ``runs_dir`` is
@@ -68,7 +71,7 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
             )
     _check_writable(path)
     template, scripts = _template()
-    runs, problems = read_runs([*([runs_dir] if runs_dir else []), results_dir / "runs"])
+    runs, problems, again = read_runs([*([runs_dir] if runs_dir else []), results_dir / "runs"])
     published = results_dir / "paper" if (results_dir / "paper").is_dir() else SHIPPED / "results" / "paper"
     paper = read_paper([str(each) for each in sorted(published.glob("*.csv"))])
     tables = _tables(results_dir / "tables", problems)
@@ -86,10 +89,11 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
         tables=tables,
         figures=_figures(results_dir / "figures", problems),
         problems=problems,
+        again=again,
         **scripts,
     )
     write_text(path, content)
-    return Page(path, len(runs), len(tables), problems)
+    return Page(path, len(runs), len(tables), problems, again)
 
 
 def _template() -> "tuple[Template, dict[str, str]]":

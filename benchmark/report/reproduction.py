@@ -222,9 +222,9 @@ def write_notes(results_dir: Path = Path("results"), tables_dir: Path | None = N
             f"{template} must name every table of {results_dir / 'paper'} once, as {{{{table NAME}}}}; "
             f"missing, unknown or twice: {', '.join(wrong or sorted(named))}"
         )
-    runs, problems = read_runs([results_dir / "runs"])
-    if problems:
-        raise ConfigurationError(problems[0])
+    runs, problems, again = read_runs([results_dir / "runs"])
+    if problems or again:
+        raise ConfigurationError([*problems, *again][0])
     experiments = group(runs)
     for name, each in published.items():
         text = text.replace(f"{{{{table {name}}}}}", _block(results_dir, each, experiments))

@@ -14,6 +14,7 @@ import pytest
 import vl_convert
 from recorded_results import HOSTILE, write_results, write_run
 
+from benchmark.commands import main
 from benchmark.errors import ConfigurationError
 from benchmark.records.classes import own
 from benchmark.records.environment import commit_days
@@ -54,8 +55,8 @@ def page(results: Path) -> str:
 
 
 def test_runs_are_grouped_over_seeds_and_told_apart(results: Path) -> None:
-    runs, problems = read_runs([results / "runs"])
-    assert problems == []
+    runs, problems, again = read_runs([results / "runs"])
+    assert problems + again == []
     found = group(runs)
     assert [(each.name, len(each.runs)) for each in found] == [
         ("FedAvg", 2),
@@ -98,13 +99,20 @@ def test_two_folders_of_one_name_are_no_two_seeds(tmp_path: Path) -> None:
     assert "CIFAR-10 (aaaaaaaa)" in text
 
 
-def test_a_run_done_again_is_no_second_seed(tmp_path: Path) -> None:
+def test_a_run_done_again_is_no_second_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seed in (("a", 0), ("again", 0), ("b", 1)):
         write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9], images_sha256="a" * 64)
-    runs, problems = read_runs([tmp_path / "runs"])
+    runs, problems, again = read_runs([tmp_path / "runs"])
     assert [[run.folder.name for run in each.runs] for each in group(runs)] == [["a", "b"]]
+    assert problems == []
     runs = tmp_path / "runs"
-    assert problems == [f"{runs / 'again'}: the same seed of the same experiment as {runs / 'a'}, which is shown"]
+    said = f"{runs / 'again'}: the same seed of the same experiment as {runs / 'a'}, which is shown"
+    assert again == [said]
+    assert main(["report", str(tmp_path / "page.html"), f"--results_dir={tmp_path}"]) == 0
+    assert capsys.readouterr().err == f"not shown: {said}\n"
+    page = unescape((tmp_path / "page.html").read_text())
+    assert "Damaged" not in page
+    assert f"<p>Done again, and not shown a second time:</p>\n<ul><li>{said}</li></ul>" in page
 
 
 def test_what_may_change_when_a_run_goes_on_makes_no_other_experiment(tmp_path: Path) -> None:
@@ -121,7 +129,8 @@ def test_of_a_cell_that_was_made_again_the_runs_own_record_is_shown_and_the_othe
     for folder, last in ((kept / "a", 0.9), (again / "a", 0.8), (kept / "b", 0.9), (again / "b", 0.9)):
         write_run(folder, "FedVPT" if folder.name == "a" else "FedAvg", 0, [0.5, 0.7, last])
     page = write_report(tmp_path / "page.html", tmp_path / "results", again)
-    assert page.problems == [f"{kept / 'a'}: has other numbers than {again / 'a'}, which is shown"]
+    assert page.problems == []
+    assert page.again == [f"{kept / 'a'}: has other numbers than {again / 'a'}, which is shown"]
 
 
 def test_another_partition_is_no_other_seed_unless_every_seed_draws_its_own(tmp_path: Path) -> None:
