@@ -74,7 +74,10 @@ class Watch:
                 raise ConfigurationError(f"{place(self._method, name)} changes {where!r}: {NOT_OWNED}")
         for (where, attributes, key), number in zip(self._numbers, numbers, strict=True):
             if attributes.get(key) != number:
+                instead = "return it: it stands in client.prepared then"
+                if name != "prepare":
+                    instead = "make it a personal parameter, or what prepare returns"
                 raise ConfigurationError(
                     f"{place(self._method, name)} changes the attribute {where!r}: it would count calls, each of which "
-                    "is of all clients that are stepped together; make it a personal parameter, or what prepare returns"
+                    f"is of all clients that are stepped together; {instead}"
                 )

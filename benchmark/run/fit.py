@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from inspect import signature
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -134,8 +135,9 @@ def fit(
     prepare_process()
     if "max_epochs" in trainer:
         raise ConfigurationError("fit: max_epochs can't be given; the number of rounds is rounds")
-    if not (rounds is None or (type(rounds) is int and rounds >= 0)):
+    if not (rounds is None or (isinstance(rounds, Integral) and not isinstance(rounds, bool) and rounds >= 0)):
         raise ConfigurationError(f"fit: rounds must be a whole number from 0, got {rounds!r}")
+    rounds = None if rounds is None else int(rounds)  # NumPy's whole numbers are none that a file can hold
     with _one_line():
         if isinstance(method, FederatedMethod) and isinstance(data, FederatedDataModule):
             if seed is not None or run_dir is not None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_files_give_the_numbers_of_the_command_line_with_and_without_a_run_direc
     files = (CONF / "base.yaml", CONF / "FedVPT.yaml")
     there = command_line(tmp_path / "line", "--trainer.max_epochs=1", "--seed_everything=4")
     same(fit(*files, rounds=1, seed=4), *there)
-    kept = fit(*map(str, files), rounds=1, seed=4, run_dir=tmp_path / "kept")
+    kept = fit(*map(str, files), rounds=np.int64(1), seed=4, run_dir=tmp_path / "kept")  # type: ignore[call-overload]
     same(kept, *there)
     assert kept.record.config_hash == there[1].config_hash
     assert isinstance(kept.method, FedVPT)
@@ -140,6 +141,7 @@ def test_bad_input_is_one_line_before_training(tmp_path: Path) -> None:
     assert "got FedVPT and NoneType" in refused(method)
     assert "rounds must be a whole number from 0, got '2'" in refused(method, data, rounds="2")
     assert "rounds must be a whole number from 0, got -2" in refused(method, data, rounds=-2)
+    assert "rounds must be a whole number from 0, got True" in refused(method, data, rounds=True)
     assert "server must be a server rule, such as" in refused(method, data, server=FedAdam)
     assert "; got 'FedAdam'" in refused(method, data, server="FedAdam")
     assert "Unmade.__init__ (" in (said := refused(method, data, server=Unmade()))

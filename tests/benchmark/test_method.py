@@ -392,7 +392,24 @@ def test_an_attribute_that_counts_calls_is_refused(width: int) -> None:
             return super().client_loss(client, batch)
 
     method, data = of_class(Counting, f"--data.cohort_width={width}")
-    with pytest.raises(ConfigurationError, match=r"Counting\.client_loss .*changes the attribute 'seen': it would cou"):
+    words = r"Counting\.client_loss .*changes the attribute 'seen': it would cou.*make it a personal parameter, or what"
+    with pytest.raises(ConfigurationError, match=words):
+        fit(method, data, 1)
+
+
+def test_what_prepare_finds_out_is_returned_not_kept() -> None:
+    class Keeping(FedAvg):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.rate = 0.0
+
+        def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, torch.Tensor]:
+            self.rate = 1 / (1 + client.round.number)
+            return {}
+
+    method, data = of_class(Keeping)
+    words = r"Keeping\.prepare .*changes the attribute 'rate'.*together; return it: it stands in client\.prepared then$"
+    with pytest.raises(ConfigurationError, match=words):
         fit(method, data, 1)
 
 
