@@ -10,7 +10,7 @@ ENGINE ?= local
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
 TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
 FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
-.PHONY: help install test test-slow check pfedpt-figures report reproduction bench docs clean $(TABLES)
+.PHONY: help install test test-slow test-gpu check pfedpt-figures report reproduction bench docs clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(STAMP) ## run the tests, and name the slowest
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(STAMP) ## run the tests that need a GPU, which the others leave out where there is none
+	$(BIN)/python -m pytest tests/methods/test_gpu.py
 
 check: $(STAMP) ## lint, types and tests
 	$(BIN)/ruff check .
