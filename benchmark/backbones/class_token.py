@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -40,14 +41,20 @@ def reads_the_class_token_alone(vit: "VisionTransformer") -> bool:
     return plain and is_usual(vit.blocks[-1])
 
 
+def _hooked(module: Any) -> bool:
+    """Whether somebody looks at what goes into a module or comes out of it, or at the gradients."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
 def after(block: Any, tokens: Tensor) -> Tensor:
     """All tokens after a layer that :func:`is_usual`, [B, T, d] to [B, T, d].
 
     As ``block(tokens)``; but the gradients of queries, keys and values come out in the order of the projection's
-    output, so that they need not be copied into it. Where somebody has hooked the layer, it is called.
+    output, so that they need not be copied into it. Where somebody has hooked the layer or its attention, it is called.
     """
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (block, block.attn))
-    if hooked:
+    if _hooked(block) or _hooked(block.attn):
         called: Tensor = block(tokens)
         return called
     return _after(block, tokens, None)
@@ -76,7 +83,7 @@ def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
     if rows is not None:
         q, normed, tokens = q[:, :, :rows], normed[:, :rows], tokens[:, :rows]
     q, k = attention.q_norm(q), attention.k_norm(k)  # [B, heads, R or T, d / heads]
-    if attention.fused_attn:
+    if attention.fused_attn and not torch.compiler.is_compiling():  # vmap's gradients of stacked ones fail on a GPU
         attended = F.scaled_dot_product_attention(q, k, v)
     else:
         attended = ((q * attention.scale) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
@@ -94,8 +101,15 @@ def embedded(patch_embed: Any, x: Tensor) -> Tensor:
     On a GPU its convolution, whose steps are as long as its filters, is the product that it amounts to: cuDNN takes
     five times as long for it in bfloat16.
     """
-    plain = isinstance(patch_embed.norm, nn.Identity) and patch_embed.flatten and not patch_embed.dynamic_img_pad
-    if not (x.is_cuda and plain):
+    from timm.layers import PatchEmbed
+
+    plain = (
+        type(patch_embed) is PatchEmbed
+        and isinstance(patch_embed.norm, nn.Identity)
+        and patch_embed.flatten
+        and not patch_embed.dynamic_img_pad
+    )
+    if not (x.is_cuda and plain) or _hooked(patch_embed) or _hooked(patch_embed.proj):
         made: Tensor = patch_embed(x)
         return made
     convolution = patch_embed.proj

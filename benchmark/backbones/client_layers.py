@@ -203,7 +203,8 @@ class ClientConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1]."""
         assert self.bias is not None
-        if _left_to_torch(x) or (x.is_cuda and not _mapped(x, self.weight, self.bias)):
+        on_gpu = x.is_cuda and (torch.compiler.is_compiling() or not _mapped(x, self.weight, self.bias))
+        if on_gpu or _left_to_torch(x):
             # Without the bias: torch wants it in the images' type, which an earlier layer's autocast may have changed.
             output = F.conv2d(x, self.weight)
             return output + self.bias.to(output.dtype).view(-1, 1, 1)

@@ -113,6 +113,14 @@ class _Attention(_Merged):
         return made.unflatten(0, leading), 0
 
 
+def _by_operations(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Attention inside of a client's own gradient: the fused kernels' backward operations have no rule for ``vmap``."""
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1) @ value
+
+
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -128,6 +136,8 @@ def _attention(
     if alike and not own_mask and not dropout_p and any(map(is_batchedtensor, parts)):
         made: Tensor = _Attention.apply(*parts, attn_mask, is_causal, scale)
         return made
+    if any(map(is_functorch_wrapped_tensor, parts)) and not (dropout_p or is_causal):
+        return _by_operations(query, key, value, attn_mask, scale)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
     )

@@ -79,9 +79,9 @@ class Recorder(TorchDispatchMode):
     def _know(self, tensor: Tensor, node: Node) -> None:
         memory = tensor.untyped_storage()
         place = (memory.data_ptr(), tensor.storage_offset())
-        if node.op == "call_function" and place[0] not in self._storages:
+        if place[0] not in self._storages:
             self._storages.add(place[0])
-            self._left -= memory.nbytes()
+            self._left -= memory.nbytes() if node.op == "call_function" else 0  # else it was there before
         node.meta |= {"layout": Layout.of(tensor), "place": place}
         self._known[id(tensor)] = (tensor, node)
 

@@ -358,7 +358,7 @@ def main(args: list[str] | None = None) -> None:
         except StoppedError as stopped:
             end_process(str(stopped), stopped.code)
         except Exception as error:
-            told = reported(error)
+            told = reported(error) or of_device(error)
             if told is None and not are_connected():
                 raise
             # Of several processes, the first one tells what others have met, too.
@@ -370,7 +370,7 @@ def main(args: list[str] | None = None) -> None:
 def reported(error: BaseException | None) -> BaseException | None:
     """The error meant for the user; the argument parser wraps those that come from a constructor."""
     meant = (each for each in causes(error) if isinstance(each, ConfigurationError | MisconfigurationException))
-    return next(meant, None) or of_device(error)
+    return next(meant, None)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """What a GPU's own errors mean for a run, in one line."""
 
 import re
+import traceback
 
 import torch
 
+from benchmark.engine.mistakes import authors_line
 from benchmark.errors import ConfigurationError, causes
 
 
@@ -16,13 +18,16 @@ def of_device(error: BaseException | None) -> ConfigurationError | None:
             more = "" if tried is None else f", {tried[1]} more were asked for"
             return ConfigurationError(
                 f"the GPU's memory is full{more}; step fewer clients together (--data.cohort_width), or take smaller "
-                "mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); rounds that are finished are "
+                "mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); a run's finished rounds are "
                 "kept, and benchmark resume goes on from there"
             )
         operation = re.match(r"(\S+) does not have a deterministic implementation", said)
         if isinstance(each, RuntimeError) and operation:
+            frames = traceback.extract_tb(each.__traceback__)
+            at = authors_line([(frame.filename, frame.lineno or 0) for frame in frames])
+            where = "" if at is None else f" (line {at[1]} of {at[0]})"
             return ConfigurationError(
-                f"{operation[1]} has no kernel on a GPU that gives the same bits at each call; take another operation, "
-                "or --trainer.deterministic=false, with which a resumed run agrees up to rounding alone"
+                f"{operation[1]}{where} has no kernel on a GPU that gives the same bits at each call; take another "
+                "one, or --trainer.deterministic=false, with which a resumed run agrees up to rounding alone"
             )
     return None

@@ -9,6 +9,7 @@ import torch
 from federation import CONF
 from refusal import refused
 
+from benchmark import fit
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.run import cli
 from benchmark.run.device_errors import of_device
@@ -44,6 +45,9 @@ def test_where_there_is_a_gpu_no_operation_takes_a_kernel_that_does_not_repeat(
     repeatable_kernels()
     assert torch.are_deterministic_algorithms_enabled() is there
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    repeatable_kernels()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()  # the user's choice
     if there:  # filling it takes a kernel for each tensor
         assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
@@ -56,8 +60,8 @@ def test_where_there_is_a_gpu_no_operation_takes_a_kernel_that_does_not_repeat(
                 "grid_sampler_2d_backward_cuda does not have a deterministic implementation, but you set "
                 "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
             ),
-            "error: grid_sampler_2d_backward_cuda has no kernel on a GPU that gives the same bits at each call; take "
-            "another operation, or --trainer.deterministic=false, with which",
+            "has no kernel on a GPU that gives the same bits at each call; take another one, or "
+            "--trainer.deterministic=false, with which",
         ),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"),
@@ -73,7 +77,13 @@ def test_what_a_gpu_cannot_do_is_said_in_one_line(
 
     monkeypatch.setattr(FedVPT, "client_loss", failing)
     files = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'FedVPT.yaml'}"]
-    assert words in refused(capsys, cli.main, ["fit", *files, f"--run_dir={tmp_path}/run"])
+    line = refused(capsys, cli.main, ["fit", *files, f"--run_dir={tmp_path}/run"])
+    assert words in line
+    if "grid" in str(error):
+        number = failing.__code__.co_firstlineno + 1
+        assert f"error: grid_sampler_2d_backward_cuda (line {number} of {__file__}) has no kernel" in line
+    with pytest.raises(type(error)):  # in Python it can be caught as what it is
+        fit(*(file.removeprefix("--config=") for file in files), rounds=1)
 
 
 def test_other_errors_are_left_as_they_are() -> None:

@@ -178,3 +178,5 @@ def test_what_takes_too_much_memory_is_not_recorded() -> None:
     assert torch.equal(straight_line(function, [x], room=2052)(x), function(x))
     with pytest.raises(ValueError, match="to record it takes more than 0 MiB"):
         straight_line(function, [x], room=2051)
+    outside = torch.randn(2**12)  # a view of what was there before takes nothing
+    assert straight_line(lambda x: x[:4].view(-1) + outside[:4].view(-1), [torch.randn(2**12)[:64]], room=256)

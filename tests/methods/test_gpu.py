@@ -26,6 +26,7 @@ TRAINED = sorted(set(METHODS) - {"ZeroShotCLIP"})
 #: by a gradient's own size, and PromptAMP's server takes exponentials of distances that are next to equal.
 USUAL, LOOSE = 1e-4, 2e-3
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+TINY_VIT = "--model.init_args.backbone=benchmark.backbones.tiny_vit.TinyViT"
 FOUR_EPOCHS = "--model.init_args.training.epochs=4"
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -86,6 +87,15 @@ def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
     require_close(found, learned(method), tolerance(conf))
 
 
+@pytest.mark.parametrize("conf", ["FedAvg", "PerFedAvg", "PFedPT"])
+def test_a_vit_from_scratch_gives_the_cpus_numbers(conf: str) -> None:
+    """PerFedAvg's loss takes a gradient, which no fused kernel can be mapped in."""
+    options = ("--data.batch_size=4", TINY_VIT)
+    method, data = build(conf, *options)
+    fit(method, data, 2)
+    require_close(trained(conf, *options), learned(method), LOOSE)
+
+
 @pytest.mark.parametrize("conf", TRAINED)
 def test_a_recorded_step_as_a_graph_changes_no_bit(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[int] = []
@@ -143,3 +153,9 @@ def test_compiled_steps_give_the_same_up_to_rounding(conf: str, mode: str) -> No
     torch.compiler.reset()
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)
     require_close(trained(conf, f"--data.compile_steps={mode}"), trained(conf), LOOSE)
+
+
+def test_a_compiled_vit_from_scratch_gives_the_same_up_to_rounding() -> None:
+    torch.compiler.reset()
+    compiled = trained("FedAvg", TINY_VIT, "--data.compile_steps=default")
+    require_close(compiled, trained("FedAvg", TINY_VIT), LOOSE)

@@ -17,6 +17,7 @@ METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base
 TOLERANCE = {"PromptAMP": 1e-3}
 USUAL = 1e-5
 
+TINY_VIT = "--model.init_args.backbone=benchmark.backbones.tiny_vit.TinyViT"
 #: What else a run may have, on the method that has it.
 CASES = {
     "new clients": ("FedVPT", ("--data.partition.init_args.num_clients=3", "--data.new_clients=0.3")),
@@ -34,6 +35,11 @@ CASES = {
     "a loader process": ("FedAvg", ("--data.num_workers=1",)),
     "a memory in training": ("PFedPrompt", ("--model.init_args.lfa_in_train=true",)),
     "features made anew": ("PromptFL", ("--data.cache_features=false",)),
+    "a ViT from scratch": ("FedAvg", (TINY_VIT,)),
+    "a ViT inside of a client's own gradient": (
+        "PerFedAvg",
+        (TINY_VIT,),
+    ),
 }
 
 pytestmark = pytest.mark.xdist_group("pretended gpu")
