@@ -95,21 +95,25 @@ def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
     return made
 
 
-def embedded(patch_embed: Any, x: Tensor) -> Tensor:
-    """Patches [B, M, d] of images [B, 3, H, W], as timm's ``PatchEmbed`` makes them.
-
-    On a GPU its convolution, whose steps are as long as its filters, is the product that it amounts to: cuDNN takes
-    five times as long for it in bfloat16.
-    """
+def only_convolves(patch_embed: nn.Module) -> bool:
+    """Whether timm's ``PatchEmbed`` is its convolution and nothing else."""
     from timm.layers import PatchEmbed
 
-    plain = (
+    return (
         type(patch_embed) is PatchEmbed
         and isinstance(patch_embed.norm, nn.Identity)
         and patch_embed.flatten
         and not patch_embed.dynamic_img_pad
     )
-    if not (x.is_cuda and plain) or _hooked(patch_embed) or _hooked(patch_embed.proj):
+
+
+def embedded(patch_embed: Any, x: Tensor) -> Tensor:
+    """Patches [B, M, d] of images [B, 3, H, W], as a ``PatchEmbed`` that :func:`only_convolves` makes them.
+
+    On a GPU its convolution, whose steps are as long as its filters, is the product that it amounts to. Where somebody
+    has hooked it, it is called.
+    """
+    if not x.is_cuda or _hooked(patch_embed) or _hooked(patch_embed.proj):
         made: Tensor = patch_embed(x)
         return made
     convolution = patch_embed.proj

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.class_token import after, class_token_after, embedded, is_usual, reads_the_class_token_alone
+from benchmark.backbones.class_token import (
+    after,
+    class_token_after,
+    embedded,
+    is_usual,
+    only_convolves,
+    reads_the_class_token_alone,
+)
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
@@ -60,6 +67,7 @@ class PromptedViT(Checked, nn.Module):
         self._fused: bool | None = None
         self._class_token_alone = reads_the_class_token_alone(vit)
         self._usual = all(map(is_usual, vit.blocks))
+        self._only_convolves = only_convolves(vit.patch_embed)
 
     def forward(self, x: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Features of a batch of images.
@@ -155,7 +163,8 @@ class PromptedViT(Checked, nn.Module):
                 "set the data's image size or the backbone's image_size"
             )
         self._choose_attention(x)
-        tokens = self.vit._pos_embed(embedded(self.vit.patch_embed, x))
+        patch_embed: Any = self.vit.patch_embed
+        tokens = self.vit._pos_embed(embedded(patch_embed, x) if self._only_convolves else patch_embed(x))
         return self.vit.norm_pre(self.vit.patch_drop(tokens))
 
     def _choose_attention(self, x: Tensor) -> None:

@@ -90,10 +90,9 @@ def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
 @pytest.mark.parametrize("conf", ["FedAvg", "PerFedAvg", "PFedPT"])
 def test_a_vit_from_scratch_gives_the_cpus_numbers(conf: str) -> None:
     """PerFedAvg's loss takes a gradient, which no fused kernel can be mapped in."""
-    options = ("--data.batch_size=4", TINY_VIT)
-    method, data = build(conf, *options)
+    method, data = build(conf, TINY_VIT)
     fit(method, data, 2)
-    require_close(trained(conf, *options), learned(method), LOOSE)
+    require_close(trained(conf, TINY_VIT), learned(method), LOOSE)
 
 
 @pytest.mark.parametrize("conf", TRAINED)

@@ -36,10 +36,7 @@ CASES = {
     "a memory in training": ("PFedPrompt", ("--model.init_args.lfa_in_train=true",)),
     "features made anew": ("PromptFL", ("--data.cache_features=false",)),
     "a ViT from scratch": ("FedAvg", (TINY_VIT,)),
-    "a ViT inside of a client's own gradient": (
-        "PerFedAvg",
-        (TINY_VIT,),
-    ),
+    "a ViT inside of a client's own gradient": ("PerFedAvg", (TINY_VIT,)),
 }
 
 pytestmark = pytest.mark.xdist_group("pretended gpu")
