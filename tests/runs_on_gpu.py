@@ -180,20 +180,27 @@ def recorded_frozen(conf: str) -> tuple[dict[str, float], int]:
     return off, len(repeated)
 
 
-def captured(conf: str, *overrides: str) -> tuple[list[str], list[int]]:
-    """Names of what differs in a bit if recorded steps are CUDA graphs, and how often each graph was replayed."""
+def captured(conf: str, *overrides: str) -> tuple[list[str], list[int], list[str]]:
+    """Names of what differs in a bit if recorded steps are CUDA graphs, and how often each graph was replayed.
+
+    Last what is said of recorded steps that became none.
+    """
+    said: list[str] = []
     settings = ("--model.init_args.training.epochs=4", *overrides)
     with (
         patch.object(recorded_step, "BEFORE_RECORDING", 1),
         patch.object(recorded_step, "WORTHWHILE", float("inf")),
     ):
         single, _ = on_gpu(conf, settings)
-        with pretended_graphs() as graphs:
+        with (
+            pretended_graphs() as graphs,
+            patch.object(recorded_step.log, "info", lambda text, *parts: said.append(text % parts)),
+        ):
             found, _ = on_gpu(conf, settings)
     differing = [
         name for name, value in single.items() if not torch.equal(value.nan_to_num(), found[name].nan_to_num())
     ]
-    return differing, [graph.replays for graph in graphs]
+    return differing, [graph.replays for graph in graphs], [line for line in said if "is no CUDA graph" in line]
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Graphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             del made
-            places = [t.detach() if id(t) in own else t.clone() for t in tensors]
+            places = [t.detach() if id(t) in own else _room_for(t) for t in tensors]
             try:
                 captured = CapturedStep(program, places, self._pool)
             except RuntimeError:
@@ -112,3 +112,14 @@ class CapturedStep:
             torch._foreach_copy_(into, given)
         self._graph.replay()
         return self._made
+
+
+def _room_for(tensor: Tensor) -> Tensor:
+    """Copy a tensor with its order in memory, gaps included: recorded views are told where in it they begin and step.
+
+    Rows that are all one and the same get places of their own, of which a view reads the first.
+    """
+    if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return tensor.clone()
+    room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return room.copy_(tensor.detach())

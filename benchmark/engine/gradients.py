@@ -1,5 +1,6 @@
 """Gradients of stacked clients."""
 
+import gc
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -17,10 +18,21 @@ def clip_each_client(gradients: Iterable[Tensor | None], limit: float) -> None:
 
 
 def refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
-    """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently."""
-    accumulator = cast(Any, slot.view_as(slot).grad_fn).next_functions[0][0]
-    if tuple(accumulator._input_metadata[0].shape) != tuple(slot.shape):
+    """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently.
+
+    What torch.compile has made may refer to itself; then it is garbage, which is searched for here.
+    """
+    if _expected_shape(slot) == tuple(slot.shape):
+        return
+    gc.collect()
+    if _expected_shape(slot) != tuple(slot.shape):
         raise RuntimeError(
             f"{method} holds a tensor of an earlier cohort with the graph that made it, which spoils the gradient of "
             f"{name!r}; detach what is kept from a step"
         )
+
+
+def _expected_shape(slot: Tensor) -> tuple[int, ...]:
+    """Return the shape of gradients that the slot takes in: its own when the oldest living graph of it was made."""
+    accumulator = cast(Any, slot.view_as(slot).grad_fn).next_functions[0][0]
+    return tuple(accumulator._input_metadata[0].shape)

@@ -1,5 +1,6 @@
 """The hooks of the contract that only some families use: each on a small method made for it."""
 
+import gc
 import math
 import sys
 from dataclasses import replace
@@ -226,6 +227,29 @@ def test_a_tensor_kept_with_its_graph_is_refused_before_it_spoils_a_gradient() -
     method, data = fedvpt(Hoarding, "--data.cohort_width=4")
     with pytest.raises(RuntimeError, match="Hoarding holds a tensor of an earlier cohort with the graph that made it"):
         fit(method, data, 1)
+
+
+class Circling(FedVPT):
+    """Leaves its loss in something that refers to itself, as torch.compile may."""
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        loss = super().client_loss(client, batch)
+        circle: list[Any] = [loss]
+        circle.append(circle)
+        return loss
+
+
+def test_a_tensor_that_is_garbage_is_let_go() -> None:
+    found = []
+    for kind in (Circling, FedVPT):
+        method, data = fedvpt(kind, "--data.cohort_width=4")
+        gc.disable()  # as commands do
+        try:
+            fit(method, data, 1)
+        finally:
+            gc.enable()
+        found.append(method.get_parameter("prompt.tokens"))
+    assert torch.equal(*found)
 
 
 class Counting(FedAvg):
