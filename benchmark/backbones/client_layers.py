@@ -1,6 +1,8 @@
 """Layers that are as fast for a stack of clients as for one after another."""
 
+import logging
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
@@ -8,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
+
+log = logging.getLogger(__name__)
 
 
 def _left_to_torch(x: Tensor) -> bool:
@@ -91,7 +95,8 @@ class _StackedConv2d(torch.autograd.Function):
     """``F.conv2d`` of K clients with stride 1 and no padding, as one product a client, for a GPU.
 
     x [K, B, I, H, W], weight [K, O, I, k, k], bias [K, O], output [K, B, O, H - k + 1, W - k + 1], channels innermost.
-    cuDNN takes a small kernel for each client and step where it does not know the shape of a grouped convolution.
+    cuDNN takes a small kernel for each client and step where it does not know the shape of a grouped convolution. Where
+    factors may be rounded to TF32, :mod:`convolution_kernels` are faster.
     """
 
     @staticmethod
@@ -133,7 +138,7 @@ class _Conv2d(_Mapped):
     channels-last order. On a CPU that alone gains little, but the whole network runs in that order then, pooling
     included. What follows the convolution is done client by client, too, while its output lies in the cache. Together
     that makes the network 1.3 and 2 times as fast with 8 and 32 clients (``python -m benchmark.speed convolution``).
-    On a GPU all of them are one product.
+    On a GPU all of them are one kernel, or one product.
     """
 
     @staticmethod
@@ -167,6 +172,24 @@ class _Conv2d(_Mapped):
         return torch.stack([output.permute(0, 2, 3, 1) for output in outputs]).permute(0, 1, 4, 2, 3), 0
 
 
+@cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether the kernels for stacked clients run on a GPU: it has TF32, and Triton finds what it needs."""
+    try:
+        if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+            return False
+        from benchmark.backbones.convolution_kernels import KernelConv2d
+
+        with torch.inference_mode(False), torch.enable_grad():
+            given = [torch.zeros(1, 1, 1, 1, 1, device=device, requires_grad=True) for _ in range(2)]
+            KernelConv2d.apply(*given, torch.zeros(1, 1, device=device), "tf32").sum().backward()
+    except Exception as error:  # no Triton, no C compiler, a folder that cannot be written, a GPU that it does not know
+        said = str(error).strip().splitlines()
+        log.info("convolutions of stacked clients are products of matrices: %s", said[0] if said else repr(error))
+        return False
+    return True
+
+
 def _of_all_clients(
     x: Tensor, weight: Tensor, bias: Tensor, in_dims: Sequence[int | None], clients: int, then: Sequence[nn.Module]
 ) -> Tensor:
@@ -177,6 +200,10 @@ def _of_all_clients(
     ]
     if in_dims[1:3] == (None, None):
         made = F.conv2d(stacked[0].flatten(0, 1), weight, bias)
+    elif x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 and _kernels_run(x.device):
+        from benchmark.backbones.convolution_kernels import KernelConv2d
+
+        made = KernelConv2d.apply(*stacked, "tf32").flatten(0, 1)
     else:
         made = _StackedConv2d.apply(*stacked).flatten(0, 1)
     return _through(made, then).unflatten(0, (clients, -1))

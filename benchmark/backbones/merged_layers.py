@@ -86,10 +86,8 @@ class _Linear(_Merged):
 
 class _Attention(_Merged):
     @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-    ) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+    def forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
 
     @staticmethod
     def vmap(
@@ -98,7 +96,6 @@ class _Attention(_Merged):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
         causal: bool,
         scale: float | None,
     ) -> tuple[Tensor, int]:
@@ -109,7 +106,7 @@ class _Attention(_Merged):
         )
         leading = query.shape[:-3]
         query, key, value = (part.flatten(0, -4) for part in (query, key, value))
-        made = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+        made = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
         return made.unflatten(0, leading), 0
 
 
@@ -130,11 +127,15 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
+    """Attention of clients together; with a mask by operations.
+
+    cuDNN's gradient with a mask is wrong in bfloat16 (seen with torch 2.11 on an H200), and where clients are mapped
+    over, autocast leaves the mask in another type than the kernels take.
+    """
     parts = (query, key, value)
-    own_mask = attn_mask is not None and (is_functorch_wrapped_tensor(attn_mask) or attn_mask.ndim > 2)
     alike = query.ndim == key.ndim == value.ndim >= 3 and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    if alike and not own_mask and not dropout_p and any(map(is_batchedtensor, parts)):
-        made: Tensor = _Attention.apply(*parts, attn_mask, is_causal, scale)
+    if alike and attn_mask is None and not dropout_p and any(map(is_batchedtensor, parts)):
+        made: Tensor = _Attention.apply(*parts, is_causal, scale)
         return made
     if any(map(is_functorch_wrapped_tensor, parts)) and not (dropout_p or is_causal):
         return _by_operations(query, key, value, attn_mask, scale)

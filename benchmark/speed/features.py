@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import Laps, Row, device, fit
+from benchmark.speed.measure import Laps, Row, device, fit, rounds_until_repeated
 from benchmark.speed.workloads import Work, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
 
 
@@ -20,12 +20,14 @@ class Subject:
         clients: N.
         images: training images of a client.
         rounds: of each fit.
+        width: clients stepped together.
     """
 
     work: Work
     clients: int = 4
     images: int = 32
     rounds: int = 3
+    width: int = 1
 
 
 def outcome(method: FederatedMethod) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -54,7 +56,7 @@ def compare(subject: Subject) -> list[Row]:
     left_behind = []
     for cached in (False, True):
         method = subject.work.method(subject.clients)
-        data = subject.work.data(subject.clients, subject.images, tested=4, cache_features=cached)
+        data = subject.work.data(subject.clients, subject.images, subject.width, tested=4, cache_features=cached)
         times.append(fit(method, data, subject.rounds, evaluate_every=subject.rounds))
         left_behind.append(outcome(method))
     (values, scores), (cached_values, cached_scores) = left_behind
@@ -69,12 +71,22 @@ def compare(subject: Subject) -> list[Row]:
     ]
 
 
+def clip_subjects() -> list[Subject]:
+    """PromptFL and FedPGP with this machine's CLIP, for as many rounds as it takes to record and time steps.
+
+    On a GPU eight clients together with four steps each; on a CPU four clients with one step, one after the other.
+    """
+    works = [work(large_clip(), batch=32) for work in (promptfl, fedpgp)]
+    if device() == "cpu":
+        return [Subject(work, rounds=16) for work in works]
+    return [Subject(work, clients=8, images=4 * work.batch, rounds=rounds_until_repeated(4), width=8) for work in works]
+
+
 def subjects() -> list[Subject]:
     """Two methods of the CLIP family, three on a plain ViT; on a CPU also CLIP ViT-B/16, one step a round."""
     vit = large_vit()
     found = [Subject(work) for work in (headtune(*vit), pfedbayespt(*vit), sgpt(*vit))]
-    # As many rounds as it takes to record and time steps.
-    found += [Subject(work(large_clip(), batch=32), rounds=16) for work in (promptfl, fedpgp)]
+    found += clip_subjects()
     if device() == "cpu":
         found += [Subject(work("ViT-B-16", 32), clients=1, rounds=2) for work in (promptfl, fedpgp)]
     return found

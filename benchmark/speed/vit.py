@@ -1,5 +1,6 @@
 """How much of the machine prompt tuning of a frozen ViT uses."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,36 +27,50 @@ def forward_operations(method: FederatedMethod, size: int) -> int:
     return counter.get_total_flops() // FEWEST_ROWS
 
 
+def share_row(batch: int, width: int, epochs: int, peak: float) -> Row:
+    """Seconds of one client's step of FedVPT with this machine's ViT, and its share of the peak.
+
+    Args:
+        batch: images of a client in one step.
+        width: clients stepped together.
+        epochs: of a round.
+        peak: floating-point operations per second of a matrix product.
+    """
+    name, size = large_frozen_vit()
+    work = fedvpt(name, size, batch, epochs)
+    # Backward through frozen weights makes the gradient of the tokens alone, as much work as forward.
+    step = 2 * forward_operations(work.method(CLIENTS), size) * batch
+    make = partial(work.made, CLIENTS, STEPS * batch, width)
+    times = fit_repeated(make, STEPS * epochs * CLIENTS // width, 3, work.precision)
+    seconds = times.best / (CLIENTS * STEPS * epochs)
+    return Row(
+        f"{work.name}, batch {batch}, width {width}",
+        f"one client's step, {step / 1e9:.4g} GFLOP",
+        seconds,
+        None,
+        step / seconds / peak,
+        times.memory,
+        f"{batch / seconds:.4g} images/s",
+    )
+
+
+def large_frozen_vit() -> tuple[str, int]:
+    """ViT-B/16 at 224 px on a GPU, ViT-S/16 at 112 px on a CPU."""
+    return ("vit_base_patch16_224", 224) if device() == "cuda" else ("vit_small_patch16_224", 112)
+
+
 def run(folder: Path) -> tuple[str, list[Row]]:
     """Mini-batch size and cohort width, each with its share of the measured peak."""
     on_gpu = device() == "cuda"
-    name, size = ("vit_base_patch16_224", 224) if on_gpu else ("vit_small_patch16_224", 112)
     #: (batch, cohort width)
     settings = ((64, 1), (64, 2), (64, 4), (64, 8), (16, 1), (128, 1)) if on_gpu else ((16, 1), (16, 4))
-    epochs = 4 if on_gpu else 1
     peak = matmul_peak(torch.bfloat16 if on_gpu else torch.float32)
-    rows: list[Row] = []
-    reference = 0.0
-    for batch, width in settings:
-        work = fedvpt(name, size, batch, epochs)
-        method = work.method(CLIENTS)
-        # Backward through frozen weights makes the gradient of the tokens alone, as much work as forward.
-        step = 2 * forward_operations(method, size) * batch
-        make = partial(work.made, CLIENTS, STEPS * batch, width)
-        times = fit_repeated(make, STEPS * epochs * CLIENTS // width, 3, work.precision)
-        seconds = times.best / (CLIENTS * STEPS * epochs)
-        reference = reference or seconds
-        rows.append(
-            Row(
-                f"{work.name}, batch {batch}, width {width}",
-                f"one client's step, {step / 1e9:.4g} GFLOP",
-                seconds,
-                seconds / reference if batch == settings[0][0] else None,
-                step / seconds / peak,
-                times.memory,
-                f"{batch / seconds:.4g} images/s",
-            )
-        )
+    rows = [share_row(batch, width, 4 if on_gpu else 1, peak) for batch, width in settings]
+    reference, of = rows[0].seconds, settings[0][0]
+    rows = [
+        replace(row, ratio=row.seconds / reference if batch == of else None)
+        for row, (batch, _) in zip(rows, settings, strict=True)
+    ]
     number = f"{'bfloat16' if on_gpu else 'float32'}, {peak / 1e12:.3g} TFLOP/s"
     title = (
         f"Prompt tuning of a frozen ViT: operations are 2 x forward, the peak is that of a matrix product ({number})"

@@ -5,7 +5,7 @@ import torch
 from repeated_steps import repeated_steps
 
 from benchmark.engine import recorded_step
-from benchmark.speed import engine, targets
+from benchmark.speed import engine, targets, vit
 from benchmark.speed.measure import fit, rounds_until_repeated
 from benchmark.speed.peer_scripts.cifar10_setting import Setting
 from benchmark.speed.workloads import headtune, tiny
@@ -14,6 +14,7 @@ from benchmark.speed.workloads import headtune, tiny
 def test_a_target_is_met_up_to_itself() -> None:
     assert targets.verdict(0.65, 0.65) == "target 0.65: met"
     assert targets.verdict(9.1, 9.0) == "target 9: not met"
+    assert targets.verdict(1.1, 1.0, 0.45) == "target 0.45: not met"
 
 
 def test_the_hosts_time_is_less_without_steps_and_kernels_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +64,21 @@ def test_a_whole_benchmark_counts_its_rounds_and_evaluations() -> None:
     assert row.work == "4 rounds of 2 clients, 2 evaluations"
     assert row.note.startswith("target 1e+06: met; ")
     assert row.ratio == pytest.approx(row.seconds / 1e6)
+
+
+def test_on_a_gpu_a_large_vit_is_to_reach_a_share_and_kept_features_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vit, "large_frozen_vit", lambda: ("micro_vit", 32))
+    for peak, found in ((1.0, "met"), (1e18, "not met")):
+        monkeypatch.setattr(targets, "matmul_peak", lambda kind, peak=peak: peak)
+        row = targets.share_of_peak_row()
+        assert row.share_of_peak is not None
+        assert row.ratio == pytest.approx(0.45 / row.share_of_peak)
+        assert row.note.endswith(f"images/s; target 0.45: {found}")
+    rows = targets.made_anew_rows()
+    assert [row.what.rpartition(", ")[2] for row in rows] == ["encoded in every step", "encoded once"] * 2
+    for anew, kept in zip(rows[::2], rows[1::2], strict=True):
+        assert anew.ratio == pytest.approx(anew.seconds / kept.seconds)
+        assert anew.note.endswith(f"target 20: {'met' if anew.ratio >= 20 else 'not met'}")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 8, 10])
