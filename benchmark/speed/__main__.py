@@ -1,8 +1,9 @@
 """``python -m benchmark.speed [CASE ...]``: run cases, print a table each, write ``results/speed/CASE.json``.
 
-Several cases run one after the other, each in a process of its own, so that none inherits another's memory, and one
-table of all of them comes last. ``--minutes`` ends that in time, on a borrowed GPU for example. ``--against REVISION``
-measures them with the code of an older revision too, in turns, and ends in one table of both.
+What is measured on a GPU goes to ``results/speed/gpu``. Several cases run one after the other, each in a process of its
+own, so that none inherits another's memory, and one table of all of them comes last. ``--minutes`` ends that in time,
+on a borrowed GPU for example. ``--against REVISION`` measures them with the code of an older revision too, in turns,
+and ends in one table of both.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from benchmark.errors import ConfigurationError
 from benchmark.speed import against
-from benchmark.speed.measure import Row, report, rows_table
+from benchmark.speed.measure import Row, device, report, rows_table
 
 #: in the order in which they run; first those that the project's targets name
 CASES = (
@@ -50,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named cases, by default all; 1 if a case failed, ran out of time or was left out for lack of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmark.speed", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default all")
-    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files and pictures")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the JSON files and pictures (default: results/speed, on a GPU its folder gpu)",
+    )
     parser.add_argument("--minutes", type=float, help="stop after so many minutes; what was measured by then is kept")
     parser.add_argument("--against", metavar="REVISION", help="measure that code of git too, and compare")
     given = parser.parse_args(arguments)
@@ -59,22 +64,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.minutes is not None and given.minutes <= 0:
         parser.error(f"--minutes must be more than 0, got {given.minutes:g}")
     cases = given.cases or list(CASES)
+    folder = given.out or Path("results/speed", *(["gpu"] if device() == "cuda" else []))
     if given.against is not None:
         if given.minutes is not None:
             parser.error("--minutes and --against do not go together; name fewer cases")
         try:
             failed = against.compare(
-                cases, given.against, given.out, lambda case, out, code: run_case(case, out, None, code)
+                cases, given.against, folder, lambda case, out, code: run_case(case, out, None, code)
             )
         except ConfigurationError as error:
             parser.error(str(error))
         print(failed, end="\n" * bool(failed))
         return 1 if failed else 0
     if len(cases) == 1 and given.minutes is None:
-        title, rows = importlib.import_module(f"benchmark.speed.{cases[0]}").run(given.out)
-        report(cases[0], title, rows, given.out)
-        return 0
-    return run_all(cases, given.out, given.minutes)
+        return 0 if measure_here(cases[0], folder) else 1
+    return run_all(cases, folder, given.minutes)
+
+
+def measure_here(case: str, folder: Path) -> bool:
+    """Run a case in this process and write its rows, those measured by then if it is stopped; whether it ended."""
+    title, rows = importlib.import_module(f"benchmark.speed.{case}").run(folder)
+    found: list[Row] = []
+    try:
+        for row in rows:  # some cases measure a row when it is asked for
+            found.append(row)
+    except (KeyboardInterrupt, SystemExit):  # the second is what Lightning makes of it
+        if not found:
+            raise
+        report(case, f"{title} (stopped before its end)", found, folder)
+        return False
+    report(case, title, found, folder)
+    return True
 
 
 def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:

@@ -1,5 +1,6 @@
 """How much of the machine prompt tuning of a frozen ViT uses."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,20 +60,22 @@ def large_frozen_vit() -> tuple[str, int]:
     return ("vit_base_patch16_224", 224) if device() == "cuda" else ("vit_small_patch16_224", 112)
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def _rows(settings: Sequence[tuple[int, int]], epochs: int, peak: float) -> Iterator[Row]:
+    """Per mini-batch size and cohort width a row; those of the first one's size are compared with it."""
+    reference = 0.0
+    for batch, width in settings:
+        row = share_row(batch, width, epochs, peak)
+        reference = reference or row.seconds
+        yield replace(row, ratio=row.seconds / reference if batch == settings[0][0] else None)
+
+
+def run(folder: Path) -> tuple[str, Iterable[Row]]:
     """Mini-batch size and cohort width, each with its share of the measured peak."""
     on_gpu = device() == "cuda"
-    #: (batch, cohort width)
     settings = ((64, 1), (64, 2), (64, 4), (64, 8), (16, 1), (128, 1)) if on_gpu else ((16, 1), (16, 4))
     peak = matmul_peak(torch.bfloat16 if on_gpu else torch.float32)
-    rows = [share_row(batch, width, 4 if on_gpu else 1, peak) for batch, width in settings]
-    reference, of = rows[0].seconds, settings[0][0]
-    rows = [
-        replace(row, ratio=row.seconds / reference if batch == of else None)
-        for row, (batch, _) in zip(rows, settings, strict=True)
-    ]
     number = f"{'bfloat16' if on_gpu else 'float32'}, {peak / 1e12:.3g} TFLOP/s"
     title = (
         f"Prompt tuning of a frozen ViT: operations are 2 x forward, the peak is that of a matrix product ({number})"
     )
-    return title, rows
+    return title, _rows(settings, 4 if on_gpu else 1, peak)

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -171,6 +172,28 @@ def test_report_writes_rows_and_hardware(tmp_path: Path, capsys: pytest.CaptureF
     assert "A title" in printed
     assert "50 %" in printed
     assert "noted" in printed
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_stopped_case_keeps_what_it_has_measured(
+    stop: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(count: int) -> Iterator[Row]:
+        yield from [Row("loop", "", 0.2)] * count
+        raise stop
+
+    made = {"count": 2}
+    monkeypatch.setitem(
+        sys.modules, "benchmark.speed.engine", SimpleNamespace(run=lambda folder: ("A title", rows(made["count"])))
+    )
+    assert speed.main(["engine", "--out", str(tmp_path)]) == 1
+    record = json.loads((tmp_path / "engine.json").read_text())
+    assert record["title"] == "A title (stopped before its end)"
+    assert len(record["rows"]) == 2
+    made["count"] = 0
+    with pytest.raises(stop):
+        speed.main(["engine", "--out", str(tmp_path / "nothing")])
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_several_cases_end_in_one_table(
