@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.class_token import (
+from benchmark.backbones.vit_layers import (
     after,
     class_token_after,
     embedded,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmark.backbones.class_token import FEWEST_ROWS
+from benchmark.backbones.vit_layers import FEWEST_ROWS
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Row, device, fit_repeated, matmul_peak
 from benchmark.speed.workloads import fedvpt

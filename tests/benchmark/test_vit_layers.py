@@ -10,9 +10,9 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmark.backbones.class_token import class_token_after, reads_the_class_token_alone, rows_kept
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.backbones.vit import TimmViT
+from benchmark.backbones.vit_layers import class_token_after, reads_the_class_token_alone, rows_kept
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"qkv_bias": True},
