@@ -242,7 +242,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def partition(arguments: argparse.Namespace) -> int:
-    """Draw a partition, classes x clients: of a run's manifest.json, or of a source and a partition of configs."""
+    """Draw a partition, classes x clients: of a run's manifest.json, of a run's configuration or of data's alone."""
     from benchmark.run.draw_partition import draw_partition
 
     written = draw_partition(arguments.what, arguments.picture, arguments.split, arguments.set)

@@ -41,6 +41,16 @@ def check_settings(settings: Any, fitting: bool) -> None:
         raise ConfigurationError("trainer.barebones logs nothing, and so records nothing; leave it out")
     if settings.plugins:
         raise ConfigurationError("trainer.plugins can't be given: checkpoints are written in a way of their own")
+    if settings.gradient_clip_val:
+        raise ConfigurationError(
+            "trainer.gradient_clip_val would clip the gradients of all clients as one; each client's own are clipped "
+            "by clip of the method's training (--model.init_args.training.clip=1.0)"
+        )
+    if settings.accumulate_grad_batches != 1:
+        raise ConfigurationError(
+            "trainer.accumulate_grad_batches must be 1: a step is one mini-batch of every client; give a larger "
+            "data.batch_size"
+        )
     check_whole_rounds(settings)
     if fitting:
         _check_recorded(settings)

@@ -75,9 +75,11 @@ def read_record(run_dir: str | Path) -> RunRecord:
         expected = payload.pop("record_sha256", None) if isinstance(payload, dict) else None
         content = canonical(payload)
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigurationError(
-            f"{run_dir} has no record.json: not a run directory, or the run is not finished"
-        ) from None
+        if path.with_name("config.yaml").is_file():
+            why = f"the run is not finished; if nobody runs it, `benchmark resume {run_dir}` goes on with it"
+        else:
+            why = "it is not a run directory" if path.parent.is_dir() else "there is no such directory"
+        raise ConfigurationError(f"{run_dir} has no record.json: {why}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is not a readable record ({error}); remove it and run again") from error
     if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:

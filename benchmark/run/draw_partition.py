@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
-from benchmark.run.reload import configured_data
+from benchmark.run.reload import configured_data, data_of_run
 from benchmark.shipped import configuration
 from datamodules.heatmap import manifest_heatmap
 from datamodules.manifest import read_manifest, write_manifest
@@ -16,7 +18,7 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
     """Draw a manifest, or the partition of a source's images as configurations have it; return the files written.
 
     Args:
-        what: a ``manifest.json``, or configurations, of which later ones win.
+        what: a ``manifest.json``, or configurations, of which later ones win: of data alone, or of whole runs.
         picture: a PNG; the manifest of configurations is written beside it, under its name.
         split: whose images are counted.
         overrides: of the data, ``key=value``.
@@ -39,10 +41,24 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
             f"the manifest would be written to {beside}, over another file or into a finished run's folder; give the "
             "picture another name"
         )
-    manifest = configured_data([configuration(name) or Path(name) for name in what], overrides).manifest
+    paths = [configuration(name) or Path(name) for name in what]
+    if any(map(_is_of_a_run, paths)):
+        options = [f"--data.{override}" for override in overrides]
+        manifest = data_of_run([*(f"--config={path}" for path in paths), *options]).manifest
+    else:
+        manifest = configured_data(paths, overrides).manifest
     write_manifest(beside, manifest)
     manifest_heatmap(manifest, picture, split)
     return [picture, beside]
+
+
+def _is_of_a_run(path: Path) -> bool:
+    """Whether a configuration has more than its data, as those of ``lightning-cli`` have."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return False  # whoever reads it next says why
+    return isinstance(content, dict) and not content.keys().isdisjoint({"base", "model", "data"})
 
 
 def _is_manifest(path: Path) -> bool:

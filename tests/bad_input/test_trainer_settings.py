@@ -57,7 +57,8 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("devices=0", "trainer: `Trainer(devices='0')` value is not a valid input"),
         ("barebones=true", "trainer.barebones logs nothing"),
         ("plugins=lightning.pytorch.plugins.io.AsyncCheckpointIO", "trainer.plugins can't be given"),
-        ("gradient_clip_val=1", "gradient clipping is not supported"),
+        ("gradient_clip_val=1", "each client's own are clipped by clip of the method's training"),
+        ("accumulate_grad_batches=2", "a step is one mini-batch of every client; give a larger data.batch_size"),
         ("max_time=soon", "trainer: `Timer(duration='soon')` is not a valid duration. Expected a string in the format"),
     ],
 )

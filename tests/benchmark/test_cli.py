@@ -183,7 +183,7 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
             "CIFAR-10 is not in nowhere: download it from https:",
         ),
         (["--ckpt_path=gone.ckpt"], "no checkpoint at gone.ckpt"),
-        (["--trainer.gradient_clip_val=1"], "gradient clipping is not supported"),
+        (["--trainer.gradient_clip_val=1"], "each client's own are clipped by clip of the method's training"),
         (["--trainer.precision=bf16-true"], "precision 'bf16-true' is not supported"),
     ],
 )

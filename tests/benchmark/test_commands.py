@@ -183,6 +183,29 @@ def test_show_refuses_a_changed_record(run_dir: Path, capsys: pytest.CaptureFixt
     assert "schema None, expected 1" in capsys.readouterr().err
 
 
+def test_show_says_how_an_unfinished_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
+    for folder, why in {
+        tmp_path: f"the run is not finished; if nobody runs it, `benchmark resume {tmp_path}` goes on with it",
+        Path("tests"): "it is not a run directory",
+        tmp_path / "nowhere": "there is no such directory",
+    }.items():
+        assert main(["show", str(folder)]) == 2
+        assert capsys.readouterr().err == f"benchmark: {folder} has no record.json: {why}\n"
+
+
+def test_partition_draws_the_configuration_of_a_run(tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    run = tmp_path / "run.yaml"
+    run.write_text("data:\n  partition: {class_path: datamodules.partition.IID, init_args: {num_clients: 5}}\n")
+    shipped = "configs/fedavg_digits.yaml"
+    for given, clients in (([shipped], 6), ([shipped, str(run)], 5)):
+        assert main(["partition", *given, str(picture), "--set", "partition_seed=3"]) == 0
+        manifest = json.loads(picture.with_suffix(".json").read_text())
+        assert len(manifest["clients"]) == clients
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_partition_draws_a_data_configuration_and_the_manifest_it_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

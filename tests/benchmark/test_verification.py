@@ -76,7 +76,7 @@ def test_run_again_the_same_or_not(tmp_path: Path, program: list[str]) -> None:
         (said,) = rerun(first, program=program)
         assert message in said
     (again / "metrics.parquet").write_bytes((first / "metrics.parquet").read_bytes())
-    with pytest.raises(ConfigurationError, match="not a run directory"):
+    with pytest.raises(ConfigurationError, match=r"none has no record\.json: there is no such directory"):
         rerun(tmp_path / "none", program=program)
 
 
