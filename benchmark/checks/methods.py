@@ -16,8 +16,9 @@ from torch.nn.functional import cosine_similarity
 
 from benchmark.checks.outcome import require, require_equal
 from benchmark.engine import round_plan
+from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan import Block, cohorts
-from benchmark.federation import Broadcast, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Values
 from benchmark.method import FederatedMethod
 from benchmark.run.checkpoint import AtomicCheckpointIO, round_checkpoint
 from benchmark.run.cli import TRAINER_DEFAULTS
@@ -181,10 +182,11 @@ class Wire(Callback):
         self.down: list[Values] = []
         self.up: list[Values] = []
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Listen at the server's rule."""
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen where the server's rule broadcasts, and where the clients of a cohort have ended."""
         rule: Any = pl_module.server.rule  # type: ignore[union-attr]
-        send, collect = rule.broadcast, rule.aggregate
+        simulation: Any = pl_module.simulation
+        send, end = rule.broadcast, simulation.end
 
         def broadcast(round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
             sent: Broadcast = send(round, shared, clients)
@@ -195,13 +197,12 @@ class Wire(Callback):
                     self.down.append({**sent.common, **own})
             return sent
 
-        def aggregate(round: Round, shared: Values, uploads: Uploads) -> Values:
-            received = range(len(uploads.clients))
-            self.up += [{name: rows[k] for name, rows in uploads.values.items()} for k in received]
-            new: Values = collect(round, shared, uploads)
-            return new
+        def ended(cohort: Cohort) -> tuple[tuple[int, ...], Values]:
+            clients, sent = end(cohort)
+            self.up += [{name: rows[k] for name, rows in sent.items()} for k in range(len(clients))]
+            return clients, sent
 
-        rule.broadcast, rule.aggregate = broadcast, aggregate
+        rule.broadcast, simulation.end = broadcast, ended
 
 
 def check_messages(subject: MethodUnderCheck) -> None:
@@ -274,7 +275,8 @@ def check_resume(subject: MethodUnderCheck) -> None:
     require(trainer.num_sanity_val_steps == 0, "the round it resumes from is evaluated again")
     found = learned(resumed)
     advice = (
-        "something that lasts between rounds is not in the checkpoint: keep it in parameters or in a rule's buffers"
+        "something that lasts between rounds is not in the checkpoint: keep it in parameters or in a rule's buffers, "
+        "and draw from a generator with a key (benchmark.seeds)"
     )
     require_equal(subject.reference, found, advice)
     names = {n for n in held if not n.startswith("store.")}
