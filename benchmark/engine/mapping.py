@@ -19,6 +19,8 @@ from benchmark.engine.watch import Watch
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Values
 
+#: Clients of a cohort that an error's last line names.
+NAMED = 5
 #: ``function(client, *rows)``; while it runs, the method's parameters are that client's.
 ClientFunction = Callable[..., Any]
 
@@ -105,13 +107,14 @@ class ClientMap:
                 return call()
         except Exception as error:
             told = error if isinstance(error, ConfigurationError) else explained(self._method, name, error)
-            if self.one_by_one:
-                whose = f"client {cohort.clients[0]}, round {cohort.round.number}"
-                whose += "" if number is None else f", {part[0]} step {number}"
-                if told is None:
-                    error.add_note(f"in {type(self._method).__name__}.{name}: {whose}")
-                else:
-                    told = ConfigurationError(f"{told} ({whose})")
+            clients = [*map(str, cohort.clients[:count])]
+            whose = f"client{'s' * (count > 1)} {', '.join(clients[:NAMED])}{', ...' * (count > NAMED)}"
+            whose += f"{' together' * (count > 1)}, round {cohort.round.number}"
+            whose += "" if number is None else f", {part[0]} step {number}"
+            if told is None:
+                error.add_note(f"in {type(self._method).__name__}.{name}: {whose}")
+            elif self.one_by_one:
+                told = ConfigurationError(f"{told} ({whose})")
             if told is None or told is error:
                 raise
             raise told from error

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -93,6 +94,18 @@ def test_an_error_names_client_round_and_step() -> None:
     line = Draws.forward.__code__.co_firstlineno + 1
     assert f"line {line} of {__file__}, draws random numbers from a global" in str(told.value)
     assert str(told.value).endswith(" (client 0, round 0, evaluate step 0)")
+
+
+def test_without_it_an_error_names_the_clients_that_were_stepped_together() -> None:
+    # those with the most images first
+    for width, whose in ((3, "clients 7, 2, 5 together"), (11, "clients 7, 2, 5, 10, 0, ... together")):
+        method, data = build("FedVPT", "--data.clients_per_round=11", f"--data.cohort_width={width}")
+        with (
+            patch.object(type(method), "client_loss", side_effect=ZeroDivisionError("mine")),
+            pytest.raises(ZeroDivisionError) as error,
+        ):
+            fit(method, data, 1, evaluate=False)
+        assert error.value.__notes__ == [f"in FedVPT.client_loss: {whose}, round 1, train step 0"]
 
 
 def test_a_run_of_cohorts_goes_on_one_by_one(tmp_path: Path) -> None:
