@@ -1,6 +1,7 @@
 """Layers that are as fast for a stack of clients as for one after another."""
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import takewhile
@@ -172,6 +173,11 @@ class _Conv2d(_Mapped):
         return torch.stack([output.permute(0, 2, 3, 1) for output in outputs]).permute(0, 1, 4, 2, 3), 0
 
 
+def _tf32_is_allowed() -> bool:
+    """Whether cuDNN's convolutions may round their factors to TF32: it is torch's default."""
+    return torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+
+
 @cache
 def _kernels_run(device: torch.device) -> bool:
     """Whether the kernels for stacked clients run on a GPU: it has TF32, and Triton finds what it needs."""
@@ -200,7 +206,7 @@ def _of_all_clients(
     ]
     if in_dims[1:3] == (None, None):
         made = F.conv2d(stacked[0].flatten(0, 1), weight, bias)
-    elif x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 and _kernels_run(x.device):
+    elif x.dtype == torch.float32 and _tf32_is_allowed() and _kernels_run(x.device):
         from benchmark.backbones.convolution_kernels import KernelConv2d
 
         made = KernelConv2d.apply(*stacked, "tf32").flatten(0, 1)
