@@ -173,9 +173,10 @@ class _Conv2d(_Mapped):
         return torch.stack([output.permute(0, 2, 3, 1) for output in outputs]).permute(0, 1, 4, 2, 3), 0
 
 
-def _tf32_is_allowed() -> bool:
-    """Whether cuDNN's convolutions may round their factors to TF32: it is torch's default."""
-    return torch.backends.cudnn.allow_tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+def tf32_is_allowed() -> bool:
+    """Whether a GPU's convolutions may round their factors to TF32: it is torch's default."""
+    precision: str = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 @cache
@@ -187,11 +188,15 @@ def _kernels_run(device: torch.device) -> bool:
         from benchmark.backbones.convolution_kernels import KernelConv2d
 
         with torch.inference_mode(False), torch.enable_grad():
-            given = [torch.zeros(1, 1, 1, 1, 1, device=device, requires_grad=True) for _ in range(2)]
-            KernelConv2d.apply(*given, torch.zeros(1, 1, device=device), "tf32").sum().backward()
+            # In sizes that take the largest blocks of all kernels.
+            shapes = (1, 1, 64, 12, 12), (1, 64, 64, 3, 3)
+            given = [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
+            KernelConv2d.apply(*given, torch.zeros(1, 64, device=device), "tf32").sum().backward()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # no Triton, no C compiler, a folder that cannot be written, a GPU that it does not know
         said = str(error).strip().splitlines()
-        log.info("convolutions of stacked clients are products of matrices: %s", said[0] if said else repr(error))
+        log.warning("convolutions of stacked clients are products in float32: %s", said[0] if said else repr(error))
         return False
     return True
 
@@ -206,7 +211,7 @@ def _of_all_clients(
     ]
     if in_dims[1:3] == (None, None):
         made = F.conv2d(stacked[0].flatten(0, 1), weight, bias)
-    elif x.dtype == torch.float32 and _tf32_is_allowed() and _kernels_run(x.device):
+    elif x.dtype == torch.float32 and tf32_is_allowed() and _kernels_run(x.device):
         from benchmark.backbones.convolution_kernels import KernelConv2d
 
         made = KernelConv2d.apply(*stacked, "tf32").flatten(0, 1)

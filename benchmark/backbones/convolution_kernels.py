@@ -141,6 +141,8 @@ def convolve_clients(
     clients, batch, height, width, channels = images.shape
     count = filters.shape[2]
     down, across = height + 2 * padding - side + 1, width + 2 * padding - side + 1
+    if min(down, across) < 1:
+        raise ValueError(f"images of {height} x {width} are smaller than filters of {side} x {side}")
     out = images.new_empty(clients, batch, down, across, count)
     places, columns = batch * down * across, _block(count, COLUMNS)
     grid = (triton.cdiv(places, ROWS), clients, triton.cdiv(count, columns))
@@ -169,7 +171,7 @@ def correlate_clients(images: Tensor, gradient: Tensor, side: int, precision: st
     terms, places = side * side * channels, batch * down * across
     rows, columns = _block(terms, OWN_ROWS), _block(count, OWN_COLUMNS)
     grid = triton.cdiv(terms, rows), triton.cdiv(count, columns)
-    parts = min(triton.cdiv(PROGRAMS, grid[0] * grid[1] * clients), triton.cdiv(places, LEAST * OWN_DEPTH))
+    parts = min(triton.cdiv(PROGRAMS, grid[0] * grid[1] * clients), max(1, triton.cdiv(places, LEAST * OWN_DEPTH)))
     part = OWN_DEPTH * triton.cdiv(places, parts * OWN_DEPTH)
     out = gradient.new_empty(clients, parts, terms, count)
     shape = height, width, down, across, places, part, channels, count, side, parts

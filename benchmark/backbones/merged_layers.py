@@ -111,11 +111,12 @@ class _Attention(_Merged):
 
 
 def _by_operations(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Attention inside of a client's own gradient: the fused kernels' backward operations have no rule for ``vmap``."""
+    """Attention with a mask, or inside of a client's own gradient, where fused kernels have no rule for ``vmap``."""
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(dim=-1) @ value
+    if mask is None or mask.dtype != torch.bool:
+        return (scores if mask is None else scores + mask).softmax(dim=-1) @ value
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return weights.masked_fill(~mask.any(-1, keepdim=True), 0.0) @ value  # what sees nothing is 0
 
 
 def _attention(
@@ -137,7 +138,8 @@ def _attention(
     if alike and attn_mask is None and not dropout_p and any(map(is_batchedtensor, parts)):
         made: Tensor = _Attention.apply(*parts, is_causal, scale)
         return made
-    if any(map(is_functorch_wrapped_tensor, parts)) and not (dropout_p or is_causal):
+    masked_on_gpu = attn_mask is not None and query.is_cuda
+    if (masked_on_gpu or any(map(is_functorch_wrapped_tensor, parts))) and not (dropout_p or is_causal):
         return _by_operations(query, key, value, attn_mask, scale)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale

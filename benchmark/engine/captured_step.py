@@ -49,7 +49,7 @@ class Graphs:
             with HeldBytes(device) as held:
                 made = program(*tensors)
             own = set(map(id, self._slots.values()))
-            kept = sum(t.nbytes for t in tensors if id(t) not in own)
+            kept = sum(_span(t) for t in tensors if id(t) not in own)
             kept += sum(part.nbytes for part in tree_leaves(made) if isinstance(part, Tensor))
             room = ROOM * free_memory(device)
             if held.most > room:
@@ -117,9 +117,16 @@ class CapturedStep:
 def _room_for(tensor: Tensor) -> Tensor:
     """Copy a tensor with its order in memory, gaps included: recorded views are told where in it they begin and step.
 
-    Rows that are all one and the same get places of their own, of which a view reads the first.
+    Rows that are all one and the same get places of their own; should a view of them read something else then, the
+    comparison with a step as it is written finds that.
     """
     if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
         return tensor.clone()
     room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return room.copy_(tensor.detach())
+
+
+def _span(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first number to its last, gaps included."""
+    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.element_size() * (1 + steps) if tensor.numel() else 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from benchmark.backbones.client_layers import ClientConv2d, tf32_is_allowed
 from benchmark.contract import ClientMethod, Loss, MiniBatch, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
@@ -110,7 +111,8 @@ class CompiledLoss:
         Raises:
             ConfigurationError: the gradient of a parameter is another, or there is no compiling it.
         """
-        tf32 = batch.y.is_cuda and torch.backends.cudnn.allow_tf32
+        convolves = any(isinstance(module, ClientConv2d) for module in self.method.modules())
+        tf32 = convolves and batch.y.is_cuda and tf32_is_allowed()
         limit = TOLERANCE_BF16 if self.bf16 else TOLERANCE_TF32 if tf32 else TOLERANCE
         trained = [name for name in self.slots.names if self.slots.of(name).requires_grad]
         slots = [self.slots.of(name) for name in trained]

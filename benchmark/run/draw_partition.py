@@ -43,8 +43,9 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
         )
     paths = [configuration(name) or Path(name) for name in what]
     if any(map(_is_of_a_run, paths)):
-        options = [f"--data.{override}" for override in overrides]
-        manifest = data_of_run([*(f"--config={path}" for path in paths), *options]).manifest
+        options = [f"--{'config' if _is_of_a_run(path) else 'data'}={path}" for path in paths]
+        options += [f"--data.{override}" for override in overrides]
+        manifest = data_of_run(options).manifest
     else:
         manifest = configured_data(paths, overrides).manifest
     write_manifest(beside, manifest)

@@ -82,17 +82,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_here(case: str, folder: Path) -> bool:
-    """Run a case in this process and write its rows, those measured by then if it is stopped; whether it ended."""
+    """Run a case in this process and write its rows; whether it ended.
+
+    Those measured until it is stopped, or fails, go to ``CASE.stopped``, beside a whole record of before.
+    """
     title, rows = importlib.import_module(f"benchmark.speed.{case}").run(folder)
     found: list[Row] = []
     try:
         for row in rows:  # some cases measure a row when it is asked for
             found.append(row)
-    except (KeyboardInterrupt, SystemExit):  # the second is what Lightning makes of it
-        if not found:
+    except BaseException as why:
+        if found:
+            report(f"{case}.stopped", f"{title} (stopped before its end)", found, folder)
+        if not found or isinstance(why, Exception):
             raise
-        report(case, f"{title} (stopped before its end)", found, folder)
-        return False
+        return False  # KeyboardInterrupt, or SystemExit, which is what Lightning makes of it
     report(case, title, found, folder)
     return True
 

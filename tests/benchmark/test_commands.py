@@ -199,7 +199,9 @@ def test_partition_draws_the_configuration_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run.yaml"
     run.write_text("data:\n  partition: {class_path: datamodules.partition.IID, init_args: {num_clients: 5}}\n")
     shipped = "configs/fedavg_digits.yaml"
-    for given, clients in (([shipped], 6), ([shipped, str(run)], 5)):
+    alone = tmp_path / "alone.yaml"
+    alone.write_text("partition: {class_path: datamodules.partition.IID, init_args: {num_clients: 4}}\n")
+    for given, clients in (([shipped], 6), ([shipped, str(run)], 5), ([shipped, str(alone)], 4)):
         assert main(["partition", *given, str(picture), "--set", "partition_seed=3"]) == 0
         manifest = json.loads(picture.with_suffix(".json").read_text())
         assert len(manifest["clients"]) == clients

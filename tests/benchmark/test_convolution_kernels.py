@@ -4,16 +4,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch.nn.functional import conv2d
 
+from benchmark.backbones.client_layers import tf32_is_allowed
+
 pytest.importorskip("triton")
 
 #: clients, images, channels, filters, height, width, side: few and many of each, more than one block of all
 SHAPES = ((2, 3, 3, 8, 9, 7, 3), (3, 2, 20, 5, 8, 6, 5), (1, 2, 4, 70, 6, 6, 2), (2, 1, 1, 1, 4, 5, 1))
+CONV: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 #: in place of the blocks that a GPU has
 BLOCKS = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 16, "OWN_ROWS": 16, "OWN_COLUMNS": 32, "OWN_DEPTH": 16, "LEAST": 16}
 
@@ -47,6 +51,21 @@ def test_they_are_torchs_convolutions_client_by_client() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{2 * len(SHAPES)} compared\n"), done.stderr
+
+
+def test_tf32_is_asked_for_in_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    assert tf32_is_allowed()
+    for of, name, value in ((torch.backends.cudnn, "allow_tf32", False), (CONV, "fp32_precision", "ieee")):
+        before = getattr(of, name)
+        setattr(of, name, value)
+        try:
+            assert not tf32_is_allowed()
+        finally:
+            setattr(of, name, before)
+        assert tf32_is_allowed()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert not tf32_is_allowed()
 
 
 if __name__ == "__main__":

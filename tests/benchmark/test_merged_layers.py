@@ -222,3 +222,22 @@ def test_layers_that_are_shared_are_scored_at_their_new_values(
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0, equal_nan=True)
     losses = [value for name, value in sorted(found.items()) if "server/test/loss" in name]
     assert not torch.equal(losses[1], losses[3])
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_a_mask_is_torchs_and_what_sees_nothing_is_zero(kind: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, HEADS, TOKENS, 4, generator=generator)
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    if kind is torch.bool:
+        mask[1] = False
+    else:
+        mask = torch.zeros(TOKENS, TOKENS).masked_fill(~mask, -torch.inf)
+
+    def attend(query: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key[0], value[0], attn_mask=mask)
+
+    found = torch.vmap(within(MergedLayers(), attend))(query)
+    close((found,), (torch.stack([attend(own) for own in query]),))
+    gradient = torch.vmap(torch.func.grad(lambda own: within(MergedLayers(), attend)(own).sum()))(query)
+    assert gradient.isfinite().all()

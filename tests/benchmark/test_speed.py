@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,7 +175,7 @@ def test_report_writes_rows_and_hardware(tmp_path: Path, capsys: pytest.CaptureF
     assert "noted" in printed
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_a_stopped_case_keeps_what_it_has_measured(
     stop: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,8 +187,10 @@ def test_a_stopped_case_keeps_what_it_has_measured(
     monkeypatch.setitem(
         sys.modules, "benchmark.speed.engine", SimpleNamespace(run=lambda folder: ("A title", rows(made["count"])))
     )
-    assert speed.main(["engine", "--out", str(tmp_path)]) == 1
-    record = json.loads((tmp_path / "engine.json").read_text())
+    with pytest.raises(RuntimeError) if stop is RuntimeError else nullcontext():
+        assert speed.main(["engine", "--out", str(tmp_path)]) == 1
+    record = json.loads((tmp_path / "engine.stopped.json").read_text())
+    assert not (tmp_path / "engine.json").exists()
     assert record["title"] == "A title (stopped before its end)"
     assert len(record["rows"]) == 2
     made["count"] = 0

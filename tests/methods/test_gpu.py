@@ -26,6 +26,8 @@ TRAINED = sorted(set(METHODS) - {"ZeroShotCLIP"})
 #: How far a number may be from the CPU's, and one width's from another's, after three rounds of momentum. Adam divides
 #: by a gradient's own size, and PromptAMP's server takes exponentials of distances that are next to equal.
 USUAL, LOOSE = 1e-4, 2e-3
+#: The same where factors of convolutions are rounded to ten bits.
+ROUNDED = 5e-2
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
 TINY_VIT = "--model.init_args.backbone=benchmark.backbones.tiny_vit.TinyViT"
 FOUR_EPOCHS = "--model.init_args.training.epochs=4"
@@ -93,6 +95,52 @@ def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
     with patch.object(simulation, "drawn_noise", drawn_on_the_gpu):
         fit(method, data, 2)
     require_close(found, learned(method), tolerance(conf))
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions may round their factors, as usual: those of stacked clients are kernels of their own then."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
+@pytest.mark.usefixtures("rounded")
+@pytest.mark.parametrize("conf", ["FedAvg", "PFedPT"])
+def test_rounded_convolutions_as_a_graph_resumed_and_alone(conf: str, tmp_path: Path) -> None:
+    """The same bits as a graph and after a resume; near the CPU's numbers, and near those of clients alone."""
+    with patch.object(recorded_step, "BEFORE_RECORDING", 10**9):
+        written = trained(conf, FOUR_EPOCHS)
+        alone = trained(conf, FOUR_EPOCHS, "--data.cohort_width=1")
+    with patch.object(recorded_step, "BEFORE_RECORDING", 1), repeated_steps() as repeated:
+        require_equal(trained(conf, FOUR_EPOCHS), written)
+    assert len(repeated) > 1
+    method, data = build(conf, FOUR_EPOCHS)
+    fit(method, data, 2)
+    for other in (alone, learned(method)):
+        require_close(written, other, ROUNDED)
+    method, data = build(conf, FOUR_EPOCHS)
+    fit(method, data, 1, save_to=tmp_path, settings=GPU)
+    resumed, data = build(conf, FOUR_EPOCHS)
+    fit(resumed, data, 2, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=GPU)
+    require_equal({name: value.cpu() for name, value in learned(resumed).items()}, written)
+
+
+@pytest.mark.parametrize(("channels", "filters", "side"), [(3, 32, 3), (32, 64, 3), (64, 64, 5), (3, 70, 1)])
+def test_kernels_of_stacked_convolutions_round_to_ten_bits(channels: int, filters: int, side: int) -> None:
+    from benchmark.backbones.convolution_kernels import KernelConv2d
+
+    torch.manual_seed(0)
+    shapes = (5, 10, channels, 14, 15), (5, filters, channels, side, side), (5, filters)
+    given = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
+    made = KernelConv2d.apply(*given, "tf32")
+    gradient = torch.randn_like(made)
+    found = [made, *torch.autograd.grad(made, given, gradient)]
+    exact = torch.stack(
+        [torch.nn.functional.conv2d(*own) for own in zip(*(part.double() for part in given), strict=True)]
+    )
+    expected = [exact, *torch.autograd.grad(exact, given, gradient.double())]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert ((ours - theirs).norm() / theirs.norm()).item() < 2e-3
 
 
 @pytest.mark.parametrize("conf", ["FedAvg", "PerFedAvg", "PFedPT"])
