@@ -180,11 +180,11 @@ def tf32_is_allowed() -> bool:
 
 
 @cache
-def _kernels_run(device: torch.device) -> bool:
-    """Whether the kernels for stacked clients run on a GPU: it has TF32, and Triton finds what it needs."""
+def _kernels(device: torch.device) -> Any:
+    """Return ``KernelConv2d`` where it runs: the GPU has TF32, and Triton finds what it needs; else None."""
     try:
         if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
-            return False
+            return None
         from benchmark.backbones.convolution_kernels import KernelConv2d
 
         with torch.inference_mode(False), torch.enable_grad():
@@ -197,8 +197,8 @@ def _kernels_run(device: torch.device) -> bool:
     except Exception as error:  # no Triton, no C compiler, a folder that cannot be written, a GPU that it does not know
         said = str(error).strip().splitlines()
         log.warning("convolutions of stacked clients are products in float32: %s", said[0] if said else repr(error))
-        return False
-    return True
+        return None
+    return KernelConv2d
 
 
 def _of_all_clients(
@@ -211,10 +211,8 @@ def _of_all_clients(
     ]
     if in_dims[1:3] == (None, None):
         made = F.conv2d(stacked[0].flatten(0, 1), weight, bias)
-    elif x.dtype == torch.float32 and tf32_is_allowed() and _kernels_run(x.device):
-        from benchmark.backbones.convolution_kernels import KernelConv2d
-
-        made = KernelConv2d.apply(*stacked, "tf32").flatten(0, 1)
+    elif x.dtype == torch.float32 and tf32_is_allowed() and (kernels := _kernels(x.device)) is not None:
+        made = kernels.apply(*stacked, "tf32").flatten(0, 1)
     else:
         made = _StackedConv2d.apply(*stacked).flatten(0, 1)
     return _through(made, then).unflatten(0, (clients, -1))

@@ -42,8 +42,9 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
             "picture another name"
         )
     paths = [configuration(name) or Path(name) for name in what]
-    if any(map(_is_of_a_run, paths)):
-        options = [f"--{'config' if _is_of_a_run(path) else 'data'}={path}" for path in paths]
+    of_runs = [_is_of_a_run(path) for path in paths]
+    if any(of_runs):
+        options = [f"--{'config' if whole else 'data'}={path}" for path, whole in zip(paths, of_runs, strict=True)]
         options += [f"--data.{override}" for override in overrides]
         manifest = data_of_run(options).manifest
     else:
