@@ -230,7 +230,7 @@ class Recorder(Callback):
             method: the run's.
         """
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() and method.device.type == "cuda" else "cpu"
+        device = trainer.strategy.root_device  # when a run has ended, the method is on the CPU again
         return RunRecord(
             method=type(method).__name__,
             dataset=data.source.recorded_name,
@@ -239,13 +239,13 @@ class Recorder(Callback):
             client_names=tuple(data.client_names),
             test_sizes=data.test_sizes,
             manifest_hash=data.split_record.hash,
-            device=device,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             environment=environment(self._git),
             rounds=int(trainer.max_epochs or 0),
             rounds_trained=method.server.finished_rounds,
             communication=method.server.traffic.per_client(),
             seconds=dict(self.seconds),
-            peak_memory_bytes=self._peak or _peak_memory(method.device),
+            peak_memory_bytes=self._peak or _peak_memory(device),
             server=_path(method.server.rule),
             default_server=_path(method.make_server()),
             code=dict(self.code),

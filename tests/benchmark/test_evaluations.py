@@ -10,6 +10,7 @@ import torch
 from federation import build
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from benchmark.errors import ConfigurationError
 from benchmark.records import environment
@@ -87,6 +88,21 @@ def test_a_record_names_the_commit_that_the_training_began_with(
         monkeypatch.setattr(module, "checkout", lambda said=revision: {"revision": said, "dirty": False})
     train(tmp_path / "run", 1)
     assert read_record(tmp_path / "run").environment["git"] == {"revision": "a" * 40, "dirty": False}
+
+
+def test_a_record_names_the_gpu_of_a_run_whose_end_has_put_the_method_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def onto_a_gpu(self: SingleDeviceStrategy) -> None:
+        ended(self)
+        self._root_device = torch.device("cuda", 0)
+
+    ended = SingleDeviceStrategy.teardown
+    monkeypatch.setattr(SingleDeviceStrategy, "teardown", onto_a_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    trainer = train(tmp_path / "run", 1)
+    assert trainer.lightning_module.device.type == "cpu"
+    assert read_record(tmp_path / "run").device == "GPU 0"
 
 
 def test_a_checkpoint_does_not_grow_with_the_evaluations(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from benchmark.engine.plan import Block, Step
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod
+from benchmark.run.fit import fit as run_files
 
 METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base")
 TRAINED = sorted(set(METHODS) - {"ZeroShotCLIP"})
@@ -95,6 +96,13 @@ def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
     with patch.object(simulation, "drawn_noise", drawn_on_the_gpu):
         fit(method, data, 2)
     require_close(found, learned(method), tolerance(conf))
+
+
+def test_a_record_names_the_gpu(tmp_path: Path) -> None:
+    record = run_files(CONF / "FedAvg.yaml", CONF / "base.yaml", rounds=1, seed=0, run_dir=tmp_path / "run", **GPU).record
+    assert record.device == torch.cuda.get_device_name()
+    assert record.device in record.environment["hardware"]["gpus"]
+    assert 0 < record.peak_memory_bytes <= torch.cuda.max_memory_allocated()
 
 
 @pytest.fixture
