@@ -186,7 +186,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.evaluation = Evaluation(self.simulation)
         steps = self.simulation.local_steps
         if data.compile_steps is not None:
-            steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, data.compile_steps, bf16)
+            steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, bf16)
         elif not data.one_by_one:
             steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots, self.store)
         self.train(self.training)

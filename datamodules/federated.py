@@ -13,7 +13,6 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmark.engine.compiled_step import CompileMode
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.plan import Block, Blocks
 from benchmark.errors import ConfigurationError
@@ -67,9 +66,9 @@ class FederatedDataModule(Checked, LightningDataModule):
             round without its upload, and leaves everything of its own as it was before; ``raise`` ends the run, as do
             rounds in which no client is left. The same holds for logits that are not finite: as ``drop``, the images
             count as wrong.
-        compile_steps: a mode of ``torch.compile``, ``default`` or ``reduce-overhead`` (CUDA graphs), that makes one
-            program of a stacked training step; None runs its operations one by one. Results agree up to rounding;
-            the gradients of each program's first step are compared. Compiling takes a minute.
+        compile_steps: ``default`` makes one program of a stacked training step with ``torch.compile``; None runs its
+            operations one by one. Results agree up to rounding; the gradients of each program's first step are
+            compared. Compiling takes a minute.
         one_by_one: for a debugger: clients are stepped one after the other in plain PyTorch, without vmap, whatever
             ``cohort_width`` says, and an error names client, round and step. Results agree up to rounding.
         num_workers: loader processes that gather the images; 0 gathers on the device.
@@ -98,7 +97,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
-        compile_steps: CompileMode | None = None,
+        compile_steps: Literal["default"] | None = None,
         one_by_one: bool = False,
         num_workers: FewOrNone = 0,
         seed: Seed = 0,

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from benchmark.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-#: Of ``torch.compile``; the others tune themselves anew in each process, so that a resumed run would differ.
-CompileMode = Literal["default", "reduce-overhead"]
-
 #: How far a gradient of a compiled step may be from the same operations one by one, relative to its norm.
 TOLERANCE = 1e-3
 #: The same with bfloat16, whose intermediate results a fused kernel does not round, and where a GPU's convolutions may
@@ -31,19 +28,21 @@ TOLERANCE_BF16, TOLERANCE_TF32 = 5e-2, 1e-2
 class CompiledLoss:
     """``client_loss`` of a cohort, compiled with ``torch.compile``.
 
+    Its mode ``default`` alone: in ``reduce-overhead`` CUDA graphs keep a step's losses with the graph that made them,
+    so that gradients of a later cohort of another width are wrong; the others tune themselves anew in each process, so
+    that a resumed run would differ.
+
     Args:
         method: whose loss.
         clients: maps it.
         slots: what is trained, for the comparison of gradients.
-        mode: of ``torch.compile``.
         bf16: whether steps run under bfloat16.
     """
 
-    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots, mode: CompileMode, bf16: bool) -> None:
+    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots, bf16: bool) -> None:
         self.method = method
         self.clients = clients
         self.slots = slots
-        self.mode = mode
         self.bf16 = bf16
         #: by stage, phase and cohort width
         self.programs: dict[tuple[Stage, int, int], Callable[..., Loss]] = {}
@@ -61,18 +60,16 @@ class CompiledLoss:
         if key not in self.programs:
             log.info("compiling the step of %d clients, which takes a minute or so", len(cohort.clients))
             mapped = self.clients.mapped(self.method.client_loss)
-            program = torch.compile(mapped, mode=self.mode, dynamic=False)
+            program = torch.compile(mapped, dynamic=False)
             self.compare(cohort, step, batch, program)
             self.programs[key] = program
         made = graphs_made()
-        self._mark()
         with self._compiling():
             losses = self._call(self.programs[key], cohort, step, batch)
         if graphs_made() == made:
             return losses
         del losses
         self.compare(cohort, step, batch, self.programs[key])
-        self._mark()
         return self._call(self.programs[key], cohort, step, batch)
 
     def _call(self, program: Callable[..., Loss], cohort: Cohort, step: Step, batch: MiniBatch) -> Loss:
@@ -85,10 +82,6 @@ class CompiledLoss:
 
         made = program(cohort.round, cohort.received.common, cohort.rows(width), (tree_map(whole, batch),))
         return cast(Loss, tree_map(lambda part: part[:count], made))
-
-    def _mark(self) -> None:
-        if self.mode == "reduce-overhead":
-            torch.compiler.cudagraph_mark_step_begin()
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -105,8 +98,7 @@ class CompiledLoss:
     def compare(self, cohort: Cohort, step: Step, batch: MiniBatch, program: Callable[..., Loss]) -> None:
         """Refuse a compiled step whose gradients are not those of the operations one by one.
 
-        Inductor's code is not always right: torch 2.15 makes a CLIP text tower's gradient on a CPU 2 % off. A CUDA
-        graph is warmed up at its first call and recorded at its second; the third, a replay, is what training uses.
+        Inductor's code is not always right: torch 2.15 makes a CLIP text tower's gradient on a CPU 2 % off.
 
         Raises:
             ConfigurationError: the gradient of a parameter is another, or there is no compiling it.
@@ -119,24 +111,21 @@ class CompiledLoss:
 
         def gradients(made: Loss) -> list[Tensor]:
             losses = made[0] if isinstance(made, tuple) else made
-            found = torch.autograd.grad(losses.sum(), slots, materialize_grads=True)
-            return [gradient.clone() for gradient in found]  # a CUDA graph writes its next ones to the same place
+            return list(torch.autograd.grad(losses.sum(), slots, materialize_grads=True))
 
         count, part = len(step.clients), (step.stage, step.phase)
         plain = self.clients("client_loss", self.method.client_loss, cohort, count, batch, part=part)
         expected = gradients(plain)
-        for _ in range(3 if self.mode == "reduce-overhead" else 1):
-            self._mark()
-            with self._compiling():
-                found = gradients(self._call(program, cohort, step, batch))
-            for name, right, made in zip(trained, expected, found, strict=True):
-                off = ((made - right).norm() / right.norm().clamp(min=1e-30)).item()
-                if not off <= limit:  # NaN is refused too
-                    raise ConfigurationError(
-                        f"data.compile_steps: torch.compile makes the gradient of {name!r} of "
-                        f"{type(self.method).__name__} {100 * off:.2g} % off, {100 * limit:g} % are allowed; "
-                        "leave data.compile_steps out"
-                    )
+        with self._compiling():
+            found = gradients(self._call(program, cohort, step, batch))
+        for name, right, made in zip(trained, expected, found, strict=True):
+            off = ((made - right).norm() / right.norm().clamp(min=1e-30)).item()
+            if not off <= limit:  # NaN is refused too
+                raise ConfigurationError(
+                    f"data.compile_steps: torch.compile makes the gradient of {name!r} of "
+                    f"{type(self.method).__name__} {100 * off:.2g} % off, {100 * limit:g} % are allowed; "
+                    "leave data.compile_steps out"
+                )
 
 
 def graphs_made() -> int:

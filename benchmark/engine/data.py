@@ -4,7 +4,6 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from benchmark.engine.compiled_step import CompileMode
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.pool import Transform
 from benchmark.engine.ranks import Ranks
@@ -31,7 +30,7 @@ class FederatedData(Protocol):
     cache_features: bool | Literal["auto"]
     evaluate_local: bool | None
     on_divergence: Literal["drop", "raise"]
-    compile_steps: CompileMode | None
+    compile_steps: Literal["default"] | None
     one_by_one: bool
     num_workers: int
     loaders: Loaders | None

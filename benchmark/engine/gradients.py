@@ -1,15 +1,11 @@
 """Gradients of stacked clients."""
 
 import gc
-import time
 from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-
-#: Times that a graph which still lives is looked for again, and seconds in between.
-TRIES, PAUSE = 5, 0.01
 
 
 def clip_each_client(gradients: Iterable[Tensor | None], limit: float) -> None:
@@ -24,14 +20,11 @@ def clip_each_client(gradients: Iterable[Tensor | None], limit: float) -> None:
 def refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
     """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently.
 
-    What torch.compile has made may refer to itself; then it is garbage, which is searched for here. And on a GPU a
-    thread of autograd's lets go of a step's graph a little after the step, once Python is not running here.
+    What torch.compile has made may refer to itself; then it is garbage, which is searched for here.
     """
-    for _ in range(TRIES):
-        if _expected_shape(slot) == tuple(slot.shape):
-            return
-        gc.collect()
-        time.sleep(PAUSE)
+    if _expected_shape(slot) == tuple(slot.shape):
+        return
+    gc.collect()
     if _expected_shape(slot) != tuple(slot.shape):
         raise RuntimeError(
             f"{method} holds a tensor of an earlier cohort with the graph that made it, which spoils the gradient of "

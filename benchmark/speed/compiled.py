@@ -1,4 +1,4 @@
-"""What ``data.compile_steps`` brings: seconds of a round with each of its modes against none."""
+"""What ``data.compile_steps`` brings: seconds of a round with it against without."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from benchmark.engine.compiled_step import CompileMode
 from benchmark.errors import ConfigurationError
 from benchmark.speed.measure import Row, device, fit, fit_repeated
 from benchmark.speed.workloads import Work, cnn, fedvpt, headtune, large_clip, large_vit, promptfl, tiny_vit
@@ -14,45 +13,36 @@ from benchmark.speed.workloads import Work, cnn, fedvpt, headtune, large_clip, l
 CLIENTS, STEPS, ROUNDS = 8, 4, 5
 
 
-def mode_rows(work: Work, modes: tuple[CompileMode, ...]) -> list[Row]:
-    """All clients together, uncompiled and with each mode; a mode whose gradients are wrong is named in the first row.
+def rows_of(work: Work) -> list[Row]:
+    """All clients together, uncompiled and compiled; where that makes wrong gradients, the first row says so alone.
 
     Args:
         work: what is trained.
-        modes: of ``data.compile_steps``.
     """
-    rows: list[Row] = []
-    refused = []
-    for mode in (None, *modes):
-        torch.compiler.reset()
-        make = partial(work.made, CLIENTS, STEPS * work.batch, CLIENTS)
-        try:
-            if mode is None:  # what a user has otherwise: small steps are repeated from a record
-                times = fit_repeated(make, STEPS, ROUNDS, work.precision)
-            else:
-                method, data = make()
-                data.compile_steps = mode
-                times = fit(method, data, ROUNDS, precision=work.precision)
-        except ConfigurationError as error:
-            refused.append(f"{mode} refused: {error}")
-            continue
-        rows.append(
-            Row(
-                f"{work.name}, {mode or 'not compiled'}",
-                f"a round of {CLIENTS} clients x {STEPS} steps of {work.batch} images",
-                times.best,
-                times.best / rows[0].seconds if rows else 1.0,
-                memory=times.memory if device() == "cuda" else None,
-                note=f"first round {times.rounds[0]:.3g} s",
-            )
-        )
-    return [replace(rows[0], note="; ".join([rows[0].note, *refused])), *rows[1:]]
+    amount = f"a round of {CLIENTS} clients x {STEPS} steps of {work.batch} images"
+    make = partial(work.made, CLIENTS, STEPS * work.batch, CLIENTS)
+    memory = device() == "cuda"
+    # What a user has otherwise: small steps are repeated from a record.
+    times = fit_repeated(make, STEPS, ROUNDS, work.precision)
+    first = f"first round {times.rounds[0]:.3g} s"
+    plain = Row(
+        f"{work.name}, not compiled", amount, times.best, 1.0, memory=times.memory if memory else None, note=first
+    )
+    torch.compiler.reset()
+    method, data = make()
+    data.compile_steps = "default"
+    try:
+        times = fit(method, data, ROUNDS, precision=work.precision)
+    except ConfigurationError as error:
+        return [replace(plain, note=f"{first}; compiling refused: {error}")]
+    ratio, first = times.best / plain.seconds, f"first round {times.rounds[0]:.3g} s"
+    held = times.memory if memory else None
+    return [plain, Row(f"{work.name}, compiled", amount, times.best, ratio, memory=held, note=first)]
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:
     """Five works, small ones and the papers'."""
-    on_gpu = device() == "cuda"
-    modes: tuple[CompileMode, ...] = ("default", "reduce-overhead") if on_gpu else ("default",)
-    vits = [fedvpt("micro_vit", 32), headtune("micro_vit", 32)] + ([fedvpt(*large_vit())] if on_gpu else [])
+    vits = [fedvpt("micro_vit", 32), headtune("micro_vit", 32)]
+    vits += [fedvpt(*large_vit())] if device() == "cuda" else []
     works = (cnn(), tiny_vit(), *vits, promptfl(large_clip()))
-    return "Training steps compiled, against not compiled", [row for work in works for row in mode_rows(work, modes)]
+    return "Training steps compiled, against not compiled", [row for work in works for row in rows_of(work)]
