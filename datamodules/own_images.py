@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -141,8 +141,8 @@ class OwnImages(ImageSource):
 class ImageFolders(OwnImages):
     """One's own images of one domain: ``<root>/<class>/*``, or that in both ``<root>/train`` and ``<root>/test``.
 
-    Classes are named by their folders and come in the order of the names. Files and folders whose names begin with a
-    dot, and files that are no images, are passed over. What the arguments mean is said of :class:`OwnImages`.
+    Classes are named by their folders and come in the order of the names, 2 before 10. Files and folders whose names
+    begin with a dot, and files that are no images, are passed over. What the arguments mean is said of :class:`OwnImages`.
 
     Args:
         name: of the data set, in records and reports.
@@ -164,7 +164,7 @@ class DomainFolders(OwnImages):
     """One's own images of several domains: ``<root>/<domain>/<class>/*``, as PACS or Office-Home are unpacked.
 
     A domain may have ``train/<class>`` and ``test/<class>`` in place of its classes. Domains and classes are named by
-    their folders and come in the order of the names; every domain has every class. Files and folders whose names begin
+    their folders and come in the order of the names, 2 before 10; every domain has every class. Files and folders whose names begin
     with a dot, and files that are no images, are passed over.
 
     Args:
@@ -201,8 +201,8 @@ class ImageIndex(OwnImages):
 
     Columns are ``path`` (relative to ``root``) and ``label`` (name of the class), and where wanted ``domain``,
     ``split`` (``train`` or ``test``) and ``group``: images of one group, such as a patient's, are on one side of every
-    split. Other columns are passed over. Classes and domains come in the order of their names; a domain may lack a
-    class.
+    split. Other columns are passed over. Classes and domains come in the order of their names, 2 before 10; a domain
+    may lack a class.
 
     Args:
         name: of the data set, in records and reports.
@@ -233,11 +233,12 @@ class ImageIndex(OwnImages):
             {k: (v or "").strip() for k, v in row.items() if k} for row in read_table(self.index, ("path", "label"))
         ]
         self._check(rows)
-        self.class_names = tuple(sorted({row["label"] for row in rows}))
-        self.domain_names = tuple(sorted({row.get("domain", "") for row in rows}))
+        self.class_names = tuple(_in_order(row["label"] for row in rows))
+        self.domain_names = tuple(_in_order(row.get("domain", "") for row in rows))
         if len(self.class_names) < 2:
             raise ConfigurationError(f"{self.index}: expected at least two classes in the column label, got one")
-        self.rows = sorted(rows, key=lambda row: (row.get("domain", ""), row["label"], row["path"]))
+        domains, labels = ({name: n for n, name in enumerate(of)} for of in (self.domain_names, self.class_names))
+        self.rows = sorted(rows, key=lambda row: (domains[row.get("domain", "")], labels[row["label"]], row["path"]))
 
     def _check(self, rows: Sequence[dict[str, str]]) -> None:
         """Refuse rows without images, images given twice, sides that do not exist, and groups on both sides."""
@@ -318,11 +319,17 @@ def _check_printable(name: str, at: Path | str) -> None:
         raise ConfigurationError(f"{at}: the name {name!r} has signs that cannot be printed; rename it")
 
 
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Names of classes or domains, each once, in their order: as numbers where all of them are whole ones."""
+    found = sorted(set(names))
+    return sorted(found, key=int) if all(name.isdecimal() for name in found) else found
+
+
 def _folders(at: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, without hidden ones."""
+    """Names of the folders in a folder, in order, without hidden ones."""
     try:
         with os.scandir(at) as entries:
-            found = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            found = _in_order(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
     for name in found:
@@ -355,7 +362,7 @@ def _common_classes(name: str, root: Path, places: Sequence[str]) -> tuple[str, 
         ConfigurationError: there are none, or a place lacks a class that another has.
     """
     found = {place: _folders(root / place) for place in places}
-    classes = sorted({label for labels in found.values() for label in labels})
+    classes = _in_order(label for labels in found.values() for label in labels)
     if len(classes) < 2:
         raise ConfigurationError(
             f"{name}: expected a folder for each of at least two classes in {root / places[0]}, got {len(classes)}; "

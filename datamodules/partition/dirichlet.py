@@ -46,10 +46,12 @@ def dirichlet_cuts(
     sides, num_classes = class_sizes.shape
     mean = class_sizes[0].sum() / num_clients
     advice = "raise alpha, use fewer clients or lower min_size"
-    if class_sizes.sum(axis=1).min() < min_size * num_clients:
+    held = class_sizes.sum(axis=1)
+    if held.min() < min_size * num_clients:
+        side = "" if sides == 1 else ("training ", "test ")[int(held.argmin())]
         raise ConfigurationError(
-            f"{num_clients} clients with at least min_size={min_size} images each need {min_size * num_clients} "
-            f"images, the data set has {class_sizes.sum(axis=1).min()}; use fewer clients or lower min_size"
+            f"{num_clients} clients with at least min_size={min_size} {side}images each need {min_size * num_clients} "
+            f"{side}images, the data set has {held.min()}; use fewer clients or lower min_size"
         )
     best = short = 0
     at_once = max(1, min(DRAWS_AT_ONCE, CUTS_AT_ONCE // (sides * num_classes * (num_clients + 1))))

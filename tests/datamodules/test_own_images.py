@@ -86,6 +86,20 @@ def test_a_folder_is_split_by_class_and_seed(tmp_path: Path) -> None:
     assert not torch.equal(pool.test, other.test)
 
 
+def test_classes_that_are_numbers_come_in_the_order_of_the_numbers(tmp_path: Path) -> None:
+    fill(tmp_path, "2", "10", "1")
+    assert ImageFolders("Digits", str(tmp_path), size=4).class_names == ("1", "2", "10")
+    names = ["10/0.png", "2/0.png", "1/0.png", "2/1.png", "10/1.png", "1/1.png"]
+    frame = pd.DataFrame({"path": names, "label": [int(name.partition("/")[0]) for name in names]})
+    frame.assign(split=["train"] * 3 + ["test"] * 3).to_csv(tmp_path / "index.csv", index=False)
+    listed = ImageIndex("Digits", str(tmp_path), size=4)
+    assert listed.class_names == ("1", "2", "10")
+    pool = listed.load()
+    assert (pool.labels.tolist(), pool.test.tolist()) == ([0, 0, 1, 1, 2, 2], [False, True] * 3)
+    fill(tmp_path, "ten")
+    assert ImageFolders("Words", str(tmp_path), size=4).class_names == ("1", "10", "2", "ten")
+
+
 def test_given_sides_are_kept_and_copies_of_test_images_do_not_train(tmp_path: Path) -> None:
     fill(tmp_path, "train/cat", "train/dog", "test/cat", "test/dog", images=3)
     (tmp_path / "train/cat/2.png").write_bytes((tmp_path / "test/cat/0.png").read_bytes())

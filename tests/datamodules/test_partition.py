@@ -514,7 +514,7 @@ def test_bad_arguments(make, message):
         (IID(2000), "1000 of 2000 clients have no test images (first: client 1000)"),
         (
             DirichletShared(0.3, 200),
-            "200 clients with at least min_size=10 images each need 2000 images, the data set has 1000",
+            "200 clients with at least min_size=10 test images each need 2000 test images, the data set has 1000;",
         ),
         (DisjointClasses(3), "classes_per_client=3 does not divide the 10 classes"),
         (DisjointClasses(2, num_clients=4), "num_clients=4, but 10 classes in groups of 2 make 5 clients"),
