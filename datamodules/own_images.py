@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import DecodedImages, Fit, list_class_folders, read_images, without_copies
-from datamodules.source import ImagePool, ImageSource
+from datamodules.source import ImagePool, ImageSource, in_order
 from datamodules.splitting import draw_test, draw_units, united
 from datamodules.tables import read_table
 
@@ -142,7 +142,7 @@ class ImageFolders(OwnImages):
     """One's own images of one domain: ``<root>/<class>/*``, or that in both ``<root>/train`` and ``<root>/test``.
 
     Classes are named by their folders and come in the order of the names, 2 before 10. Files and folders whose names
-    begin with a dot, and files that are no images, are passed over. What the arguments mean is said of :class:`OwnImages`.
+    begin with a dot, and files that are no images, are passed over. :class:`OwnImages` says what the arguments mean.
 
     Args:
         name: of the data set, in records and reports.
@@ -164,8 +164,8 @@ class DomainFolders(OwnImages):
     """One's own images of several domains: ``<root>/<domain>/<class>/*``, as PACS or Office-Home are unpacked.
 
     A domain may have ``train/<class>`` and ``test/<class>`` in place of its classes. Domains and classes are named by
-    their folders and come in the order of the names, 2 before 10; every domain has every class. Files and folders whose names begin
-    with a dot, and files that are no images, are passed over.
+    their folders and come in the order of the names, 2 before 10; every domain has every class. Files and folders whose
+    names begin with a dot, and files that are no images, are passed over.
 
     Args:
         name: of the data set, in records and reports.
@@ -233,8 +233,8 @@ class ImageIndex(OwnImages):
             {k: (v or "").strip() for k, v in row.items() if k} for row in read_table(self.index, ("path", "label"))
         ]
         self._check(rows)
-        self.class_names = tuple(_in_order(row["label"] for row in rows))
-        self.domain_names = tuple(_in_order(row.get("domain", "") for row in rows))
+        self.class_names = tuple(in_order(row["label"] for row in rows))
+        self.domain_names = tuple(in_order(row.get("domain", "") for row in rows))
         if len(self.class_names) < 2:
             raise ConfigurationError(f"{self.index}: expected at least two classes in the column label, got one")
         domains, labels = ({name: n for n, name in enumerate(of)} for of in (self.domain_names, self.class_names))
@@ -319,17 +319,11 @@ def _check_printable(name: str, at: Path | str) -> None:
         raise ConfigurationError(f"{at}: the name {name!r} has signs that cannot be printed; rename it")
 
 
-def _in_order(names: Iterable[str]) -> list[str]:
-    """Names of classes or domains, each once, in their order: as numbers where all of them are whole ones."""
-    found = sorted(set(names))
-    return sorted(found, key=int) if all(name.isdecimal() for name in found) else found
-
-
 def _folders(at: Path) -> list[str]:
     """Names of the folders in a folder, in order, without hidden ones."""
     try:
         with os.scandir(at) as entries:
-            found = _in_order(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            found = in_order(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
     for name in found:
@@ -362,7 +356,7 @@ def _common_classes(name: str, root: Path, places: Sequence[str]) -> tuple[str, 
         ConfigurationError: there are none, or a place lacks a class that another has.
     """
     found = {place: _folders(root / place) for place in places}
-    classes = _in_order(label for labels in found.values() for label in labels)
+    classes = in_order(label for labels in found.values() for label in labels)
     if len(classes) < 2:
         raise ConfigurationError(
             f"{name}: expected a folder for each of at least two classes in {root / places[0]}, got {len(classes)}; "
@@ -400,8 +394,7 @@ def _in_folders(root: Path, domains: Sequence[str], classes: Sequence[str]) -> L
                     )
             listed, labels = list_class_folders(root, place, [[label] for label in classes])
             files += listed
-            n = len(listed)
-            given = len(places) > 1
+            n, given = len(listed), len(places) > 1
             parts.append((labels, np.full(n, number), np.full(n, given and place.endswith("test")), np.full(n, given)))
     labels, numbers, test, given_sides = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Listed(files, labels, numbers, test.astype(bool), given_sides.astype(bool))

@@ -1,5 +1,6 @@
 """What a data set hands to the federation: one pool of images in memory, and its names."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -147,3 +148,9 @@ def load_pool(source: ImageSource) -> ImagePool:
         raise ConfigurationError(f"{name}.load must return an ImagePool, got {type(pool).__name__}")
     pool.check_names(source)
     return pool
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of classes or domains, each once, in their order: as numbers where all of them are whole ones."""
+    found = sorted(set(names))
+    return sorted(found, key=int) if all(name.isdecimal() for name in found) else found
