@@ -48,10 +48,10 @@ def dirichlet_cuts(
     advice = "raise alpha, use fewer clients or lower min_size"
     held = class_sizes.sum(axis=1)
     if held.min() < min_size * num_clients:
-        side = "" if sides == 1 else ("training ", "test ")[int(held.argmin())]
+        which = "" if sides == 1 else ("training ", "test ")[int(held.argmin())]
         raise ConfigurationError(
-            f"{num_clients} clients with at least min_size={min_size} {side}images each need {min_size * num_clients} "
-            f"{side}images, the data set has {held.min()}; use fewer clients or lower min_size"
+            f"{num_clients} clients with at least min_size={min_size} {which}images each need {min_size * num_clients} "
+            f"{which}images, the data set has {held.min()}; use fewer clients or lower min_size"
         )
     best = short = 0
     at_once = max(1, min(DRAWS_AT_ONCE, CUTS_AT_ONCE // (sides * num_classes * (num_clients + 1))))
