@@ -217,7 +217,7 @@ def test_dirichlet_few_shot():
         (lambda: split(BaseToNovel(3), Source(4).load()), "num_clients=3 does not fit 2 classes"),
         (
             lambda: split(DirichletFewShot(0.5, 30, 1, min_size=2), Source(10).load()),
-            "30 clients with at least min_size=2 images each need 60 images, the data set has 10",
+            "30 clients with at least min_size=2 training images each need 60 training images, the data set has 10",
         ),
     ],
 )
