@@ -1,6 +1,7 @@
 """``lightning-cli``: Lightning's command line with the links, defaults and files of a federated run."""
 
 import argparse
+import atexit
 import logging
 import signal
 import sys
@@ -365,6 +366,8 @@ def main(args: list[str] | None = None) -> None:
             told_elsewhere = are_connected() and not is_first_process()
             said = f"error: {told}" if told is not None else "".join(traceback.format_exception(error))
             end_process("" if told_elsewhere and told is not None else said, 1 if told is None else 2)
+        finally:  # all is said: a Ctrl-C now would only show where torch, which imports more at its end, was
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def reported(error: BaseException | None) -> BaseException | None:
