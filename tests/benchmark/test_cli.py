@@ -158,7 +158,7 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
         ),
         (
             ["--data.partition=DirichletShared", "--data.partition.alpha=0.05", "--data.partition.min_size=15"],
-            "15 images",
+            "min_size=15 test images each need 75",
         ),
         (["--data.partition=IID", "--data.partition.num_clients=100"], "client"),
         (
