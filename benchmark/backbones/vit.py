@@ -180,7 +180,7 @@ class PromptedViT(Checked, nn.Module):
         batch, at = len(tokens), self._prompt_position
         families = [self._by_image(family, batch) for family in prompts]
         sizes = [at, *(family.shape[2] for family in families), tokens.shape[1] - at]
-        deepest = max([0, *(family.shape[1] for family in families)])
+        deepest = max([0, *(family.shape[1] for family in families)])  # torch.compile (2.11) knows no default of max
         first = [family[:, 0].expand(batch, -1, -1) for family in families]
         tokens = torch.cat([tokens[:, :at], *first, tokens[:, at:]], dim=1)
         for layer in range(self.depth):
