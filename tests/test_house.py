@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -204,11 +205,11 @@ def test_tests_touch_no_private_name_of_the_engine() -> None:
 
 
 def test_files_stay_readable() -> None:
-    known = modules()
-    lines = {module: len(path.read_text().splitlines()) for module, path in known.items()}
-    assert lines["benchmark.contract"] <= 232
-    assert [m for m, count in lines.items() if m.startswith("benchmark.engine") and count > 200] == []
-    assert [m for m, count in lines.items() if count > 400] == []
+    """A size is a sign that a file is about more than one thing: past 300 lines a warning, past 500 a failure."""
+    lines = {module: len(path.read_text().splitlines()) for module, path in modules().items()}
+    if long := sorted(module for module, count in lines.items() if count > 300):
+        warnings.warn(f"over 300 lines, is each about one thing? {', '.join(long)}", stacklevel=1)
+    assert [module for module, count in lines.items() if count > 500] == []
 
 
 #: What begins as a short description in a paper ends as a short file.
