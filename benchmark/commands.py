@@ -44,8 +44,14 @@ def table(arguments: argparse.Namespace) -> int:
 
 def _print_table(result: "TableResult") -> int:
     """Print a table and what failed; the exit status."""
-    print(result.markdown.read_text(encoding="utf-8"))
-    print(f"written: {result.markdown}, {result.csv}, {result.latex}")
+    print(result.text)
+    texts = ", ".join(map(str, (result.markdown, result.csv, result.latex)))
+    picture = f", {result.picture}" if result.picture else ""
+    if result.unchanged:
+        print(f"as before, and left as they are: {texts}{picture}")
+        print("  (seconds, memory, hardware and revision aside; for those of these runs, remove the files first)")
+    else:
+        print(f"written: {texts}{picture}")
     for name, outcome in result.failed.items():
         log = f" (log: {outcome.log})" if outcome.log else ""
         print(_text(f"failed: {name}: {outcome.error}{log}"), file=sys.stderr)

@@ -15,19 +15,34 @@ from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
 from benchmark.tables.layout import Preset, Table, check_baseline, check_seeds, load_table, preset_of, rows_of
+from benchmark.tables.made_again import says_the_same
 from benchmark.tables.paper import read_paper
 from benchmark.tables.render import Rendered, render
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """The files of a table (Markdown, CSV, LaTeX), the cells that failed, by name, and what could not be read."""
+    """A table and its files.
+
+    Attributes:
+        markdown: of the files.
+        csv: the long form, a row for each number.
+        latex: the third.
+        failed: the cells that failed, by name.
+        problems: what could not be read.
+        text: the table of these runs, in Markdown.
+        picture: the metric over the rounds, where there is one.
+        unchanged: the text files say the same already, apart from what runs measure anew, and were left as they are.
+    """
 
     markdown: Path
     csv: Path
     latex: Path
     failed: dict[str, Outcome]
     problems: list[str] = field(default_factory=list)
+    text: str = ""
+    picture: Path | None = None
+    unchanged: bool = False
 
 
 def run_table(
@@ -121,12 +136,26 @@ def data_folder(data_dir: str | Path | None, cells: Iterable[Cell], where: str) 
 def write_table(
     stem: str, results: Path, table: Table, rendered: Rendered, outcomes: Mapping[str, Outcome]
 ) -> TableResult:
-    """Write a rendered table and its curves to ``results/tables/<stem>``."""
+    """Write a rendered table and its curves to ``results/tables/<stem>``.
+
+    A table whose files say the same already, apart from what runs measure anew (:mod:`benchmark.tables.made_again`),
+    leaves its text files as they are: so a reproduced table changes no committed file.
+    """
     target = make_folder(results / "tables")
     paths = {suffix: target / f"{stem}.{suffix}" for suffix in ("md", "csv", "tex")}
-    write_text(paths["md"], rendered.markdown)
-    write_text(paths["csv"], rendered.csv)
-    write_text(paths["tex"], rendered.latex)
-    draw_curves(table, rendered.lines, target / f"{stem}.png")
+    unchanged = says_the_same(rendered, paths)
+    if not unchanged:
+        write_text(paths["md"], rendered.markdown)
+        write_text(paths["csv"], rendered.csv)
+        write_text(paths["tex"], rendered.latex)
+    picture = target / f"{stem}.png"
+    draw_curves(table, rendered.lines, picture)
     failed = {cell: outcome for cell, outcome in outcomes.items() if outcome.run_dir is None}
-    return TableResult(paths["md"], paths["csv"], paths["tex"], failed, rendered.problems)
+    return TableResult(
+        *paths.values(),
+        failed,
+        rendered.problems,
+        rendered.markdown,
+        picture if picture.is_file() else None,
+        unchanged,
+    )

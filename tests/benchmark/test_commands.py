@@ -115,11 +115,10 @@ def test_table_hands_its_options_on(
     asked: list[tuple[object, ...]] = []
     failed: dict[str, Outcome] = {}
 
-    Path("t.md").write_text("the table itself")
-
     def run_table(*arguments: object, **options: object) -> TableResult:
         asked.append((*arguments, *options.values()))
-        return TableResult(Path("t.md"), Path("t.csv"), Path("t.tex"), failed)
+        files = (Path("t.md"), Path("t.csv"), Path("t.tex"))
+        return TableResult(*files, failed, text="the table itself", picture=Path("t.png"), unchanged=len(asked) == 2)
 
     monkeypatch.setattr(tables, "run_table", run_table)
     monkeypatch.delenv("DATA_DIR", raising=False)
@@ -139,7 +138,9 @@ def test_table_hands_its_options_on(
     ]
     printed = capsys.readouterr()
     assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in printed.err
-    assert "the table itself" in printed.out
+    assert printed.out.count("the table itself") == 4
+    assert printed.out.count("written: t.md, t.csv, t.tex, t.png\n") == 3
+    assert printed.out.count("as before, and left as they are: t.md, t.csv, t.tex, t.png\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -40,8 +41,9 @@ from benchmark.tables.cells import make_cells
 from benchmark.tables.frame import over_seeds
 from benchmark.tables.layout import PaperNumber, load_table
 from benchmark.tables.lines import Number
+from benchmark.tables.made_again import says_the_same
 from benchmark.tables.paper import paper_value, read_paper
-from benchmark.tables.render import render
+from benchmark.tables.render import Rendered, render
 from benchmark.tables.run_table import run_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -346,6 +348,61 @@ def test_finished_cells_are_not_run_again(root: Path) -> None:
     assert len(calls()) == 2
     run_table("two", seeds=[1], program=PROGRAM)
     assert [name.split("-")[2] for _, name, _ in calls()[2:]] == ["s1", "s1"]
+
+
+def rerun(**fields: Any) -> None:
+    """Let the runs to come measure other seconds, memory, hardware and code, and differ in further fields."""
+    shutil.rmtree("runs")
+    record = stored_run(Path("finished/0")).record
+    environment = {"git": {"revision": "f" * 40, "dirty": True}, "hardware": {"cpu": "Another", "cores": 64}}
+    measured = {"seconds": {"total": 98765.0, "training": 1.0, "evaluation": 1.0}, "peak_memory_bytes": 7 * 10**9}
+    changed = replace(record, environment=environment, **measured, **fields)
+    write_finished_run(Path("finished/0"), changed, stored_run(Path("finished/0")).metrics)
+
+
+def test_a_table_made_again_with_equal_numbers_leaves_its_files(root: Path) -> None:
+    first = run_table("two", program=PROGRAM)
+    assert not first.unchanged
+    files = (first.markdown, first.csv, first.latex, first.picture)
+    before = [path.read_bytes() for path in files if path]
+    assert len(before) == 4
+    rerun()
+    again = run_table("two", program=PROGRAM)
+    assert again.unchanged
+    assert [path.read_bytes() for path in files if path] == before
+    assert "98765" in again.text  # what is printed is of these runs
+    assert "98765" not in before[0].decode()
+
+
+def test_a_table_made_again_with_other_numbers_is_written(root: Path) -> None:
+    first = run_table("two", program=PROGRAM)
+    rerun(communication={"up_bytes": 1.0, "down_bytes": 1.0, "up_floats": 7680.0, "down_floats": 7680.0})
+    again = run_table("two", program=PROGRAM)
+    assert not again.unchanged
+    for path in (again.markdown, again.csv, again.latex):
+        assert "98765" in path.read_text()
+    again.latex.write_text(again.latex.read_text().replace("Alpha", "Beta", 1))
+    assert not run_table("two", program=PROGRAM).unchanged
+    assert run_table("two", program=PROGRAM).unchanged
+    first.csv.write_text("nothing\n")
+    assert not run_table("two", program=PROGRAM).unchanged
+    first.markdown.unlink()
+    assert not run_table("two", program=PROGRAM).unchanged
+
+
+def test_only_what_was_measured_is_not_compared(root: Path) -> None:
+    result = run_table("two", program=PROGRAM)
+    rendered = Rendered(*(path.read_text() for path in (result.markdown, result.csv, result.latex)), [], [])
+    paths = {"md": result.markdown, "csv": result.csv, "tex": result.latex}
+    cells = {suffix: re.findall(r"(?<=[|&] )\d+\.\d+(?= )", path.read_text()) for suffix, path in paths.items()}
+    assert cells["md"]
+    for suffix, path in paths.items():
+        text = path.read_text()
+        for cell in set(cells[suffix]):
+            path.write_text(text.replace(f" {cell} ", f" {float(cell) + 0.01:.2f} ", 1))
+            assert not says_the_same(rendered, paths)
+        path.write_text(text)
+    assert says_the_same(rendered, paths)
 
 
 def test_the_place_gets_ready_for_what_is_missing_before_the_readings_are_checked(
