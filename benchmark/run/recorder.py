@@ -122,8 +122,9 @@ class Recorder(Callback):
             "setting": data.partition.description,
             "seed": data.seed,
         }
-        self._tracking.begin(self.config, names, data.split_record)
-        if self._writes and (self.values or self.evaluations):
+        goes_on = bool(self.values or self.evaluations)
+        self._tracking.begin(self.config, names, data.split_record, method.server.finished_rounds if goes_on else None)
+        if self._writes and goes_on:
             self._tracking.rounds_before(method.server.traffic.rounds, self.metrics())
         self._began = time.perf_counter()
 

@@ -37,13 +37,16 @@ class Tracking:
         self.run_dir = run_dir
         self._settings: dict[str, Any] = {}
 
-    def begin(self, config: dict[str, Any] | None, names: dict[str, Any], split: SplitRecord) -> None:
+    def begin(
+        self, config: dict[str, Any] | None, names: dict[str, Any], split: SplitRecord, told: int | None = None
+    ) -> None:
         """Tell of the whole configuration, by dotted names, and draw the partition.
 
         Args:
             config: the resolved one, if there is one.
             names: what runs are grouped by: method, server, data set, setting, seed.
             split: the record of the partition.
+            told: the last round that loggers were told of by another process; None where the run begins.
         """
         settings = flattened(config or {})
         # The loggers' own are not the run's.
@@ -55,9 +58,13 @@ class Tracking:
             logger.log_hyperparams(self._settings)
         if self.run_dir is not None and any(isinstance(g, WandbLogger | TensorBoardLogger) for g in self.loggers):
             picture = self.run_dir / "partition.png"
-            manifest_heatmap(split.manifest, picture)
-            for logger in self.loggers:
-                _show(logger, picture)
+            if told is None or not picture.exists():
+                manifest_heatmap(split.manifest, picture)
+                for logger in self.loggers:
+                    _show(logger, picture)
+        for logger in self.loggers:
+            if isinstance(logger, WandbLogger) and told is not None:
+                _skip_rows(logger, told + 2)  # after those of the picture and of rounds 0 to `told`
 
     def round(self, number: int, numbers: Numbers, found: Values, client_names: Sequence[str]) -> None:
         """Tell of a round.
@@ -172,6 +179,12 @@ def _table(clients: Mapping[str, list[float]], names: Sequence[str]) -> Any:
         for client, (name, row) in enumerate(zip(names, rows, strict=True))
     ]
     return wandb.Table(columns=["client", "name", *clients], data=data)
+
+
+def _skip_rows(logger: WandbLogger, row: int) -> None:
+    """Have W&B's history go on at a row: offline, each process would count from 0 and write over the first rows."""
+    if logger.experiment.step < row:
+        logger.experiment.log({}, step=row, commit=False)
 
 
 def _show(logger: Logger, picture: Path) -> None:

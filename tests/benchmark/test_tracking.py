@@ -91,11 +91,13 @@ def test_wandb_has_one_run_by_the_directorys_name_with_the_whole_configuration(
 def test_wandb_has_the_round_as_axis_with_scores_costs_and_clients(run: Path, told: dict[str, list[Any]]) -> None:
     axes = {(record.metric.name or record.metric.glob_name): record.metric.step_metric for record in told["metric"]}
     assert axes["*"] == "round"
-    rounds: dict[int, dict[str, Any]] = {}
-    for record in told["history"]:
-        row = wandb_file.content(record.history.item)
-        rounds.setdefault(row["round"], {}).update(row)
-    assert sorted(rounds) == [0, 1, 2, 3, 4]
+    rows = [wandb_file.content(record.history.item) for record in told["history"]]
+    assert [(any(name.startswith("partition") for name in row), row["round"]) for row in rows] == [
+        (True, 0),
+        *((False, n) for n in range(5)),
+    ]
+    assert [record.history.step.num for record in told["history"]] == [0, 1, 2, 3, 4, 5]  # though two processes count
+    rounds = {row["round"]: row for row in rows}
     table = pd.read_parquet(run / "metrics.parquet")
     for number, row in rounds.items():
         assert (set(row) >= METRICS) == (number % 2 == 0)
