@@ -21,6 +21,7 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.records.source_code import changed_files
 from benchmark.records.summary import LOWER_IS_BETTER, average_by_round
+from benchmark.records.words import metric_number
 from benchmark.seeds import derived_seed
 from benchmark.tuning.task import Task, Trial
 
@@ -232,6 +233,17 @@ class Study:
             for trial in ended[: self.task.trials]
         ]
 
+    def last_line(self) -> str:
+        """Say the last trial's values and score, and the best score so far."""
+        task, trials = self.task, self.trials
+        trial, best = trials[-1], task.best(trials)
+        values = ", ".join(f"{option.rpartition('.')[2]} {value}" for option, value in trial.values.items())
+        said = trial.state if trial.state != "pruned" else f"pruned after round {trial.rounds}"
+        if trial.state == "complete" and trial.score is not None:
+            said = f"val {task.metric} {metric_number(trial.score, task.metric)}"
+        so_far = f" (best {metric_number(best.score, task.metric)})" if best and best.score is not None else ""
+        return f"{task.row} on {task.group}, trial {len(trials)} of {task.trials}: {values} -> {said}{so_far}"
+
     @property
     def records(self) -> list[RunRecord]:
         """Of the trials' runs, those that came to their end and are still there."""
@@ -263,10 +275,12 @@ class Studies:
         return f"pruned after round {max(rounds)}" if rounds and all(rounds) else ""
 
     def after(self, cell: Cell, outcome: Outcome, seconds: float) -> list[Cell]:
-        """Tell the studies, and give their next trials."""
+        """Tell the studies, print what the trial has come to, and give their next trials."""
         found = self._at(cell)
         for study in found:
             study.settle(outcome, seconds)
+            if not study.error:
+                print(f"  {study.last_line()}", flush=True)
         following = [study.next() for study in found if not study.error]
         return [cell for cell in following if cell is not None]
 

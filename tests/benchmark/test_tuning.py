@@ -493,7 +493,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path) -> None:
+def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tune_table(
         "two.yaml", trials=4, rounds=ROUNDS, seeds=[0, 1], jobs=2, program=(sys.executable, "fake_run.py")
     )
@@ -517,6 +517,18 @@ def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path) -> None:
     line = next(line for line in text.split("## Tuning")[1].splitlines() if line.startswith("| FedVPT"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert (cells[1], cells[5:]) == ("4", ["55.00 ± 7.07", "55.00 ± 7.07", "+0.00"])
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines() if " -> " in line]
+    assert len(printed) == 8
+    for method, part in trials.groupby("method"):
+        lines = [line for line in printed if line.startswith(f"{method} on ")]
+        for number, (line, row) in enumerate(zip(lines, part.to_dict("records"), strict=True), start=1):
+            rate = json.loads(row["values"])["model.init_args.training.lr"]
+            assert f", trial {number} of 4: " in line
+            assert f"lr {rate}" in line
+            assert (
+                "-> pruned after round " if row["state"] == "pruned" else f"-> val accuracy {row['val']:.2f} "
+            ) in line
+        assert f"(best {part['val'].max():.2f})" in lines[-1]
     before = Path("calls.txt").read_text()
     again = tune_table("two.yaml", trials=4, rounds=ROUNDS, seeds=[0, 1], program=(sys.executable, "fake_run.py"))
     assert again.table.markdown.read_text() == text
