@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, flat, tell_apart
 from benchmark.records.hashes import canonical
+from benchmark.records.words import POINT_WORDS, ROUND_WORDS
 from benchmark.report.grid import Cell, Grid, anchor_of, grid
 from benchmark.report.published import READINGS, beside
 from benchmark.report.readings import (
-    POINTS,
-    ROUNDS,
     STATISTICS,
     evaluated_rounds,
     hardware_of,
@@ -64,14 +63,19 @@ class Board:
     @property
     def points(self) -> list[str]:
         """Where in a round something of it was evaluated."""
-        return [point for point in POINTS if any(point in points_of(each) for each in self.experiments)]
+        return [point for point in POINT_WORDS if any(point in points_of(each) for each in self.experiments)]
 
     @property
     def facts(self) -> str:
         """What all rows share, in a reader's words."""
+        return "; ".join(self.parts)
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """The setting, the backbone, and rounds with their local work."""
         rounds = self.first.record.rounds
         work = f" of {self.first.local_work}" if self.first.local_work else ""
-        return f"{self.first.setting}; {self.first.backbone}; {rounds} round{'s' * (rounds != 1)}{work}"
+        return self.first.setting, self.first.backbone, f"{rounds} round{'s' * (rounds != 1)}{work}"
 
 
 def boards(experiments: Sequence[Experiment]) -> list[Board]:
@@ -97,6 +101,19 @@ def boards(experiments: Sequence[Experiment]) -> list[Board]:
         further = tuple(each for _, *more in several for each in more)
         found[anchor] = Board(anchor, tuple(plain), further, tuple(alike))
     return list(found.values())
+
+
+def headings(found: Sequence[Board]) -> list[str]:
+    """Name each board by its data set and, where several have the same one, by the facts that tell them apart."""
+    by_data: dict[str, list[tuple[str, ...]]] = {}
+    for board in found:
+        by_data.setdefault(board.first.dataset, []).append(board.parts)
+
+    def differing(board: Board) -> list[str]:
+        columns = zip(board.parts, *by_data[board.first.dataset], strict=True)
+        return [own for own, *others in columns if any(other != own for other in others)]
+
+    return [", ".join([board.first.dataset, *differing(board)]) for board in found]
 
 
 def _named(run: Run) -> str:
@@ -188,7 +205,7 @@ def variants(board: Board) -> Grid:
 
 
 def _heads(board: Board) -> list[str]:
-    heads = ["#", "Method", *(words.capitalize() for point, words in POINTS.items() if point in board.points)]
+    heads = ["#", "Method", *(words.capitalize() for point, words in POINT_WORDS.items() if point in board.points)]
     heads += ["Last ten rounds", "Best round, on test data", "Worst client", "Worst decile", "Spread over clients"]
     return [*heads, "Tuned", "Seeds", "kB a round", "Seconds", *([] if board.first.demo else PAPER)]
 
@@ -232,7 +249,7 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
     for row in rows.itertuples():
         statistic, which = READINGS[str(row.metric)]
         point = _paper_point(experiment)
-        read = f"{STATISTICS[statistic]}, {ROUNDS[which]}{', ' + POINTS[point] if point != 'server' else ''}"
+        read = f"{STATISTICS[statistic]}, {ROUND_WORDS[which]}{', ' + POINT_WORDS[point] if point != 'server' else ''}"
         theirs = Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}, {read}")
         return Cell(mean_std(statistic_of(experiment, point, which, statistic))), theirs
     return Cell(""), Cell("")

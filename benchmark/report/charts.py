@@ -13,8 +13,9 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.stored_run import stored_run
+from benchmark.records.words import POINT_WORDS
 from benchmark.report.boards import Board
-from benchmark.report.readings import POINTS, last_by_client, learning_curve, points_of, statistic_of, traffic_of
+from benchmark.report.readings import last_by_client, learning_curve, points_of, statistic_of, traffic_of
 
 Spec = dict[str, Any]
 
@@ -56,7 +57,7 @@ def curves(board: Board) -> list[Chart]:
         x = {
             "field": "round",
             "type": "quantitative",
-            "axis": {"tickMinStep": 1, "format": "d"},
+            "axis": {"format": "d", **_whole_ticks([row["round"] for row in rows])},
             "scale": {"domain": _span([row["round"] for row in rows]), "nice": False},
         }
         values = [row[name] for row in rows for name in ("accuracy", "low", "high") if name in row]
@@ -78,9 +79,9 @@ def curves(board: Board) -> list[Chart]:
         }
         spec = _spec(board, rows, {"x": x, "color": _colour(board)}, layer=[*([band] if bands else []), line])
         last = {row["method"]: row["accuracy"] for row in rows}
-        label = f"Average test accuracy by round, {POINTS[point]}; in the last round: {_listed(last)}"
+        label = f"Average test accuracy by round, {POINT_WORDS[point]}; in the last round: {_listed(last)}"
         seeds = " Bands span the seeds." if bands else ""
-        charts.append(Chart(f"By round, {POINTS[point]}", spec, label, f"Round 0 is before any training.{seeds}"))
+        charts.append(Chart(f"By round, {POINT_WORDS[point]}", spec, label, f"Round 0 is before any training.{seeds}"))
     return charts
 
 
@@ -117,8 +118,10 @@ def clients(board: Board) -> list[Chart]:
         spec = _spec(board, rows, {"y": y, "color": _colour(board)}, layer=[dots, mean], height=ROW * len(board.ranked))
         spec["usermeta"] = {"row": ROW}  # the page's script keeps each row as high when methods are hidden or shown
         spans = {row["method"]: row["accuracy"] for row in rows}
-        label = f"Test accuracy of every client in the last round, {POINTS[point]}; highest: {_listed(spans)}"
-        charts.append(Chart(f"Every client, {POINTS[point]}", spec, label, "A mark a client; the tick is their mean."))
+        label = f"Test accuracy of every client in the last round, {POINT_WORDS[point]}; highest: {_listed(spans)}"
+        charts.append(
+            Chart(f"Every client, {POINT_WORDS[point]}", spec, label, "A mark a client; the tick is their mean.")
+        )
     return charts
 
 
@@ -155,11 +158,11 @@ def costs(board: Board) -> list[Chart]:
         mark = {"type": "point", "filled": True, "size": 90, "opacity": 0.75}
         spec = _spec(board, rows, encoding, mark=mark)
         spec["params"].append(ZOOM)
-        label = f"Accuracy against kilobytes, {POINTS[point]}: " + ", ".join(
+        label = f"Accuracy against kilobytes, {POINT_WORDS[point]}: " + ", ".join(
             f"{row['method']} {row['kB']:,.1f} kB {row['accuracy']:.1f}" for row in rows
         )
         caption = "Further left sends less, further up is better."
-        charts.append(Chart(f"Accuracy and communication, {POINTS[point]}", spec, label, caption))
+        charts.append(Chart(f"Accuracy and communication, {POINT_WORDS[point]}", spec, label, caption))
     return charts
 
 
@@ -241,6 +244,12 @@ def _said(field: str, form: str = "", title: str = "") -> Spec:
 
 def _span(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]
+
+
+def _whole_ticks(values: Sequence[int]) -> Spec:
+    """Put a tick at each whole number of a short span, where Vega-Lite would also put some between."""
+    low, high = min(values), max(values)
+    return {"values": list(range(low, high + 1))} if high - low < 10 else {"tickMinStep": 1}
 
 
 def _widened(values: Sequence[float]) -> list[float]:

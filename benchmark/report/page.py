@@ -18,7 +18,17 @@ from benchmark.files import write_text
 from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import group, read_runs
 from benchmark.report import charts
-from benchmark.report.boards import Board, boards, ranking, revision_of, runs_of, sources, variants, worst_clients
+from benchmark.report.boards import (
+    Board,
+    boards,
+    headings,
+    ranking,
+    revision_of,
+    runs_of,
+    sources,
+    variants,
+    worst_clients,
+)
 from benchmark.report.table_pages import TablePage, table_page
 from benchmark.shipped import SHIPPED
 from benchmark.tables.paper import read_paper
@@ -71,21 +81,26 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
             )
     _check_writable(path)
     template, scripts = _template()
-    runs, problems, again = read_runs([*([runs_dir] if runs_dir else []), results_dir / "runs"])
+    folders = [*([runs_dir] if runs_dir else []), results_dir / "runs"]
+    runs, problems, again = read_runs(folders)
     published = results_dir / "paper" if (results_dir / "paper").is_dir() else SHIPPED / "results" / "paper"
     paper = read_paper([str(each) for each in sorted(published.glob("*.csv"))])
     tables = _tables(results_dir / "tables", problems)
     days = commit_days(revision_of(run) for run in runs)
-    places = [_place(board, paper, days) for board in boards(group(runs))]
+    found = boards(group(runs))
+    places = [_place(board, heading, paper, days) for board, heading in zip(found, headings(found), strict=True)]
+    kinds = [
+        ("leaderboard", "Leaderboard", [place for place in places if not place["board"].first.demo]),
+        ("demo", "Demo", [place for place in places if place["board"].first.demo]),
+    ]
     content = template.render(
         runs=runs,
         methods=len({run.record.method for run in runs}),
         data_sets=len({run.dataset for run in runs}),
         demo_runs=sum(run.demo for run in runs),
-        kinds=[
-            ("leaderboard", "Leaderboard", [place for place in places if not place["board"].first.demo]),
-            ("demo", "Demo", [place for place in places if place["board"].first.demo]),
-        ],
+        kinds=[kind for kind in kinds if kind[2]] or kinds[:1],
+        runs_read=" and ".join(folder.as_posix() for folder in folders if folder.is_dir()),
+        tables_read=(results_dir / "tables").as_posix(),
         tables=tables,
         figures=_figures(results_dir / "figures", problems),
         problems=problems,
@@ -129,7 +144,7 @@ def _vega_lite() -> str:
     return javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def _place(board: Board, paper: Any, days: Mapping[str, str]) -> dict[str, Any]:
+def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str]) -> dict[str, Any]:
     """What the template shows of a board."""
     drawn = {
         "Learning curves": charts.curves(board),
@@ -139,6 +154,7 @@ def _place(board: Board, paper: Any, days: Mapping[str, str]) -> dict[str, Any]:
     }
     return {
         "board": board,
+        "heading": heading,
         "ranking": ranking(board, paper),
         "sources": sources(board, paper),
         "variants": variants(board),

@@ -7,9 +7,8 @@ import numpy as np
 
 from benchmark.records.grouped_runs import Experiment, Run
 from benchmark.records.summary import average_by_round, client_values
+from benchmark.records.words import POINT_WORDS
 
-POINTS = {"server": "after aggregation", "local": "after local training"}
-ROUNDS = {"last": "last round", "last10": "last ten rounds", "best_on_test": "best round, chosen on test data"}
 STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
 
 
@@ -25,7 +24,7 @@ def statistic_of(experiment: Experiment, point: str, which: str, statistic: str)
 
 
 def points_of(experiment: Experiment) -> list[str]:
-    return [point for point in POINTS if all(accuracy_of(run, point) for run in experiment.runs)]
+    return [point for point in POINT_WORDS if all(accuracy_of(run, point) for run in experiment.runs)]
 
 
 def evaluated_rounds(run: Run, point: str) -> int:

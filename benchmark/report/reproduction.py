@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
 from benchmark.records.grouped_runs import Experiment, group, read_runs
+from benchmark.records.words import POINT_WORDS, ROUND_WORDS
 from benchmark.report.published import READINGS, beside
-from benchmark.report.readings import POINTS, ROUNDS, STATISTICS, hardware_of, statistic_of
+from benchmark.report.readings import STATISTICS, hardware_of, statistic_of
 from benchmark.shipped import shipped
 from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
@@ -106,13 +107,13 @@ def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:
     said = []
     for statistic, which in dict.fromkeys([reported, ("average", "last"), ("pooled", "last")]):
         found = []
-        for point, words in POINTS.items():
+        for point, words in POINT_WORDS.items():
             known = statistic_of(experiment, point, which, statistic)
             values = [value for value in known if value is not None]
             if values and len(values) == len(known):
                 found.append(f"{math.fsum(values) / len(values):.2f} {words}")
         if found:
-            said.append(f"{STATISTICS[statistic]}, {ROUNDS[which]}: {', '.join(found)}")
+            said.append(f"{STATISTICS[statistic]}, {ROUND_WORDS[which]}: {', '.join(found)}")
     return "; ".join(said) or "not evaluated on test data"
 
 
@@ -157,7 +158,7 @@ def _block(results: Path, published: _Published, experiments: Sequence[Experimen
     statistic, which = _reported(published)
     lines = [
         f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source}). "
-        f"The paper's accuracy is {STATISTICS[statistic]}; compared with ours of the {ROUNDS[which]}."
+        f"The paper's accuracy is {STATISTICS[statistic]}; compared with ours of the {ROUND_WORDS[which]}."
     ]
     tables = _table_lines(results, published)
     runs = _run_lines(experiments, published)

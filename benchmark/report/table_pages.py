@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmark.records.words import ROUND_WORDS
 from benchmark.report.grid import Grid, anchor_of, grid
-from benchmark.report.readings import ROUNDS
 from benchmark.tables.blocks import our_block, paired_blocks, statistics_block
 from benchmark.tables.frame import read_long_frame
 
@@ -72,7 +72,7 @@ def table_page(path: Path) -> TablePage:
 
 def _parts(name: str, numbers: "pd.DataFrame", note: str) -> Iterator[Part]:
     """One data group of a table; what stands beside the paper's numbers says at which size it was run."""
-    which = ROUNDS.get(numbers["summary"].iloc[0], "unknown rounds")
+    which = ROUND_WORDS.get(numbers["summary"].iloc[0], "unknown rounds")
     ours, statistics = our_block(name, numbers), statistics_block(name, numbers)
     compared = "" if "Source" in ours.frame else " Nothing here can be compared with the paper's numbers."
     yield Part(name, f"{note} Of the {which}.{compared}", _beside_the_paper(name, ours.frame))

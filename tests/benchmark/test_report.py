@@ -20,6 +20,7 @@ from benchmark.records.classes import own
 from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import Run, group, read_run, read_runs
 from benchmark.report.boards import boards, ranking
+from benchmark.report.charts import _whole_ticks
 from benchmark.report.grid import Cell
 from benchmark.report.page import write_report
 from benchmark.tables.numbers import mean_std
@@ -378,6 +379,33 @@ def test_demo_runs_have_a_page_of_their_own(tmp_path: Path) -> None:
     assert [row[1] for row in shown] == ["FedVPT"]
     assert "Paper" not in heads
     assert "1 run marked demo" in page
+
+
+def test_a_page_opens_with_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("mine/a"), "FedVPT", 0, [0.5, 0.7, 0.9], source="DigitDomains")
+    page = write_report(Path("page.html"), runs_dir=Path("mine")).path.read_text()
+    assert re.findall(r'<section id="(\w+)"', page)[0] == "demo"
+    assert "no such runs" not in page
+    assert 'href="#leaderboard"' not in page
+    assert "from the records in <code>mine</code>" in page
+
+
+def test_settings_of_one_data_set_have_headings_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", "FedAvg", 0, [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.5, 0.7, 0.9], arguments={"backbone": "OtherCNN"})
+    write_run(tmp_path / "runs" / "c", "FedVPT", 0, [0.5, 0.7, 0.9], source="CIFAR100")
+    page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    shown = re.findall(r"<h3><a [^>]*>(.*?)</a>", page)
+    assert len(set(shown)) == 3
+    assert [text.partition(",")[0] for text in shown] == ["CIFAR-10", "CIFAR-10", "CIFAR-100"]
+    assert sorted(text.split(", ")[1] for text in shown[:2]) == ["OtherCNN", "PaperCNN"]
+    assert shown[2] == "CIFAR-100"
+
+
+def test_a_short_chart_has_a_tick_a_round() -> None:
+    assert _whole_ticks([0, 1]) == {"values": [0, 1]}
+    assert _whole_ticks([0, 50, 100]) == {"tickMinStep": 1}
 
 
 def test_a_date_is_the_runs_own_or_its_commits(tmp_path: Path) -> None:
