@@ -13,9 +13,12 @@ FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
 .PHONY: help install test test-slow test-gpu check pfedpt-figures report reproduction bench docs clean $(TABLES)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  make TABLE        one of: $(TABLES)"
-	@echo "  variables: PRESET=demo|paper  DATA_DIR=folder of the data sets  JOBS=runs at a time (default: one a GPU, else up to 4)"
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  make TABLE          one of (benchmark configs tables/ says what each is):"
+	@echo "$(TABLES)" | fold -s -w 76 | sed 's/^/    /'
+	@echo "  variables: PRESET=demo|short|paper, or another of the table's"
+	@echo "             DATA_DIR=folder of the data sets"
+	@echo "             JOBS=runs at a time (default: one a GPU, else up to 4)"
 	@echo "             ENGINE=local|slurm|ray, where a table's runs are done (docs/scaling.md)"
 
 $(STAMP): pyproject.toml constraints.txt

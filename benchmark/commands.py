@@ -4,9 +4,12 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from benchmark.cells.places import add_place, chosen_place
@@ -110,6 +113,7 @@ def show(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from benchmark.records.record_file import read_record
+    from benchmark.records.words import ROUND_WORDS, STATISTIC_WORDS, metric_number, metric_words, unit_of
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
@@ -126,17 +130,18 @@ def show(arguments: argparse.Namespace) -> int:
     )
     if tuned:
         console.print(_text(tuned))
-    statistics = ("average", "worst", "worst_decile", "std", "pooled")
-    shown = Table("", *(name.replace("_", " ") for name in statistics))
+    shown = Table("", *(words.replace(" ", "\n") for words in STATISTIC_WORDS.values()))
     for point, split, metric, entry in _entries(record.summary):
-        shown.add_row(Text(_text(f"{point} {split} {metric}"), style="bold"))
-        for which in ("round0", "last", "last10", "best_on_test"):
+        shown.add_row(Text(_text(metric_words(split, metric, point) + unit_of(metric)), style="bold"))
+        for which, words in ROUND_WORDS.items():
             if which not in entry:
                 continue
             values = entry[which]
-            label = f"  {which}, round {values['round']}" if "round" in values else f"  {which}"
-            numbers = ["" if values.get(name) is None else f"{values[name]:.4f}" for name in statistics]
-            shown.add_row(*map(Text, (label, *numbers)))
+            label = words.replace("round", f"round ({values['round']})") if "round" in values else words
+            numbers = [
+                "" if values.get(name) is None else metric_number(values[name], metric) for name in STATISTIC_WORDS
+            ]
+            shown.add_row(*map(Text, (f"  {label}", *numbers)))
         shown.add_section()
     console.print(shown)
     return 0
@@ -148,12 +153,22 @@ def _text(said: str) -> str:
 
 
 def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:
-    return [
+    """List what was measured: test accuracy first, then other splits, then other metrics."""
+    from benchmark.records.record import METRICS, POINTS
+
+    found = [
         (point, split, metric, entry)
         for point, splits in summary.items()
         for split, metrics in splits.items()
         for metric, entry in metrics.items()
     ]
+
+    def place(entry: tuple[str, str, str, dict[str, Any]]) -> tuple[bool, int, bool, str, int]:
+        point, split, metric, _ = entry
+        order = METRICS.index(metric) if metric in METRICS else len(METRICS)
+        return split == "train", order, split != "test", split, POINTS.index(point)
+
+    return sorted(found, key=place)
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -232,12 +247,18 @@ def configs(arguments: argparse.Namespace) -> int:
     found = {name: configuration(name) for name in configurations()}
     shown = [name for name in found if name.startswith(arguments.beginning)]
     for name in shown:
-        path = found[name]
-        first = path.read_text().partition("\n")[0] if path else ""
-        print(f"{name:42} {first.removeprefix('#').strip() if first.startswith('#') else ''}"[:120].rstrip())
+        said = _first_comment(found[name])
+        print(fill(f"{name:42} {said}".rstrip(), 120, subsequent_indent=" " * 43, break_on_hyphens=False))
     if not shown:
         raise ConfigurationError(f"no configuration's name begins with {arguments.beginning!r}")
     return 0
+
+
+def _first_comment(path: Path | None) -> str:
+    """Return the comment that a file opens with, up to the end of its first sentence."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path else []
+    said = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda each: each.startswith("# "), lines))
+    return re.split(r"\. (?=[A-Z])", said)[0].rstrip(".")
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -258,7 +279,7 @@ def partition(arguments: argparse.Namespace) -> int:
 
 def _add_table(entry: argparse.ArgumentParser, kept: str = "finished runs from results/runs") -> None:
     """Add which table is run, and where."""
-    entry.add_argument("name", help="a table of configs/tables, or a YAML file")
+    entry.add_argument("name", help="a table that `benchmark configs tables/` lists, or a YAML file")
     entry.add_argument(
         "--preset",
         default="demo",

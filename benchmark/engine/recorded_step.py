@@ -193,7 +193,7 @@ class RecordedSteps:
     def give_up(self, kind: _Kind, step: Step, why: str) -> None:
         """Have all further steps of a kind taken as they are written."""
         kind.given_up, kind.program, kind.trusted = True, None, False
-        log.info("%s is taken as it is written: %s", self._named(step), why)
+        log.debug("%s is taken as it is written: %s", self._named(step), why)
 
     def _named(self, step: Step) -> str:
         return f"a step of {type(self.method).__name__} ({step.stage}, phase {step.phase}, {len(step.clients)} clients)"

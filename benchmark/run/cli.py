@@ -340,6 +340,7 @@ def prepare_process() -> None:
         ".*LeafSpec.*",
         ".*in eval mode at the start of training.*",
         ".*dirpath has changed.*",  # evaluated, or continued, elsewhere
+        ".*callbacks used to create the checkpoint.*",  # scoring needs none
         ".*directory .* exists and is not empty.*",  # a run that goes on; the log gets its rounds before once more
     ):
         warnings.filterwarnings("ignore", message=message)

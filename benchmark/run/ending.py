@@ -3,10 +3,13 @@
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from statistics import harmonic_mean
+from typing import Any, NoReturn
 
 from benchmark.records.record_file import read_record
+from benchmark.records.words import POINT_WORDS
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.run.strategy import are_connected
 
@@ -46,16 +49,7 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
         server_rounds: that were trained.
         asked: that the configuration asks for.
     """
-    summary = read_record(run_dir).summary
-    scores = []
-    for split in ("val", "test"):
-        found = {p: summary.get(p, {}).get(split, {}).get("accuracy", {}).get("last") for p in ("server", "local")}
-        said = [
-            f"{point} {100 * last['average']:.2f} % (worst client {100 * last['worst']:.2f} %)"
-            for point, last in found.items()
-            if last is not None
-        ]
-        scores += [f"{split} accuracy after round {server_rounds}: {', '.join(said)}"] if said else []
+    scores = score_lines(read_record(run_dir).summary, server_rounds)
     early = f" (stopped early, after round {server_rounds} of {asked})" if server_rounds < asked else ""
     folder = shlex.quote(str(run_dir))
     commands = {
@@ -71,3 +65,35 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
         f"record: {run_dir / 'record.json'}{early}",
         *(f"  {command:{width}}  # {what}" for command, what in commands.items()),
     ]
+
+
+def score_lines(summary: Mapping[str, Any], rounds: int) -> list[str]:
+    """Say the last accuracy on each split and, of a base-to-novel run, the harmonic mean.
+
+    Args:
+        summary: of the record.
+        rounds: that were trained.
+    """
+    last: dict[str, dict[str, Mapping[str, float]]] = {}
+    for point, words in POINT_WORDS.items():
+        for split, metrics in summary.get(point, {}).items():
+            if "accuracy" in metrics and split != "train":
+                last.setdefault(split, {})[words] = metrics["accuracy"]["last"]
+    lines = []
+    for split in sorted(last, key=lambda name: {"val": 0, "test": 1}.get(name, 2)):
+        said = (
+            f"{words} {_percent(found['average'])} (worst client {_percent(found['worst'])})"
+            for words, found in last[split].items()
+        )
+        lines.append(f"{split} accuracy after round {rounds}: {', '.join(said)}")
+    if {"test", "base", "novel"} <= set(last):
+        means = (
+            f"{words} {_percent(harmonic_mean([last[split][words]['average'] for split in ('test', 'base', 'novel')]))}"
+            for words in last["test"]
+        )
+        lines.append(f"harmonic mean of test, base and novel: {', '.join(means)}")
+    return lines
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"

@@ -30,6 +30,7 @@ from benchmark.records.stored_run import read_metrics
 from benchmark.records.summary import summarize
 from benchmark.run.callbacks import round_callbacks
 from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, prepare_process, reported
+from benchmark.run.ending import score_lines
 from benchmark.run.recorder import Recorder
 from benchmark.run.signals import interrupting_signal
 from benchmark.server import ServerRule
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # slow to import
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FinishedRun:
     """What a run leaves behind.
 
@@ -58,6 +59,18 @@ class FinishedRun:
     data: FederatedDataModule
     metrics: "pd.DataFrame"
     record: RunRecord
+
+    def __repr__(self) -> str:
+        """Say in three lines what was run, what came of it and what the object holds."""
+        record = self.record
+        rounds = f"{record.rounds_trained} round{'s' * (record.rounds_trained != 1)}"
+        scores = score_lines(record.summary, record.rounds_trained) or ["not evaluated"]
+        shown = next((line for line in scores if line.startswith("test ")), scores[0])
+        return (
+            f"{record.method} on {record.dataset}, {len(record.client_names)} clients, {rounds}, seed {record.seed}\n"
+            f"{shown}\n"
+            f"metrics: {len(self.metrics):,} rows; client(k): parameters of client k; also method, data, record"
+        )
 
     def client(self, client: int) -> dict[str, Tensor]:
         """Return the parameters of one client: what the server sends it after the last round, and what is its own.

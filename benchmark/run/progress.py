@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan import Block, Step
+from benchmark.records.words import POINT_WORDS
 from benchmark.run.display import SCORES, Display, Lines, RoundRow, display_for
 from benchmark.run.pace import Pace
 
@@ -156,8 +157,13 @@ class RoundProgress(ProgressBar):
 
 
 def _scores(trainer: Trainer) -> dict[str, float]:
-    """Averages over clients of the last evaluation in per cent, by title, as many as fit into 80 columns."""
+    """Averages over clients of the last evaluation in per cent, by title; those of the test images stand first."""
     names = [name for name in trainer.callback_metrics if name.endswith("/accuracy")]
     names.sort(key=lambda name: not name.startswith("test/"))
-    titles = {name: " ".join(name.removeprefix("test/").split("/")[:-1]) for name in names[:SCORES]}
-    return {title: 100 * trainer.callback_metrics[name].item() for name, title in titles.items()}
+    return {_title(name): 100 * trainer.callback_metrics[name].item() for name in names[:SCORES]}
+
+
+def _title(name: str) -> str:
+    """Name a logged metric's split, unless it is ``test``, and its point in words."""
+    split, point, _ = name.split("/")
+    return POINT_WORDS[point] if split == "test" else f"{split} {POINT_WORDS[point]}"

@@ -76,8 +76,8 @@ def what_is_kept(run_dir: Path | None, arguments: Sequence[str], rounds_of: Call
     last = last_checkpoint(run_dir)
     if not last.is_file():
         return "no round is finished and kept yet; the same command starts again"
-    after = "" if rounds_of is None else f", after round {rounds_of(last)}"
-    return f"what is kept is {last}{after}; go on with: {_going_on(run_dir, arguments)}"
+    kept = "the last finished round" if rounds_of is None else f"round {rounds_of(last)}"
+    return f"kept up to {kept}; go on with: {_going_on(run_dir, arguments)}"
 
 
 def _going_on(run_dir: Path, arguments: Sequence[str]) -> str:

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmark.records.words import POINT_WORDS, metric_number, unit_of
+
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
@@ -39,12 +41,12 @@ def print_scores(found: Values, client_names: list[str]) -> None:
     from rich.table import Table
 
     for point, split in sorted({(p, s) for _, p, s, _ in found}):
-        table = Table(title=f"split {split}, point {point}")
+        table = Table(title=f"{split} images, {POINT_WORDS[point]}")
         table.add_column("client")
         columns = {m: v for (_, p, s, m), v in sorted(found.items()) if (p, s) == (point, split)}
         for metric in columns:
-            table.add_column(metric, justify="right")
+            table.add_column(metric.replace("_", " ") + unit_of(metric), justify="right")
         for client, name in enumerate(client_names):
-            table.add_row(name, *(f"{values[client]:.4f}" for values in columns.values()))
-        table.add_row("average", *(f"{values.nanmean():.4f}" for values in columns.values()))
+            table.add_row(name, *(metric_number(float(values[client]), m) for m, values in columns.items()))
+        table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))
         Console().print(table)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from benchmark.drawing import new_figure, save_figure
 from benchmark.records.stored_run import StoredRun
 from benchmark.records.summary import average_by_round
+from benchmark.records.words import PERCENT, unit_of
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
-from benchmark.tables.numbers import PERCENT
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -80,8 +80,7 @@ def draw_curves(table: Table, lines: Sequence[Line], path: Path) -> None:
             curve = Curve(line.name, shared.index.to_numpy(), list(shared.to_numpy().T))
             panels.setdefault(heading, []).append(curve)
     if panels:
-        unit = ", %" if table.metric in PERCENT else ""
-        y_label = f"{table.metric.replace('_', ' ')} on {table.split}{unit}, average over clients"
+        y_label = f"{table.metric.replace('_', ' ')} on {table.split}{unit_of(table.metric)}, average over clients"
         learning_curves(list(panels.items()), y_label, path)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from benchmark.records.source_code import different_files
+from benchmark.records.words import PERCENT
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import SUMMARY_NOTES, Line, summaries
-from benchmark.tables.numbers import PERCENT
 
 POINT_NOTES = {
     "server": "what the server holds after the round, with the client's own state",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
+from benchmark.records.words import PERCENT
 
 
 def scaled(value: float | None, metric: str) -> float:

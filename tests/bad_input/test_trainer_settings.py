@@ -85,7 +85,7 @@ def test_time_that_is_up_ends_the_run_after_a_whole_round_and_it_goes_on_with_th
     assert exit.value.code == 124
     lines = capsys.readouterr().err.splitlines()
     (line,) = [line for line in lines if line.startswith("trainer.max_time")]
-    said = "trainer.max_time is up: what is kept is run/checkpoints/last.ckpt, after round 1; go on with: "
+    said = "trainer.max_time is up: kept up to round 1; go on with: "
     assert line.startswith(said)
     assert not Path("run/record.json").exists()
     program, *go_on = line.removeprefix(said).split()

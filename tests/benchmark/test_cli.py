@@ -106,8 +106,9 @@ def test_validate_and_test_read_a_checkpoint_and_give_the_last_rounds_numbers(
         capsys.readouterr()
         main([command, *BASE, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"])
         out = capsys.readouterr().out
-        average = next(line for line in out.split("point server")[-1].splitlines() if "average" in line)
-        assert f"{last:.4f}" in average
+        average = next(line for line in out.split("after aggregation")[-1].splitlines() if "average" in line)
+        assert f"{100 * last:.2f}" in average
+        assert "accuracy, %" in out
 
 
 def test_a_finished_run_is_not_written_over(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +260,7 @@ def test_the_progress_display_shows_round_step_clients_loss_and_accuracy(capsys:
         slow = ["--data.batch_size=1", "--data.cohort_width=1"]  # the screen is drawn four times a second
         fit("--trainer.enable_progress_bar=true", "--trainer.max_epochs=2", *slow)
     shown = capsys.readouterr().out
-    for part in ("round 2/2 · local training, step ", " of ", "loss ", "clients ", "server", "100 % of 2 rounds"):
+    for part in ("round 2/2 · local training, step ", " of ", "loss ", "clients ", "aggregation", "100 % of 2 rounds"):
         assert part in shown
 
 
@@ -267,4 +268,4 @@ def test_without_a_terminal_there_is_one_line_a_round(capsys: pytest.CaptureFixt
     fit("--trainer.enable_progress_bar=true", "--trainer.max_epochs=2")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
-    assert all("loss" in line and "accuracy (server)" in line for line in lines)
+    assert all("loss" in line and "accuracy after aggregation" in line for line in lines)

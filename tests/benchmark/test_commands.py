@@ -71,11 +71,11 @@ def test_show_prints_the_summary(
     assert "rounds 2 of 2, 3.0 s on cpu, 40 bytes up and 80 down" in shown
     lines = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if "│" in line}
     assert lines == {
-        "server test accuracy": "",
-        "round0": "0.0000",
-        "last, round 2": "0.5000",
-        "last10": "0.3750",
-        "best_on_test, round 2": "0.5000",
+        "test accuracy after aggregation, %": "",
+        "before training": "0.00",
+        "last round (2)": "50.00",
+        "last ten rounds": "37.50",
+        "best round (2), chosen on test data": "50.00",
     }
 
 
@@ -282,6 +282,22 @@ def test_a_runs_partition_is_drawn_only_as_the_run_wrote_it(tmp_path: Path, caps
     capsys.readouterr()
     assert main(["partition", str(path), str(picture)]) == 2
     assert "manifest.json was changed after the run" in capsys.readouterr().err
+
+
+def test_configurations_are_listed_with_their_whole_first_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    words = "A long description that goes on, as in its Fig. 5 and after Smith et al. (2020), over more than a line"
+    Path("configs/zz_mine.yaml").write_text(f"# {words[:59]}\n# {words[60:]}. A second sentence.\n\n# further\na: 1\n")
+    Path("configs/zz_plain.yaml").write_text("a: 1\n")
+    assert main(["configs", "zz_"]) == 0
+    first, *more, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("zz_mine  ")
+    assert max(len(line) for line in (first, *more)) <= 120
+    assert " ".join(line[42:].strip() for line in (first, *more)).replace("  ", " ") == words
+    assert last == "zz_plain"
 
 
 def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

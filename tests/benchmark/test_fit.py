@@ -77,6 +77,11 @@ def test_objects_give_the_numbers_of_the_command_line(tmp_path: Path) -> None:
     same(run, *command_line(tmp_path / "run", "--trainer.max_epochs=2", "--server=FedAdam", "--server.lr=0.1"))
     assert (run.record.files, run.record.config_hash) == ({}, "")
     check_clients(run)
+    first, second, third = repr(run).splitlines()
+    assert first == "FedVPT on TinyImages, 11 clients, 2 rounds, seed 3"
+    accuracy = run.record.summary["server"]["test"]["accuracy"]["last"]["average"]
+    assert second.startswith(f"test accuracy after round 2: after aggregation {100 * accuracy:.2f} % (worst client ")
+    assert third.startswith(f"metrics: {len(run.metrics):,} rows; ")
 
 
 def test_a_server_that_sends_each_client_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

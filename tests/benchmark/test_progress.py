@@ -6,16 +6,19 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from federation import CONF
 
+from benchmark.records.words import POINT_WORDS
 from benchmark.run import display
 from benchmark.run.checkpoint import read_checkpoint
 from benchmark.run.cli import main
-from benchmark.run.display import Lines, RoundRow
+from benchmark.run.display import Lines, RoundRow, Screen
+from benchmark.run.ending import score_lines
 from benchmark.run.pace import Pace, clock
 from benchmark.run.phases import phases_printed
 
@@ -126,19 +129,53 @@ def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do
     assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 20 training images")
     assert any(line.startswith("cohorts of up to ") for line in lines)
     assert any(line.startswith("keeping what frozen parts make of 162 images") for line in lines)
-    assert any(line.startswith("before training  accuracy (server) ") for line in lines)
+    assert any(line.startswith("before training  accuracy after aggregation ") for line in lines)
     (second,) = [line for line in lines if line.startswith("round 2/3  ")]
     assert re.fullmatch(r"round 2/3  loss \d\.\d{4}  not evaluated  0:00:\d\d left", second)
     (third,) = [line for line in lines if line.startswith("round 3/3  ")]
-    accuracy = re.search(r"accuracy \(server\) (\d+\.\d\d) %", third)
+    accuracy = re.search(r"accuracy after aggregation (\d+\.\d\d) %", third)
     assert accuracy
     end = lines[lines.index("record: a run/record.json") - 1 :]
-    assert end[0].startswith(f"test accuracy after round 3: server {accuracy[1]} % (worst client ")
+    assert end[0].startswith(f"test accuracy after round 3: after aggregation {accuracy[1]} % (worst client ")
     assert [line.split("  #")[0].strip() for line in end[2:]] == [
         "benchmark show 'a run'",
         "lightning-cli test --run_dir='a run'",
         "benchmark partition 'a run'/manifest.json partition.png",
     ]
+
+
+def test_a_finished_run_says_all_splits_and_the_harmonic_mean_of_base_to_novel() -> None:
+    def scores(average: float, worst: float) -> dict[str, Any]:
+        return {"accuracy": {"last": {"average": average, "worst": worst}}, "loss": {"last": {}}}
+
+    of = {"train": {"loss": {}}, "test": scores(0.8, 0.7), "base": scores(0.4, 0.3), "novel": scores(0.2, 0.0)}
+    local = {"test": scores(0.9, 0.6), "base": scores(0.5, 0.5), "novel": scores(0.0, 0.0)}
+    assert score_lines({"server": of, "local": local}, 7) == [
+        "test accuracy after round 7: after aggregation 80.00 % (worst client 70.00 %), "
+        "after local training 90.00 % (worst client 60.00 %)",
+        "base accuracy after round 7: after aggregation 40.00 % (worst client 30.00 %), "
+        "after local training 50.00 % (worst client 50.00 %)",
+        "novel accuracy after round 7: after aggregation 20.00 % (worst client 0.00 %), "
+        "after local training 0.00 % (worst client 0.00 %)",
+        "harmonic mean of test, base and novel: after aggregation 34.29 %, after local training 0.00 %",
+    ]
+    del of["novel"]
+    of["val"] = scores(0.1, 0.1)
+    assert [line.split()[0] for line in score_lines({"server": of}, 1)] == ["val", "test", "base"]
+
+
+def test_a_table_of_rounds_has_as_many_scores_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = [f"{split}{point}" for split in ("", "base ", "base_excl_local ") for point in POINT_WORDS.values()]
+    for columns, shown in ((80, 3), (200, 6), (30, 0)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        screen = Screen(Pace(rounds=10))
+        screen.finished(RoundRow(10, 0.5, dict.fromkeys(titles, 12.345), 3661.0))
+        with screen.console.capture() as capture:
+            screen.console.print(screen._all())
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert sum(line.count("12.3") for line in lines) == shown
+        assert "…" not in capture.get()
 
 
 @pytest.mark.parametrize(("kind", "terminal"), [("xterm-256color", True), ("dumb", False)])

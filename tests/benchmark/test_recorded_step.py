@@ -300,7 +300,7 @@ def test_kernels_that_add_in_a_changing_order_are_no_fault_of_the_method(
 
     record = recorded_step.recorded
     monkeypatch.setattr(recorded_step, "recorded", unsteady)
-    with caplog.at_level(logging.INFO, "benchmark"):
+    with caplog.at_level(logging.DEBUG, "benchmark"):
         results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=become())
     assert "is taken as it is written: its kernels give other bits each time" in caplog.text
     assert len(calls) > 8
@@ -326,7 +326,7 @@ def test_nor_is_a_step_whose_record_alone_gives_the_same_bits_each_time(
         become()(method)
         method.__class__ = Unsteady
 
-    with caplog.at_level(logging.INFO, "benchmark"):
+    with caplog.at_level(logging.DEBUG, "benchmark"):
         results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=change)
     assert "is taken as it is written: its kernels give other bits each time" in caplog.text
 

@@ -68,7 +68,7 @@ def test_a_signal_before_a_run_goes_on_names_what_is_kept_and_the_command(
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/checkpoints/last.ckpt").touch()
     Path("run/config.yaml").write_text("seed_everything: 3\n")
-    kept = "stopped by SIGTERM: what is kept is run/checkpoints/last.ckpt; go on with: "
+    kept = "stopped by SIGTERM: kept up to the last finished round; go on with: "
     more = ["resume", "run", "--trainer.max_epochs=4"]
     assert said(*more, program="benchmark") == f"{kept}benchmark {' '.join(more)}"
     for path in ("last", "run/checkpoints/last.ckpt"):

@@ -71,7 +71,7 @@ def test_a_stopped_run_says_what_is_kept_and_goes_on_from_there(number: signal.S
     wait_until_there(last, process)
     line = stopped(process, number)
     rounds = finished_rounds(last)
-    said = f"what is kept is run/checkpoints/last.ckpt, after round {rounds}; go on with: "
+    said = f"kept up to round {rounds}; go on with: "
     assert said in line
     assert not list(tmp_path.rglob("*.tmp"))
     read_checkpoint(last)
@@ -163,7 +163,7 @@ def test_a_signal_while_libraries_are_imported_ends_in_one_line(number: signal.S
         kept.parent.mkdir(parents=True)
         kept.touch()
         arguments = ["--run_dir=run", "--ckpt_path=last"]
-        said = f": what is kept is {kept.relative_to(tmp_path)}; go on with: lightning-cli fit {' '.join(arguments)}"
+        said = f": kept up to the last finished round; go on with: lightning-cli fit {' '.join(arguments)}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "benchmark.run.start", "fit", *arguments]
     process = subprocess.Popen(

@@ -760,7 +760,7 @@ def test_every_run_gets_the_gpu_with_the_fewest(root: Path, monkeypatch: pytest.
 
 def test_the_live_display_shows_rounds_and_failures(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    log.write_text("round 1/9  loss 2.0\nround 3/9  loss 1.5  accuracy (server) 61.00 %\nsaving\n")
+    log.write_text("round 1/9  loss 2.0\nround 3/9  loss 1.5  accuracy after aggregation 61.00 %\nsaving\n")
     stream = io.StringIO()
     with Display(4, Console(file=stream, force_terminal=True, width=160, markup=False)) as display:
         display.update(1, 1, {"alpha-digits-s0": log, "beta-digits-s0": tmp_path / "none"})
@@ -773,7 +773,7 @@ def test_the_live_display_shows_rounds_and_failures(tmp_path: Path) -> None:
         "1 failed",
         "alpha-digits-s0",
         "3/9",
-        "accuracy (server) 61.00 %",
+        "accuracy after aggregation 61.00 %",
         "beta-digits-s0",
         "starting",
     ):
