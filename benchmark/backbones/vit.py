@@ -16,6 +16,7 @@ from benchmark.backbones.vit_layers import (
     is_usual,
     only_convolves,
     reads_the_class_token_alone,
+    refuse_hooks,
 )
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
@@ -32,7 +33,7 @@ class PromptedViT(Checked, nn.Module):
     """A timm ``VisionTransformer`` that takes prompt tokens (VPT, Jia et al., ECCV 2022).
 
     It works under ``torch.func.functional_call`` and ``torch.func.vmap``, with the weights shared by all
-    clients or stacked, one set for each.
+    clients or stacked, one set for each. Forward hooks of its blocks and of their parts are called as timm calls them.
 
     Args:
         vit: the transformer, without a classifier.
@@ -68,6 +69,7 @@ class PromptedViT(Checked, nn.Module):
         self._class_token_alone = reads_the_class_token_alone(vit)
         self._usual = all(map(is_usual, vit.blocks))
         self._only_convolves = only_convolves(vit.patch_embed)
+        self._not_called = (("vit", vit), ("vit.blocks", vit.blocks), ("vit.head", vit.head))
 
     def forward(self, x: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Features of a batch of images.
@@ -106,6 +108,7 @@ class PromptedViT(Checked, nn.Module):
             ConfigurationError: the prompts do not have the shape that the model expects.
         """
         self._choose_attention(tokens)
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         if prompts is None:
             for layer in range(self.depth):
                 tokens = self._layer(layer, tokens)
@@ -126,6 +129,7 @@ class PromptedViT(Checked, nn.Module):
         Raises:
             ConfigurationError: the images are not of the size that the model expects.
         """
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         inputs = [self._embed(x)]
         for block in self.vit.blocks[: (layers or self.depth) - 1]:
             inputs.append(self._through(block, inputs[-1]))
@@ -147,6 +151,7 @@ class PromptedViT(Checked, nn.Module):
         Raises:
             ConfigurationError: the images are not of the size that the model expects.
         """
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         tokens, at = self._embed(x), self._prompt_position
         for layer, block in enumerate(self.vit.blocks[:layers]):
             if layer in inserted:

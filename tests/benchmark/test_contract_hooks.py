@@ -527,3 +527,29 @@ def test_a_step_does_not_ask_the_trainer_how_far_it_is(asked: str) -> None:
     assert getattr(method, asked) == 0
     with pytest.raises(MisconfigurationException, match=rf"self\.{asked} in a step, .* client\.round\.number"):
         fit(method, data, 1)
+
+
+class InTwoSteps(FedAvg):
+    """The backbone is trained, then backbone and head; the head begins anew in the second phase."""
+
+    shared = ("backbone",)
+    personal = ("head",)
+
+    def local_phases(self) -> list[Phase]:
+        both = self.training_settings.phase("backbone", "head")
+        return [self.training_settings.phase("backbone"), replace(both, restart=True)]
+
+
+def test_a_restart_is_of_the_personal_parameters_of_the_phase_alone() -> None:
+    method, data = fedavg(InTwoSteps)
+    data.setup()
+    data.match(method)
+    simulation = method.join(data)
+    initial = {name: method.get_parameter(name).clone() for name in method.roles.trained}
+    phase = method.local_phases()[1]
+    optimizer = simulation.local_steps.optimizers(method.local_phases())[1]
+    simulation.slots.fill({name: value.expand(3, *value.shape) + 1 for name, value in initial.items()})
+    simulation.local_steps.start(phase, optimizer, 1.0, {})
+    for name, value in initial.items():
+        expected = value if name in method.roles.personal else value + 1
+        torch.testing.assert_close(simulation.slots.of(name).detach(), expected.expand(3, *value.shape))
