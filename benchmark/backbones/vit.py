@@ -1,5 +1,6 @@
-"""Vision transformers with prompt tokens: any timm ``VisionTransformer``, by its name."""
+"""Vision transformers with prompt tokens: any plain timm ``VisionTransformer``, by its name."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -25,6 +26,8 @@ from benchmark.seeds import keyed_initialization
 
 if TYPE_CHECKING:  # timm takes seconds to import, and reading the command line must not wait for it
     from timm.models.vision_transformer import VisionTransformer
+
+log = logging.getLogger(__name__)
 
 SHOWN_DIFFERENCES = 5
 
@@ -233,7 +236,8 @@ class TimmViT(PromptedViT):
 
     Args:
         name: timm's name, with or without a tag: ``vit_base_patch16_224.augreg_in21k``. Mean and standard
-            deviation of the pixels are those of this name, also where the weights come from a file.
+            deviation of the pixels are those of this name, also where the weights come from a file; so a file of other
+            weights than timm's first ones is given with their tag, such as ``vit_base_patch16_224.mae``.
         weights: ``hub`` (timm's own, downloaded), ``file``, ``random`` (drawn for the run's seed), or
             ``embedded`` (the demo weights of ``micro_vit`` that come with this package).
         checkpoint_path: for ``file``: .safetensors, an official Google .npz, or a torch file with nothing but
@@ -276,6 +280,13 @@ class TimmViT(PromptedViT):
         self.mean = tuple(pretrained["mean"])
         self.std = tuple(pretrained["std"])
         self.pretrained = weights != "random"
+        if weights == "file":
+            log.info(
+                "%s: its weights get images of mean %s and standard deviation %s, those of %s",
+                checkpoint_path,
+                *(", ".join(map("{:.3f}".format, values)) for values in (self.mean, self.std)),
+                ".".join(filter(None, (pretrained["architecture"], pretrained["tag"]))),
+            )
 
 
 def _build(name: str, image_size: int | None) -> "VisionTransformer":

@@ -553,3 +553,18 @@ def test_a_restart_is_of_the_personal_parameters_of_the_phase_alone() -> None:
     for name, value in initial.items():
         expected = value if name in method.roles.personal else value + 1
         torch.testing.assert_close(simulation.slots.of(name).detach(), expected.expand(3, *value.shape))
+
+
+def test_a_loss_may_come_with_the_gradient_of_something_else() -> None:
+    class Doubled(FedVPT):
+        def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+            loss = cross_entropy(self(batch.x), batch.y, batch.mask)
+            return loss.detach() + 2 * loss - 2 * loss.detach()
+
+    doubled, data = fedvpt(Doubled, steps=1)
+    fit(doubled, data, 1)
+    plain, data = fedvpt(FedVPT, steps=1, lr=0.2)
+    fit(plain, data, 1)
+    found, expected = learned(doubled), learned(plain)
+    assert any("loss" in name for name in expected)
+    torch.testing.assert_close(found, expected, equal_nan=True)
