@@ -58,7 +58,7 @@ class ServerRule(Checked, nn.Module):
         """Make what the rule keeps, before the first round or before a saved state is loaded.
 
         Args:
-            initial: the trained parameters that all clients start from, shared and personal.
+            initial: what all clients start from of the shared parameters, and of the personal ones that they upload.
             federation: its facts.
         """
         self.federation = federation

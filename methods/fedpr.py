@@ -62,6 +62,8 @@ class FedPR(FedVPT):
     * P_l has rank K, usually less than the number of dropped directions. Which of the null directions are dropped
       besides the K is then left to rounding errors in the code; here they are drawn for (seed, round), the same for all
       clients.
+    * AdamSVD, the code's Adam, adds eps to the root before the bias correction; torch's Adam, taken here where
+      ``training.optimizer`` is adam, after it.
     * The code uses Adam with rate 0.1 and prompts from U(0, 1); pFedBayesPT's setting, which this follows, has SGD and
       rate 0.01, and VPT's initial values are taken.
 

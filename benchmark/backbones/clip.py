@@ -21,7 +21,7 @@ MICRO_PREPROCESSING: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5
 def load_clip(
     name: str = MICRO,
     weights: Literal["hub", "file", "random", "embedded"] = "embedded",
-    pretrained_tag: str = "openai",
+    pretrained_tag: str | None = None,
     checkpoint_path: str | None = None,
     image_size: int | None = None,
 ) -> tuple["CLIP", "SimpleTokenizer"]:
@@ -34,15 +34,17 @@ def load_clip(
         name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
         weights: ``hub`` (downloaded by open_clip), ``file``, ``random`` (initial values, always the same ones),
             or ``embedded`` (the demo weights of ``micro_clip`` that come with this package).
-        pretrained_tag: open_clip's name of the weights. It also says which pixels and which activation they
-            expect (OpenAI's need QuickGELU), so it is read for ``file`` too. ``micro_clip`` has no tags.
+        pretrained_tag: open_clip's name of the weights; None is ``openai`` for ``hub`` and ``random``. It also says
+            which pixels and which activation they expect (OpenAI's need QuickGELU). So a ``file`` needs the tag of the
+            weights that it holds or began from, unless all weights of this name expect the same, as those of
+            ``ViT-B-32-quickgelu`` do. ``micro_clip`` has no tags.
         checkpoint_path: for ``file``: .safetensors, or a torch file with nothing but tensors.
         image_size: side of the square input in pixels; None is the model's own. A ViT's position embeddings are
             interpolated to it; a ResNet with weights keeps its own size.
 
     Raises:
         ConfigurationError: no such model, tag, file or image size; weights that cannot be downloaded or read; a file
-            that does not fit the model.
+            that does not fit the model, or whose tag is not given where it matters.
     """
     if weights not in ("hub", "file", "random", "embedded"):
         raise ConfigurationError(f"weights is hub, file, random or embedded, got {weights!r}")
@@ -62,14 +64,16 @@ def load_clip(
 
     from benchmark.backbones.micro import micro_clip_path
 
-    preprocessing = _preprocessing(name, pretrained_tag)
+    needed = weights == "file" and pretrained_tag is None and name != MICRO
+    tag = _only_tag(name) if needed else pretrained_tag or "openai"
+    preprocessing = _preprocessing(name, tag)
     model = _build(name, preprocessing, weights, image_size)
     tokenizer = open_clip.get_tokenizer(name)
     resize = image_size is not None
     if weights == "embedded":
         _load_file(model, name, micro_clip_path(), resize)
     elif weights == "hub":
-        _load_file(model, name, _download(name, pretrained_tag), resize)
+        _load_file(model, name, _download(name, tag), resize)
     elif checkpoint_path is not None:
         _load_file(model, name, Path(checkpoint_path).expanduser(), resize)
     return model.requires_grad_(False).eval(), tokenizer
@@ -85,15 +89,49 @@ def _preprocessing(name: str, tag: str) -> dict[str, Any]:
         if MICRO not in open_clip.list_models():
             open_clip.add_model_config(micro_clip_config_path())
         return MICRO_PREPROCESSING
-    if name not in open_clip.list_models():
-        raise ConfigurationError(
-            f"open_clip {open_clip.__version__} has no model {name!r}; names are such as ViT-B-16, RN50, {MICRO}"
-        )
+    _check_name(name)
     entry = open_clip.get_pretrained_cfg(name, tag)
     if not entry:
         known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
         raise ConfigurationError(f"open_clip knows no weights {tag!r} of {name!r}; pretrained_tag is one of: {known}")
     return entry
+
+
+def _check_name(name: str) -> None:
+    import open_clip
+
+    if name not in open_clip.list_models():
+        raise ConfigurationError(
+            f"open_clip {open_clip.__version__} has no model {name!r}; names are such as ViT-B-16, RN50, {MICRO}"
+        )
+
+
+def _only_tag(name: str) -> str:
+    """Return a tag of a name all of whose weights expect one activation and one kind of pixels.
+
+    Raises:
+        ConfigurationError: they expect different ones, which a file does not tell, or there are none.
+    """
+    import open_clip
+
+    _check_name(name)
+    quick = open_clip.get_model_config(name).get("quick_gelu", False)
+    tags: dict[tuple[Any, ...], list[str]] = {}
+    for tag in open_clip.list_pretrained_tags_by_model(name):
+        entry = open_clip.get_pretrained_cfg(name, tag)
+        kind = (quick or entry.get("quick_gelu", False), *(tuple(entry[key]) for key in ("mean", "std")))
+        tags.setdefault(kind, []).append(tag)
+    if len(tags) == 1 and all(kind[0] == quick for kind in tags):
+        return tags.popitem()[1][0]
+    choices = [
+        f"{', '.join(of_kind[:3])}{', ...' * (len(of_kind) > 3)} ({'QuickGELU' if fast else 'GELU'}, pixels of mean "
+        f"{', '.join(f'{value:.3f}' for value in mean)})"
+        for (fast, mean, _), of_kind in tags.items()
+    ]
+    raise ConfigurationError(
+        f"a file of weights of {name!r} does not tell which activation and pixels they were trained with: give "
+        f"pretrained_tag, that of the weights which it holds or began from: {'; '.join(choices) or 'none is known'}"
+    )
 
 
 def _build(name: str, preprocessing: dict[str, Any], weights: str, image_size: int | None) -> "CLIP":

@@ -16,7 +16,7 @@ from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
 from benchmark.backbones.fixed_batch_norm import fix_batch_norms
-from benchmark.backbones.vit_layers import rows_kept
+from benchmark.backbones.vit_layers import refuse_hooks, rows_kept
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
@@ -28,12 +28,14 @@ class PromptedCLIP(Checked, nn.Module):
     All methods are for ONE client and work under ``torch.func.functional_call`` and ``torch.func.vmap``, with the
     weights shared by all clients or stacked, one set for each. Parameters are named as in open_clip, under ``model``:
     ``model.visual`` is the image encoder. Features are those of open_clip, L2-normalised; they differ by
-    rounding, since attention is computed here without ``nn.MultiheadAttention``, which has no rule for ``vmap``.
+    rounding, since attention is computed here without ``nn.MultiheadAttention``, which has no rule for ``vmap``. So
+    blocks and their attention are not called: forward hooks of them are refused, those of their parts (norms, ``mlp``,
+    ``attn.out_proj``) are called, with as many of the tokens as are computed.
 
     Args:
         name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
         weights: ``hub``, ``file``, ``random``, or ``embedded``; see ``load_clip``.
-        pretrained_tag: open_clip's name of the weights.
+        pretrained_tag: open_clip's name of the weights; a ``file`` needs it too.
         checkpoint_path: for ``file``.
         image_size: side of the square input in pixels; None is the model's own.
 
@@ -59,13 +61,13 @@ class PromptedCLIP(Checked, nn.Module):
         self,
         name: str = MICRO,
         weights: Literal["hub", "file", "random", "embedded"] = "embedded",
-        pretrained_tag: str = "openai",
+        pretrained_tag: str | None = None,
         checkpoint_path: str | None = None,
         image_size: Size | None = None,
     ) -> None:
         super().__init__()
-        from open_clip.modified_resnet import ModifiedResNet
-        from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
+        from open_clip.modified_resnet import AttentionPool2d, ModifiedResNet
+        from open_clip.transformer import ResidualAttentionBlock, Transformer, VisionTransformer
 
         self.model, self.tokenizer = load_clip(name, weights, pretrained_tag, checkpoint_path, image_size)
         visual = self.model.visual
@@ -80,6 +82,9 @@ class PromptedCLIP(Checked, nn.Module):
             differing = "its attention blocks are of another kind"
         if differing:
             raise ConfigurationError(f"{name!r} differs from CLIP: {differing}; use one such as ViT-B-16 or RN50")
+        whole = (type(self.model), type(visual), Transformer, ResidualAttentionBlock, nn.MultiheadAttention)
+        whole += (AttentionPool2d,)
+        self._not_called = [of for of in self.model.named_modules(prefix="model") if isinstance(of[1], whole)]
         if resnet:
             fix_batch_norms(visual)
 
@@ -113,8 +118,8 @@ class PromptedCLIP(Checked, nn.Module):
                 ``"of a {}."``; fixed words are ``"a photo of a {}."`` with ``num_context=0``.
 
         Raises:
-            ConfigurationError: names that are no list, a template without its one ``{}``, or a prompt longer than
-                the text tower.
+            ConfigurationError: names that are no list or that have the same tokens, a template without its one ``{}``,
+                or a prompt longer than the text tower.
         """
         if isinstance(class_names, str) or not isinstance(class_names, Sequence):
             raise ConfigurationError(
@@ -125,7 +130,16 @@ class PromptedCLIP(Checked, nn.Module):
             raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
         if num_context < 0:
             raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
-        return self._prompts([template.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
+        prompts = self._prompts([template.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
+        seen: dict[tuple[int, ...], str] = {}
+        for name, ids in zip(class_names, map(tuple, prompts.own_tokens.tolist()), strict=True):
+            if ids in seen:
+                raise ConfigurationError(
+                    f"the classes {seen[ids]!r} and {name!r} have the same tokens for CLIP, which could not tell them "
+                    "apart: give one of them another name, or make them one class"
+                )
+            seen[ids] = name
+        return prompts
 
     def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
         """Initial values of a context, [L, w]: every entry from N(0, 0.02^2), or the embeddings of words.
@@ -165,6 +179,7 @@ class PromptedCLIP(Checked, nn.Module):
         Raises:
             ConfigurationError: a context or deep prompts of another shape.
         """
+        self._refuse_hooks()
         shared = self._embed_shared(prompts, context)
         positions = F.embedding(prompts.own_positions, self.model.positional_embedding)
         own = self.model.token_embedding(prompts.own_tokens) + positions
@@ -282,6 +297,7 @@ class PromptedCLIP(Checked, nn.Module):
 
     def _encode_image(self, x: Tensor, prompts: Tensor | None, deep: Tensor | None, rows: slice) -> Tensor:
         """Projected outputs [B, len(rows), e] of the positions ``rows`` among ``[global, positions]``."""
+        self._refuse_hooks()
         if x.ndim != 4 or tuple(x.shape[-2:]) != self.image_size:
             raise ConfigurationError(
                 f"this CLIP takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; set "
@@ -330,6 +346,9 @@ class PromptedCLIP(Checked, nn.Module):
         projected = (pool.q_proj(tokens[:, rows]), pool.k_proj(tokens), pool.v_proj(tokens))
         q, k, v = (split_heads(value, pool.num_heads) for value in projected)
         return pool.c_proj(attend(q, k, v))
+
+    def _refuse_hooks(self) -> None:
+        refuse_hooks(self._not_called, "hook its mlp, ln_1, ln_2 or attn.out_proj, whose tokens are changed one by one")
 
     def _check_deep(self, deep: Tensor, count: int, width: int, depth: int) -> None:
         if deep.ndim != 3 or deep.shape[1:] != (count, width) or len(deep) >= depth:

@@ -1,5 +1,6 @@
-"""Vision transformers with prompt tokens: any timm ``VisionTransformer``, by its name."""
+"""Vision transformers with prompt tokens: any plain timm ``VisionTransformer``, by its name."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from benchmark.backbones.vit_layers import (
     is_usual,
     only_convolves,
     reads_the_class_token_alone,
+    refuse_hooks,
 )
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
@@ -25,6 +27,8 @@ from benchmark.seeds import keyed_initialization
 if TYPE_CHECKING:  # timm takes seconds to import, and reading the command line must not wait for it
     from timm.models.vision_transformer import VisionTransformer
 
+log = logging.getLogger(__name__)
+
 SHOWN_DIFFERENCES = 5
 
 
@@ -32,7 +36,7 @@ class PromptedViT(Checked, nn.Module):
     """A timm ``VisionTransformer`` that takes prompt tokens (VPT, Jia et al., ECCV 2022).
 
     It works under ``torch.func.functional_call`` and ``torch.func.vmap``, with the weights shared by all
-    clients or stacked, one set for each.
+    clients or stacked, one set for each. Forward hooks of its blocks and of their parts are called as timm calls them.
 
     Args:
         vit: the transformer, without a classifier.
@@ -68,6 +72,7 @@ class PromptedViT(Checked, nn.Module):
         self._class_token_alone = reads_the_class_token_alone(vit)
         self._usual = all(map(is_usual, vit.blocks))
         self._only_convolves = only_convolves(vit.patch_embed)
+        self._not_called = (("vit", vit), ("vit.blocks", vit.blocks), ("vit.head", vit.head))
 
     def forward(self, x: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
         """Features of a batch of images.
@@ -106,6 +111,7 @@ class PromptedViT(Checked, nn.Module):
             ConfigurationError: the prompts do not have the shape that the model expects.
         """
         self._choose_attention(tokens)
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         if prompts is None:
             for layer in range(self.depth):
                 tokens = self._layer(layer, tokens)
@@ -126,6 +132,7 @@ class PromptedViT(Checked, nn.Module):
         Raises:
             ConfigurationError: the images are not of the size that the model expects.
         """
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         inputs = [self._embed(x)]
         for block in self.vit.blocks[: (layers or self.depth) - 1]:
             inputs.append(self._through(block, inputs[-1]))
@@ -147,6 +154,7 @@ class PromptedViT(Checked, nn.Module):
         Raises:
             ConfigurationError: the images are not of the size that the model expects.
         """
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         tokens, at = self._embed(x), self._prompt_position
         for layer, block in enumerate(self.vit.blocks[:layers]):
             if layer in inserted:
@@ -228,7 +236,8 @@ class TimmViT(PromptedViT):
 
     Args:
         name: timm's name, with or without a tag: ``vit_base_patch16_224.augreg_in21k``. Mean and standard
-            deviation of the pixels are those of this name, also where the weights come from a file.
+            deviation of the pixels are those of this name, also where the weights come from a file; so a file of other
+            weights than timm's first ones is given with their tag, such as ``vit_base_patch16_224.mae``.
         weights: ``hub`` (timm's own, downloaded), ``file``, ``random`` (drawn for the run's seed), or
             ``embedded`` (the demo weights of ``micro_vit`` that come with this package).
         checkpoint_path: for ``file``: .safetensors, an official Google .npz, or a torch file with nothing but
@@ -271,6 +280,13 @@ class TimmViT(PromptedViT):
         self.mean = tuple(pretrained["mean"])
         self.std = tuple(pretrained["std"])
         self.pretrained = weights != "random"
+        if weights == "file":
+            log.info(
+                "%s: its weights get images of mean %s and standard deviation %s, those of %s",
+                checkpoint_path,
+                *(", ".join(map("{:.3f}".format, values)) for values in (self.mean, self.std)),
+                ".".join(filter(None, (pretrained["architecture"], pretrained["tag"]))),
+            )
 
 
 def _build(name: str, image_size: int | None) -> "VisionTransformer":

@@ -1,11 +1,14 @@
 """Layers of a timm transformer, and the last one of which nothing is read but the class token."""
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from benchmark.errors import ConfigurationError
 
 if TYPE_CHECKING:  # timm takes seconds to import, and reading the command line must not wait for it
     from timm.models.vision_transformer import VisionTransformer
@@ -41,10 +44,27 @@ def reads_the_class_token_alone(vit: "VisionTransformer") -> bool:
     return plain and is_usual(vit.blocks[-1])
 
 
-def _hooked(module: Any) -> bool:
-    """Whether somebody looks at what goes into a module or comes out of it, or at the gradients."""
+def hooked(module: Any) -> bool:
+    """Return whether a call of a module does more than its class says: it has hooks, or a ``forward`` of its own."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def _must_be_called(block: Any) -> bool:
+    """Return whether a layer, or a part of it that is not called here one by one, is :func:`hooked`."""
+    attention, parts = block.attn, block._modules
+    return (
+        hooked(block)
+        or hooked(attention)
+        or hooked(attention._modules["attn_drop"])
+        or hooked(attention._modules["proj_drop"])
+        or hooked(parts["drop_path1"])
+        or hooked(parts["drop_path2"])
     )
 
 
@@ -54,7 +74,7 @@ def after(block: Any, tokens: Tensor) -> Tensor:
     As ``block(tokens)``; but the gradients of queries, keys and values come out in the order of the projection's
     output, so that they need not be copied into it. Where somebody has hooked the layer or its attention, it is called.
     """
-    if _hooked(block) or _hooked(block.attn):
+    if _must_be_called(block):
         called: Tensor = block(tokens)
         return called
     return _after(block, tokens, None)
@@ -63,7 +83,8 @@ def after(block: Any, tokens: Tensor) -> Tensor:
 def class_token_after(block: Any, tokens: Tensor) -> Tensor:
     """The class token after timm's ``Block``, without what the block makes of the other tokens.
 
-    A third of the block's arithmetic is left, keys and values of all tokens.
+    A third of the block's arithmetic is left, keys and values of all tokens. Where somebody has hooked the layer or its
+    attention, it is called, with all tokens.
 
     Args:
         block: of a model that :func:`reads_the_class_token_alone`.
@@ -72,7 +93,11 @@ def class_token_after(block: Any, tokens: Tensor) -> Tensor:
     Returns:
         [B, R, d] with R = :func:`rows_kept`: the class token, and those behind it in the smallest batches.
     """
-    return _after(block, tokens, rows_kept(len(tokens)))
+    rows = rows_kept(len(tokens))
+    if _must_be_called(block):
+        called: Tensor = block(tokens)[:, :rows]
+        return called
+    return _after(block, tokens, rows)
 
 
 def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
@@ -113,10 +138,28 @@ def embedded(patch_embed: Any, x: Tensor) -> Tensor:
     On a GPU its convolution, whose steps are as long as its filters, is the product that it amounts to. Where somebody
     has hooked it, it is called.
     """
-    if not x.is_cuda or _hooked(patch_embed) or _hooked(patch_embed.proj):
+    if not x.is_cuda or hooked(patch_embed) or hooked(patch_embed.proj) or hooked(patch_embed.norm):
         made: Tensor = patch_embed(x)
         return made
     convolution = patch_embed.proj
     rows, columns = convolution.kernel_size
     patches = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).permute(0, 2, 4, 1, 3, 5)  # [B, h, w, 3, p, p]
     return F.linear(patches.flatten(3).flatten(1, 2), convolution.weight.flatten(1), convolution.bias)
+
+
+def refuse_hooks(modules: Iterable[tuple[str, nn.Module]], instead: str) -> None:
+    """Refuse hooks that would never be called, since a tower calls the parts of these modules and not them.
+
+    Args:
+        modules: with their names.
+        instead: what to hook.
+
+    Raises:
+        ConfigurationError: one of the modules is :func:`hooked`.
+    """
+    for name, module in modules:
+        if hooked(module):
+            raise ConfigurationError(
+                f"a hook, or another forward, of the backbone's {name} ({type(module).__name__}) would never be "
+                f"called: {instead}"
+            )

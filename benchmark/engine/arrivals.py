@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from benchmark.engine.messages import unchanged
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.reports import Reports
 from benchmark.engine.simulation import Simulation
@@ -62,11 +63,15 @@ class Arrivals:
         """
         shared, sizes = simulation.shared(), simulation.federation.train_sizes
         if not rule.takes_the_mean:
-            return rule.aggregate(round, shared, self._uploads(None, simulation.ranks, sizes))
+            uploads = self._uploads(None, simulation.ranks, sizes)
+            with unchanged(shared, f"{type(rule).__name__}.aggregate"):
+                return rule.aggregate(round, shared, uploads)
         new: Values = {}
         for names in self._groups(shared):
             part = {name: shared[name] for name in names}
-            new |= rule.aggregate(round, part, self._uploads(names, simulation.ranks, sizes))
+            uploads = self._uploads(names, simulation.ranks, sizes)
+            with unchanged(part, f"{type(rule).__name__}.aggregate"):
+                new |= rule.aggregate(round, part, uploads)
         return new
 
     def _groups(self, shared: Values) -> Iterator[list[str]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.kept_rows import LAST
+from benchmark.engine.messages import unchanged
 from benchmark.engine.mistakes import place
 from benchmark.engine.plan import Step
 from benchmark.engine.precision import float32_outside_of_steps
@@ -125,7 +126,7 @@ class Evaluation:
         if step.stage is Stage.ADAPT and step.phase_end:
             slots, roles = simulation.slots.detached(), simulation.roles
             uploads = {name: slots[name] for name in roles.shared + roles.uploaded}  # what is the client's own stays
-            with float32_outside_of_steps(simulation.device):
+            with float32_outside_of_steps(simulation.device), unchanged(uploads, f"{type(rule).__name__}.adapt"):
                 answer = rule.adapt(round, step.cohort, step.phase, uploads)
             for name, value in answer.items():
                 simulation.slots.of(name).data.copy_(value)

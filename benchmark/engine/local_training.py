@@ -48,6 +48,7 @@ class LocalSteps:
         self.recorded: RecordedSteps | None = None
         #: called after every step with its cohort, for measurements
         self.on_step: list[Callable[[Cohort, Step], None]] = []
+        self._personal = names_under(method, method.personal)
         #: per client and tensor, what steps have moved when the client's own last step was done
         self._finished: dict[tuple[int, str], Tensor] = {}
 
@@ -129,7 +130,7 @@ class LocalSteps:
             slot.requires_grad_(name in trained)
             slot.grad = None
             if slot.requires_grad:
-                if phase.restart:
+                if phase.restart and name in self._personal:
                     slot.data.copy_(self.method.get_parameter(name).expand_as(slot))
                 refuse_held_graph(type(self.method).__name__, name, slot)
         self._finished = {}

@@ -106,7 +106,7 @@ class ClientMap:
             with self._watch.over(name, (*part, count > 1), cohort.class_counts.device, call):
                 return call()
         except Exception as error:
-            told = error if isinstance(error, ConfigurationError) else explained(self._method, name, error)
+            told = explained(self._method, name, error)
             clients = [*map(str, cohort.clients[:count])]
             whose = f"client{'s' * (count > 1)} {', '.join(clients[:NAMED])}{', ...' * (count > NAMED)}"
             whose += f"{' together' * (count > 1)}, round {cohort.round.number}"

@@ -1,6 +1,7 @@
 """What travels between clients and a server's rule is checked: what it sends and makes, what they report."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -10,8 +11,53 @@ from benchmark.engine.finite import finite_rows
 from benchmark.engine.ranks import Ranks, fingerprint
 from benchmark.engine.roles import Roles, names_under, overrides
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Round, Values
+from benchmark.federation import Broadcast, Federation, Round, Values
 from benchmark.server import ServerRule
+
+
+def start(rule: ServerRule, initial: Values, federation: Federation) -> None:
+    """Start a rule, and see that it has started its base and the rules inside of it.
+
+    Args:
+        rule: the server's.
+        initial: see :meth:`benchmark.server.ServerRule.start`.
+        federation: its facts.
+
+    Raises:
+        ConfigurationError: its ``start`` calls not that of its base, or not that of a rule that it wraps.
+    """
+    title = type(rule).__name__
+    first = f"{title}.start must call super().start(initial, federation) before anything else"
+    try:
+        rule.start(initial, federation)
+    except AttributeError as error:
+        if error.obj is rule and error.name == "federation":
+            raise ConfigurationError(first) from error
+        raise
+    for name, inner in rule.named_modules():
+        if isinstance(inner, ServerRule) and "federation" not in vars(inner):
+            told = f"{title}.start must call self.{name}.start(initial, federation), or the rule inside never starts"
+            raise ConfigurationError(told if name else first)
+
+
+@contextmanager
+def unchanged(values: Values, title: str) -> Iterator[None]:
+    """Refuse that a rule writes into tensors that it is given to read.
+
+    Args:
+        values: which.
+        title: of the rule's function, for messages.
+
+    Raises:
+        ConfigurationError: torch has counted an in-place change of one of them meanwhile.
+    """
+    before = [(name, value, value._version) for name, value in values.items()]
+    yield
+    for name, value, version in before:
+        if value._version != version:
+            raise ConfigurationError(
+                f"{title} changes {name!r} in place, which it is given to read; make a new tensor and return it"
+            )
 
 
 def selected(rule: ServerRule, number: int) -> list[int]:

@@ -1,6 +1,7 @@
 """What cannot be done for many clients at once, told to a method's author in one line, with the author's own place."""
 
 import inspect
+import linecache
 import os
 import re
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from benchmark.seeds import global_states
 #: Files in which no author's function is: those of Python, of installed packages and of the engine.
 NOT_THE_METHODS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(torch.__file__).parents[1]}{os.sep}",  # an environment may take its packages from another one
     f"{Path(__file__).parents[1]}{os.sep}",
 )
 
@@ -33,6 +35,10 @@ UNKEYED = (
 NOT_OWNED = (
     "running statistics, spectral normalisation and the like would pass from client to client; make such a value a "
     "personal parameter, or use a layer without it"
+)
+NO_GRADIENT = (
+    "asks autograd for a gradient (torch.autograd.grad, backward), which the engine takes outside of the step; write "
+    "torch.func.grad of a function of the parameters"
 )
 #: A part of what vmap says of a mistake, and what to tell its author.
 MISTAKES = (
@@ -54,12 +60,26 @@ MISTAKES = (
     ("is not possible because there exists a Tensor", f"writes a client's value into a tensor of all: {NOT_OWNED}"),
     ("the fallback path doesn't work on out=", f"writes a client's value into a tensor of all: {NOT_OWNED}"),
     ("must only return Tensors", "must return tensors alone"),
+    ("does not require grad and does not have a grad_fn", NO_GRADIENT),
+    ("called inside a functorch transform", NO_GRADIENT),
     (
         "self.log",
         "calls self.log; return named tensors beside the loss, (loss, {'name': value}): scalars are recorded for each "
         "client and logged",
     ),
 )
+
+
+#: A dict of ``Client`` or ``MiniBatch``, and what to do for a name that it has not.
+FILLED_BY = {
+    "parameters": "name it in shared or personal",
+    "received": "name it in shared, or have the server's rule broadcast it",
+    "previous": "name it in remembers",
+    "prepared": "have prepare return it",
+    "own_images": "name own_images in inputs",
+    "noise": "have draw_noise return it",
+    "features": "have frozen_features return it, and name features in inputs",
+}
 
 
 def explained(method: nn.Module, name: str, error: Exception) -> ConfigurationError | None:
@@ -70,10 +90,19 @@ def explained(method: nn.Module, name: str, error: Exception) -> ConfigurationEr
         name: of the function.
         error: what came out of it.
     """
+    if reading := _readers_of_missing_images(method, error):
+        return ConfigurationError(
+            f"{place(method, name, at=authors_line(reading))} reads batch.x, and inputs is {cast(Any, method).inputs}: "
+            "read batch.features, or add 'images' to inputs"
+        )
     if isinstance(error, AttributeError) and isinstance(error.obj, Client | MiniBatch):
         noun = "client" if isinstance(error.obj, Client) else "batch"
         words = f"asks for {noun}.{error.name}; a {noun} has {', '.join(field.name for field in fields(error.obj))}"
         words += ": what tells clients apart belongs into personal parameters" if noun == "client" else ""
+    elif missing := _missing_name(error):
+        words = missing
+    elif isinstance(error, ConfigurationError):
+        return error
     else:
         said = str(error)
         found = next((words for phrase, words in MISTAKES if phrase in said), None)
@@ -82,6 +111,28 @@ def explained(method: nn.Module, name: str, error: Exception) -> ConfigurationEr
         kind = re.search(r"got type <class '([\w.]+)'>", said)
         words = found if kind is None else f"{found}; it returns {kind[1]}"
     return ConfigurationError(f"{place(method, name, error)} {words}")
+
+
+def _missing_name(error: Exception) -> str | None:
+    """Say which name a dict of a client or a batch has not, if that is the error."""
+    if not isinstance(error, KeyError) or error.__traceback__ is None:
+        return None
+    (frame, line), last = [*traceback.walk_tb(error.__traceback__)][-1], traceback.extract_tb(error.__traceback__)[-1]
+    asked = linecache.getline(last.filename, line)[last.colno : last.end_colno]
+    found = re.match(r"(\w+)\.(\w+)\[", asked)
+    holder = frame.f_locals.get(found[1]) if found else None
+    if found is None or not isinstance(holder, Client | MiniBatch) or found[2] not in FILLED_BY:
+        return None
+    there = ", ".join(getattr(holder, found[2])) or "nothing"
+    return f"asks for {asked}, and there is {there}; {FILLED_BY[found[2]]}"
+
+
+def _readers_of_missing_images(method: nn.Module, error: Exception) -> list[tuple[str, int]]:
+    """List the lines, file and number each, that led to the error and read images which ``inputs`` does not name."""
+    if "images" in cast(Any, method).inputs:
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    return [(frame.filename, frame.lineno or 0) for frame in frames if re.search(r"\bbatch\.x\b", frame.line or "")]
 
 
 def place(method: nn.Module, name: str, error: Exception | None = None, at: tuple[str, int] | None = None) -> str:

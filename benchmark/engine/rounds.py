@@ -11,7 +11,7 @@ from benchmark.contract import Stage
 from benchmark.engine.arrivals import Arrivals
 from benchmark.engine.data import FederatedData, Member
 from benchmark.engine.loaders import Loaders
-from benchmark.engine.messages import check_server_state, selected
+from benchmark.engine.messages import check_server_state, selected, start
 from benchmark.engine.plan import Block
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
@@ -68,7 +68,7 @@ class Server(Callback):
         simulation.images.precision = trainer.precision_plugin.forward_context
         # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
         trainer.precision_plugin.convert_module(pl_module)
-        self.rule.start(method.initial_values(), simulation.federation)
+        start(self.rule, method.initial_values(), simulation.federation)
         self._selected = (0, [])
         self.loaders = data.loaders = Loaders(
             simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients

@@ -13,7 +13,7 @@ from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners, trained_rows
 from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported
+from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported, unchanged
 from benchmark.engine.mistakes import tensors
 from benchmark.engine.noise import drawn_noise
 from benchmark.engine.parameters import Parameters
@@ -94,9 +94,10 @@ class Simulation:
         Raises:
             ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
         """
-        with float32_outside_of_steps(self.device):
-            sent = rule.broadcast(round, self.shared(), clients)
-        check_broadcast(sent, len(clients), f"{type(rule).__name__}.broadcast", self.method, self._shapes)
+        shared, title = self.shared(), f"{type(rule).__name__}.broadcast"
+        with float32_outside_of_steps(self.device), unchanged(shared, title):
+            sent = rule.broadcast(round, shared, clients)
+        check_broadcast(sent, len(clients), title, self.method, self._shapes)
         return sent.to(self.device)
 
     def begin(self, clients: tuple[int, ...], stage: Stage, round: Round, received: Broadcast) -> Cohort:

@@ -57,7 +57,8 @@ class Run:
     def method(self) -> str:
         """Name of the method, and of its server where that is not the one it brings itself."""
         server = self.record.other_server
-        return f"{self.record.method} with {server.rpartition('.')[2]}" if server else self.record.method
+        short = re.sub(r"[\w.]+\.", "", server or "")
+        return f"{self.record.method} with {short}" if short else self.record.method
 
     @property
     def demo(self) -> bool:

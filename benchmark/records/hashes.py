@@ -28,6 +28,9 @@ RESULT_FREE_KEYS = frozenset(
 #: A key of one of these names with None is as good as absent: configurations of before do not have it.
 LATER_KEYS = frozenset({"evaluate_local"})
 
+#: A key of one of these names with None is hashed as this value, which older configurations write out.
+WRITTEN_OUT = {"pretrained_tag": "openai"}
+
 #: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
 OF_THE_IMAGES = "images_sha256"
 
@@ -61,7 +64,8 @@ def config_hash(config: dict[str, Any]) -> str:
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
             absent = RESULT_FREE_KEYS | {key for key in LATER_KEYS if value.get(key) is None}
-            return {str(key): kept(entry) for key, entry in value.items() if key not in absent}
+            given = {key: WRITTEN_OUT.get(key) if entry is None else entry for key, entry in value.items()}
+            return {str(key): kept(entry) for key, entry in given.items() if key not in absent}
         if isinstance(value, list | tuple):
             return [kept(entry) for entry in value]
         return value

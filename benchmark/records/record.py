@@ -144,7 +144,8 @@ class RunRecord:
             filled by :func:`benchmark.records.record_file.write_record`.
         summary: from :func:`benchmark.records.summary.summarize`.
         files: per file of :data:`benchmark.records.record_file.FILES` its ``sha256`` and ``bytes``.
-        server: dotted path of the class of the server; this and what follows is None in records of before.
+        server: dotted path of the class of the server, with those of the rules that it wraps in brackets; this and what
+            follows is None in older records.
         default_server: dotted path of the server that the method brings itself.
         code: from :func:`benchmark.records.source_code.code_of`: the source of what the configuration names.
         images_sha256: hash of the images, as the partition's manifest has it.
@@ -176,7 +177,7 @@ class RunRecord:
 
     @property
     def other_server(self) -> str | None:
-        """Dotted path of the server, where it is not the one that the method brings itself."""
+        """Dotted path of the server as ``server`` has it, where it is not the one that the method brings itself."""
         return self.server if self.server != self.default_server else None
 
 

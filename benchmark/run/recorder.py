@@ -4,6 +4,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 
 from benchmark.engine.reports import Reports
 from benchmark.engine.settings import check_monitored, tell_who_looks_at_test_images
@@ -32,6 +34,7 @@ from benchmark.records.source_code import code_of, combined
 from benchmark.run.differences import differences
 from benchmark.run.scores import Values, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
+from benchmark.server import ServerRule
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -51,6 +54,21 @@ def _made_with(state: dict[str, Any]) -> dict[str, Any]:
 def _path(entry: object) -> str:
     """Dotted path of an object's class."""
     return f"{type(entry).__module__}.{type(entry).__qualname__}"
+
+
+def _wrapped(module: nn.Module) -> Iterator[ServerRule]:
+    """The rules that lie in a module, but for those in one of them."""
+    for part in module.children():
+        if isinstance(part, ServerRule):
+            yield part
+        else:
+            yield from _wrapped(part)
+
+
+def _chain(rule: ServerRule) -> str:
+    """Dotted path of a rule's class, with those of the rules that it wraps in brackets."""
+    inner = ", ".join(map(_chain, _wrapped(rule)))
+    return f"{_path(rule)}({inner})" if inner else _path(rule)
 
 
 class Recorder(Callback):
@@ -112,12 +130,12 @@ class Recorder(Callback):
         tell_who_looks_at_test_images(trainer)
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
-        parts = (method, method.server.rule, data, data.source, data.partition)
+        parts = (method, *method.server.rule.modules(), data, data.source, data.partition)
         self.code = combined(self.code, code_of(parts, self.config))
         self._git = checkout() if self.run_dir and self._writes else None
         names = {
             "method": type(method).__name__,
-            "server": _path(method.server.rule),
+            "server": _chain(method.server.rule),
             "dataset": data.source.recorded_name,
             "setting": data.partition.description,
             "seed": data.seed,
@@ -247,8 +265,8 @@ class Recorder(Callback):
             communication=method.server.traffic.per_client(),
             seconds=dict(self.seconds),
             peak_memory_bytes=self._peak or _peak_memory(device),
-            server=_path(method.server.rule),
-            default_server=_path(method.make_server()),
+            server=_chain(method.server.rule),
+            default_server=_chain(method.make_server()),
             code=dict(self.code),
             images_sha256=data.split_record.images_sha256,
             tuning=(self.config or {}).get("tuning"),

@@ -36,6 +36,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             holds).
     """
     from benchmark.engine.loaders import Loaders
+    from benchmark.engine.messages import start
     from benchmark.federation import Round
     from benchmark.run.checkpoint import read_checkpoint
 
@@ -54,7 +55,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     data.match(method)
     simulation = method.join(data)
     rule, shared = made.rule or method.make_server(), simulation.shared()
-    rule.start(method.initial_values(), simulation.federation)
+    start(rule, method.initial_values(), simulation.federation)
     rule.load_state_dict(content["callbacks"]["server"]["rule"])
     if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Round, Uploads, Values
+from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
 from benchmark.method import FederatedMethod
 from benchmark.run.cli import main
 from benchmark.server import ServerRule
@@ -251,7 +251,104 @@ class MakesOneRow(ServerRule):
         return {"prompt.tokens": shared["prompt.tokens"][:1]}
 
 
+class AsksAutograd(FedVPT):
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        loss = super().client_loss(client, batch)
+        assert isinstance(loss, Tensor)
+        return loss + torch.autograd.grad(loss, [self.head.weight])[0].square().sum()
+
+
+class GoesBackward(FedVPT):
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        loss = super().client_loss(client, batch)
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return loss
+
+
+class RemembersNothing(FedVPT):
+    def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+        away = self.head.bias - client.previous["head.bias"]
+        return super().client_loss(client, batch), {"away": away.square().sum()}
+
+
+class AsksForNoise(FedVPT):
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        return self(batch.x) + batch.noise["shift"]
+
+
+class ReadsNoImages(FedVPT):
+    inputs = ("features",)
+
+    def frozen_features(self, x: Tensor) -> Values:
+        return {"mean": x.mean((2, 3))}
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        return self(batch.x)
+
+
+class StartsNothing(ServerRule):
+    def start(self, initial: Values, federation: Federation) -> None:
+        self.rounds = 0
+
+
+class SelectsAtTheStart(ServerRule):
+    def start(self, initial: Values, federation: Federation) -> None:
+        self.first = self.select(1)
+        super().start(initial, federation)
+
+
+class Wraps(ServerRule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ServerRule()
+
+
+class WritesAggregate(ServerRule):
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        for value in shared.values():
+            value.mul_(0)
+        return {}
+
+
+class WritesAMean(WritesAggregate):
+    @property
+    def takes_the_mean(self) -> bool:
+        return True
+
+
+class WritesBroadcast(ServerRule):
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        torch._foreach_mul_([*shared.values()], 0.5)
+        return super().broadcast(round, shared, clients)
+
+
+IN_PLACE = r"changes 'prompt.tokens' in place, which it is given to read; make a new tensor and return it"
 MISTAKES = [
+    (AsksAutograd, r"AsksAutograd.client_loss, LINE asks autograd for a gradient .*; write torch.func.grad of a func"),
+    (GoesBackward, r"GoesBackward.client_loss, LINE asks autograd for a gradient .*; write torch.func.grad of a func"),
+    (
+        RemembersNothing,
+        r'RemembersNothing.client_loss, LINE asks for client.previous\["head.bias"\], and there is nothing; name it in '
+        "remembers",
+    ),
+    (
+        AsksForNoise,
+        r'AsksForNoise.client_logits, LINE asks for batch.noise\["shift"\], and there is nothing; have draw_noise ret',
+    ),
+    (
+        ReadsNoImages,
+        r"ReadsNoImages.client_logits, LINE reads batch.x, and inputs is \('features',\): read batch.features, or add",
+    ),
+    (StartsNothing, r"StartsNothing.start must call super\(\).start\(initial, federation\) before anything else"),
+    (
+        SelectsAtTheStart,
+        r"SelectsAtTheStart.start must call super\(\).start\(initial, federation\) before anything else",
+    ),
+    (Wraps, r"Wraps.start must call self.inner.start\(initial, federation\), or the rule inside never starts"),
+    (WritesAggregate, f"WritesAggregate.aggregate {IN_PLACE}"),
+    (WritesAMean, f"WritesAMean.aggregate {IN_PLACE}"),
+    (WritesBroadcast, f"WritesBroadcast.broadcast {IN_PLACE}"),
     (NoPhases, r"NoPhases.local_phases must return a list of phases, .*; it returns None"),
     (Unwritten, r"Unwritten must define local_phases: what a client trains in a round"),
     (UnwrittenForward, r"UnwrittenForward must define forward: images \[B, 3, H, W\] to logits \[B, C\]"),

@@ -19,9 +19,11 @@ from benchmark.checks.methods import (
     check_resume,
     check_roles,
 )
-from benchmark.checks.outcome import FailedCheck
+from benchmark.checks.outcome import FailedCheck, NotCheckedError
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
-from benchmark.federation import Round, Uploads, Values
+from benchmark.engine.round_plan import RoundPlan
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Federation, Round, Uploads, Values
 from benchmark.server import ServerRule
 from methods.fedper import FedPer
 
@@ -101,13 +103,53 @@ class WithForgettingServer(FedPer):
         return Forgetting()
 
 
-def subject(kind: type[FedPer], *fixed: str) -> MethodUnderCheck:
+class FewerAndOthers(ServerRule):
+    """Selects other clients in every call, fewer than the protocol says, and none of the last ones twice."""
+
+    def start(self, initial: Values, federation: Federation) -> None:
+        super().start(initial, federation)
+        self.register_buffer("asked", torch.tensor(0))
+
+    def select(self, number: int) -> list[int]:
+        self.asked += 1
+        return [int(self.asked) % 3, 3 + int(self.asked) % 5]
+
+
+class TrimmedMean(ServerRule):
+    """Refuses so few uploads that nothing would be left.
+
+    Args:
+        trim: how many of the largest and of the smallest are left out.
+    """
+
+    def __init__(self, trim: int) -> None:
+        super().__init__()
+        self.trim = trim
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        if len(uploads.clients) <= 2 * self.trim:
+            raise ConfigurationError(f"TrimmedMean needs more than {2 * self.trim} uploads")
+        rows = uploads.only(shared).values.items()
+        return {name: value.sort(dim=0).values[self.trim : len(value) - self.trim].mean(0) for name, value in rows}
+
+
+def with_rule(rule: Callable[[], ServerRule]) -> type[FedPer]:
+    """FedPer with another server."""
+
+    class Served(FedPer):
+        def make_server(self) -> ServerRule:
+            return rule()
+
+    return Served
+
+
+def subject(kind: type[FedPer], *fixed: str, steps: int | None = None) -> MethodUnderCheck:
     """A method of this class on the tiny federation."""
 
     def make(*options: str) -> tuple[Any, Any]:
         template, data = build("FedPer", *fixed, *options)
         torch.manual_seed(0)
-        return kind(8, 11, template.backbone, training=LocalTraining(lr=0.02, epochs=1)), data
+        return kind(8, 11, template.backbone, training=LocalTraining(lr=0.02, epochs=1, steps=steps)), data
 
     return MethodUnderCheck(make)
 
@@ -130,6 +172,38 @@ def test_a_fault_fails_its_check(fault: str) -> None:
     check, faulty, message = FAULTS[fault]
     with pytest.raises(FailedCheck, match=message):
         check(faulty)
+
+
+#: What the contract allows; once refused by these checks.
+ALLOWED: dict[str, tuple[Callable[[MethodUnderCheck], None], MethodUnderCheck]] = {
+    "steps below an epoch": (check_images, subject(FedPer, steps=2)),
+    "fewer clients, images": (check_images, subject(with_rule(FewerAndOthers))),
+    "fewer clients, messages": (check_messages, subject(with_rule(FewerAndOthers))),
+    "fewer clients, resting": (check_resting_clients, subject(with_rule(FewerAndOthers))),
+    "trimmed": (check_resting_clients, subject(with_rule(lambda: TrimmedMean(4)))),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_the_contract_allows_passes(case: str) -> None:
+    check, allowed = ALLOWED[case]
+    check(allowed)
+
+
+def test_a_rule_that_needs_every_client_is_not_checked_with_fewer() -> None:
+    with pytest.raises(NotCheckedError, match="with 10 of 11 clients: TrimmedMean needs more than 10 uploads"):
+        check_resting_clients(subject(with_rule(lambda: TrimmedMean(5))))
+
+
+def test_a_foreign_image_is_found_even_of_phases_of_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out = RoundPlan.__init__
+
+    def rotated(self: Any, clients: Any, indices: Any, *rest: Any, **named: Any) -> None:
+        lay_out(self, clients, {client: indices[(client + 1) % 11] for client in clients}, *rest, **named)
+
+    monkeypatch.setattr(RoundPlan, "__init__", rotated)
+    with pytest.raises(FailedCheck, match="images train that should not"):
+        check_images(subject(FedPer, steps=2))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=CHECKS.values())

@@ -1,6 +1,7 @@
 """Loading CLIP through open_clip."""
 
 import logging
+from copy import deepcopy
 from pathlib import Path
 
 import open_clip
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmark.backbones.clip import load_clip
+from benchmark.backbones.clip import _only_tag, load_clip
 from benchmark.errors import ConfigurationError
 from datamodules.digits import DigitDomains
 
@@ -149,3 +150,49 @@ def test_bad_arguments_are_explained(arguments: dict[str, str], message: str) ->
     with pytest.raises(ConfigurationError) as caught:
         load_clip(**arguments)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_a_file_gets_the_activation_that_its_tag_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = open_clip.get_model_config("ViT-B-32")
+    for tower in ("vision_cfg", "text_cfg"):
+        config[tower] |= {"layers": 2, "width": 64}
+    config["text_cfg"]["heads"] = 2
+    monkeypatch.setattr(open_clip, "get_model_config", lambda name: deepcopy(config))
+    torch.manual_seed(0)
+    saved = open_clip.CLIP(**deepcopy(config)).eval()
+    path = tmp_path / "weights.pt"
+    torch.save(saved.state_dict(), path)
+    images, texts = torch.randn(2, 3, 224, 224), open_clip.get_tokenizer("ViT-B-32")(["a cat", "a dog"])
+
+    @torch.no_grad()
+    def logits(model: open_clip.CLIP) -> torch.Tensor:
+        return 100 * model.encode_image(images, normalize=True) @ model.encode_text(texts, normalize=True).T
+
+    def loaded(tag: str | None) -> torch.Tensor:
+        return logits(load_clip("ViT-B-32", "file", tag, str(path))[0])
+
+    torch.testing.assert_close(loaded("laion2b_s34b_b79k"), logits(saved))
+    assert (loaded("openai") - logits(saved)).abs().max() > 1e-3
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(None)
+    said = str(caught.value)
+    assert said.startswith("a file of weights of 'ViT-B-32' does not tell which activation and pixels")
+    assert "give pretrained_tag, that of the weights which it holds or began from: openai, " in said
+    assert "(QuickGELU, pixels of mean 0.481, 0.458, 0.408); laion2b_e16, " in said
+    assert "(GELU, pixels of" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "quick"),
+    [("ViT-B-32-quickgelu", True), ("ViT-H-14-quickgelu", True), ("ViT-g-14", False)],
+)
+def test_a_name_of_one_kind_of_weights_needs_no_tag(name: str, quick: bool) -> None:
+    entry = open_clip.get_pretrained_cfg(name, _only_tag(name))
+    assert open_clip.get_model_config(name).get("quick_gelu", False) is quick
+    assert entry["mean"] == open_clip.OPENAI_DATASET_MEAN
+
+
+@pytest.mark.parametrize("name", ["RN50", "ViT-L-14", "ViT-L-14-336", "ViT-S-16"])
+def test_any_other_name_needs_one(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="give pretrained_tag"):
+        load_clip(name, "file", checkpoint_path="weights.pt")

@@ -527,3 +527,44 @@ def test_a_step_does_not_ask_the_trainer_how_far_it_is(asked: str) -> None:
     assert getattr(method, asked) == 0
     with pytest.raises(MisconfigurationException, match=rf"self\.{asked} in a step, .* client\.round\.number"):
         fit(method, data, 1)
+
+
+class InTwoSteps(FedAvg):
+    """The backbone is trained, then backbone and head; the head begins anew in the second phase."""
+
+    shared = ("backbone",)
+    personal = ("head",)
+
+    def local_phases(self) -> list[Phase]:
+        both = self.training_settings.phase("backbone", "head")
+        return [self.training_settings.phase("backbone"), replace(both, restart=True)]
+
+
+def test_a_restart_is_of_the_personal_parameters_of_the_phase_alone() -> None:
+    method, data = fedavg(InTwoSteps)
+    data.setup()
+    data.match(method)
+    simulation = method.join(data)
+    initial = {name: method.get_parameter(name).clone() for name in method.roles.trained}
+    phase = method.local_phases()[1]
+    optimizer = simulation.local_steps.optimizers(method.local_phases())[1]
+    simulation.slots.fill({name: value.expand(3, *value.shape) + 1 for name, value in initial.items()})
+    simulation.local_steps.start(phase, optimizer, 1.0, {})
+    for name, value in initial.items():
+        expected = value if name in method.roles.personal else value + 1
+        torch.testing.assert_close(simulation.slots.of(name).detach(), expected.expand(3, *value.shape))
+
+
+def test_a_loss_may_come_with_the_gradient_of_something_else() -> None:
+    class Doubled(FedVPT):
+        def client_loss(self, client: Client, batch: MiniBatch) -> Any:
+            loss = cross_entropy(self(batch.x), batch.y, batch.mask)
+            return loss.detach() + 2 * loss - 2 * loss.detach()
+
+    doubled, data = fedvpt(Doubled, steps=1)
+    fit(doubled, data, 1)
+    plain, data = fedvpt(FedVPT, steps=1, lr=0.2)
+    fit(plain, data, 1)
+    found, expected = learned(doubled), learned(plain)
+    assert any("loss" in name for name in expected)
+    torch.testing.assert_close(found, expected, equal_nan=True)

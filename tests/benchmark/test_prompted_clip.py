@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import open_clip
@@ -441,3 +442,61 @@ def test_bad_image_size_is_explained(arguments: dict[str, Any], message: str) ->
     with pytest.raises(ConfigurationError) as caught:
         PromptedCLIP(**arguments)
     assert message in str(caught.value)
+
+
+# ---------------------------------------------------------------------- hooks
+
+
+def adapted(_: nn.Module, inputs: Any, made: Any) -> Any:
+    return made + made.roll(1, dims=-1).tanh() if isinstance(made, Tensor) else made
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_a_hook_anywhere_is_called_or_refused(request: pytest.FixtureRequest, kind: str) -> None:
+    clip: PromptedCLIP = request.getfixturevalue(kind)
+    x, prompts = images(clip, 3), clip.class_prompts(NAMES, 0)
+    plain, refused, called = (clip.image_features(x), clip.text_features(prompts)), set(), set()
+    for name, module in clip.model.named_modules(prefix="model"):
+        if isinstance(module, nn.ModuleList | nn.Dropout) or name.endswith("patch_dropout"):
+            continue  # open_clip does not call these either, or they do nothing
+        hook = module.register_forward_hook(adapted)
+        made = []
+        with suppress(ConfigurationError):
+            made = [clip.image_features(x), clip.text_features(prompts)]
+        if not made:
+            with pytest.raises(
+                ConfigurationError, match=rf"the backbone's {name} \(\w+\) would never be called: hook its"
+            ):
+                clip.text_features(prompts)
+            refused.add(name)
+        else:
+            changed = [not torch.equal(*pair) for pair in zip(made, plain, strict=True)]
+            assert changed == ([True, False] if "visual" in name else [False, True]), name
+            called.add(name)
+        hook.remove()
+    blocks = {f"model.transformer.resblocks.{layer}" for layer in range(3)}
+    blocks |= {f"model.visual.transformer.resblocks.{layer}" for layer in range(3)} if kind == "vit" else set()
+    attention = {f"{block}.attn" for block in blocks}
+    rest = {"model.visual.transformer"} if kind == "vit" else {"model.visual.attnpool"}
+    assert refused == blocks | attention | rest | {"model", "model.visual", "model.transformer"}
+    assert {f"{block}.{part}" for block in blocks for part in ("ln_1", "attn.out_proj", "ln_2", "mlp")} <= called
+    assert torch.equal(clip.image_features(x), plain[0])
+
+
+def test_an_adapter_on_the_mlp_of_any_block_is_that_of_the_whole_tower(vit: PromptedCLIP) -> None:
+    texts, x = ["a cat.", "two great sharks."], images(vit, 3)
+    tokens = vit.tokenizer(texts, context_length=vit.context_length)
+    for tower in (vit.model.transformer, vit.model.visual.transformer):
+        for block in tower.resblocks:
+            hook = block.mlp.register_forward_hook(adapted)
+            made = vit.image_features(x), vit.text_features_of(texts)
+            expected = vit.model.encode_image(x, normalize=True), vit.model.encode_text(tokens, normalize=True)
+            hook.remove()
+            torch.testing.assert_close(made, expected, atol=1e-5, rtol=0)
+
+
+def test_classes_with_the_same_tokens_are_refused(micro: PromptedCLIP) -> None:
+    for names in (["dog", "Cat", "cat"], ["hot_dog", "hot dog"], ["eel", "eel"]):
+        with pytest.raises(ConfigurationError, match=f"{names[-2]!r} and {names[-1]!r} have the same tokens"):
+            micro.class_prompts(names, 2)
+    assert micro.class_prompts(["Cat", "cats"], 2).num_classes == 2

@@ -149,7 +149,10 @@ def test_another_server_is_part_of_the_name(tmp_path: Path) -> None:
     own = {"server": "benchmark.server.ServerRule", "default_server": "benchmark.server.ServerRule"}
     write_run(tmp_path / "runs" / "a", "FedVPT", 0, [0.5, 0.7, 0.9], **own)
     write_run(tmp_path / "runs" / "b", "FedVPT", 0, [0.5, 0.7, 0.9], lr=0.2, **own | {"server": "my_methods.FedOpt"})
-    assert [each.name for each in group(read_runs([tmp_path / "runs"])[0])] == ["FedVPT", "FedVPT with FedOpt"]
+    chain = {"server": "user_dp.UserDP(methods.servers.FedAdam)"}
+    write_run(tmp_path / "runs" / "c", "FedVPT", 0, [0.5, 0.7, 0.9], lr=0.3, **own | chain)
+    names = [each.name for each in group(read_runs([tmp_path / "runs"])[0])]
+    assert names == ["FedVPT", "FedVPT with FedOpt", "FedVPT with UserDP(FedAdam)"]
     assert "FedVPT with FedOpt" in write_report(tmp_path / "page.html", tmp_path).path.read_text()
 
 

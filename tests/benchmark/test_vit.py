@@ -490,3 +490,27 @@ def test_tiny_vit_gives_the_class_token_and_takes_prompts() -> None:
     torch.testing.assert_close(model(x, prompts), naive(model.vit, x, list(prompts)))
     with pytest.raises(ConfigurationError, match="image_size=30 is not a multiple of TinyViT's patch size 4"):
         TinyViT(image_size=30)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "deit_tiny_patch16_224",
+            "mean 0.485, 0.456, 0.406 and standard deviation 0.229, 0.224, 0.225, those of deit_tiny",
+        ),
+        (
+            "vit_tiny_patch16_224",
+            "mean 0.500, 0.500, 0.500 and standard deviation 0.500, 0.500, 0.500, those of vit_tiny",
+        ),
+    ],
+)
+def test_a_file_of_weights_says_which_pixels_it_gets(
+    name: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "deit.safetensors"
+    save_file(timm.create_model("deit_tiny_patch16_224", num_classes=0, img_size=32).state_dict(), path)
+    with caplog.at_level("INFO", "benchmark.backbones.vit"):
+        TimmViT(name, "file", str(path), image_size=32)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "benchmark.backbones.vit"]
+    assert message.startswith(f"{path}: its weights get images of {said}")

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.backbones.vit import TimmViT
 from benchmark.backbones.vit_layers import class_token_after, reads_the_class_token_alone, rows_kept
+from benchmark.errors import ConfigurationError
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"qkv_bias": True},
@@ -98,3 +99,53 @@ def test_the_models_of_this_project_leave_out_what_nobody_reads(prompts: tuple[i
         model.vit.norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         model(torch.randn(5, 3, *model.image_size), given)
         assert seen[0].shape == (5, 1, model.embed_dim)
+
+
+def adapt(module: nn.Module, how: str) -> Any:
+    """Put an adapter around a module by one of torch's ways, or by replacing its function; returns what undoes it."""
+    forward = module.forward
+
+    def changed(made: Tensor) -> Tensor:
+        return made + 0.1 * made.roll(1, dims=-1).tanh()
+
+    if how == "hook":
+        return module.register_forward_hook(lambda _, inputs, made: changed(made)).remove
+    if how == "pre-hook":
+        return module.register_forward_pre_hook(lambda _, inputs: (changed(inputs[0]), *inputs[1:])).remove
+    module.forward = lambda x, *more, **named: changed(forward(x, *more, **named))  # type: ignore[method-assign]
+    return lambda: delattr(module, "forward")
+
+
+#: Parts of a layer, "" the whole; drop paths and dropouts do nothing themselves, and are still called by timm.
+PARTS = ("", "norm1", "attn", "attn.qkv", "attn.proj", "attn.proj_drop", "drop_path1", "norm2", "mlp", "drop_path2")
+
+
+@pytest.mark.parametrize("how", ["hook", "pre-hook", "forward"])
+def test_an_adapter_on_any_part_of_any_layer_is_called_as_timm_calls_it(how: str) -> None:
+    model = TimmViT("micro_vit", "embedded").double()
+    x = torch.randn(2, 3, *model.image_size, dtype=torch.float64)
+    plain, silent = model(x), []
+    for layer, block in enumerate(model.vit.blocks):
+        for part in PARTS:
+            undo = adapt(block.get_submodule(part), how)
+            made, expected = model(x), model.vit(x)
+            undo()
+            torch.testing.assert_close(made, expected)
+            silent += [f"{layer} {part}"] if torch.equal(made, plain) else []
+    assert not silent
+    assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("name", ["vit", "vit.blocks", "vit.head"])
+def test_an_adapter_that_would_never_be_called_is_refused(name: str) -> None:
+    model = TinyViT(image_size=16)
+    x = torch.randn(2, 3, 16, 16)
+    for how in ("hook", "pre-hook", "forward"):
+        undo = adapt(model.get_submodule(name), how)
+        for call in (model, model.token_features, partial(model.grow, inserted={})):
+            with pytest.raises(
+                ConfigurationError, match=rf"the backbone's {name} \(\w+\) would never be called: hook its"
+            ):
+                call(x)
+        undo()
+    model(x)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import fedprompt
 import pytest
 import torch
 from federation import build, fit, learned
@@ -10,6 +11,7 @@ from federation import build, fit, learned
 from benchmark.engine.rounds import Server
 from benchmark.federation import Federation, Round, Uploads, Values
 from benchmark.server import ServerRule
+from methods.servers import FedAdam
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
@@ -85,3 +87,13 @@ def test_a_norm_that_nobody_reaches_changes_nothing() -> None:
     assert set(expected) == set(made)
     for name, value in expected.items():
         torch.testing.assert_close(made[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_the_record_names_the_whole_chain_and_its_code() -> None:
+    method, data = build("FedAvg", "--data.clients_per_round=2")
+    rule = ClippedRule(ClippedRule(FedAdam(lr=0.1), 1.0), 2.0)
+    record = fedprompt.fit(method, data, rounds=1, server=rule, accelerator="cpu", enable_progress_bar=False).record
+    clipped = f"{ClippedRule.__module__}.ClippedRule"
+    assert record.server == record.other_server == f"{clipped}({clipped}(methods.servers.FedAdam))"
+    assert record.default_server == "benchmark.server.ServerRule"
+    assert {ClippedRule.__module__, "methods.servers"} < set(record.code or ())
