@@ -118,12 +118,13 @@ def show(arguments: argparse.Namespace) -> int:
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
         "per participating client and round"
     )
-    if tuned:
-        console.print(_text(tuned))
+    for said in filter(None, (tuned, record.corrected)):
+        console.print(_text(said))
     statistics = ("average", "worst", "worst_decile", "std", "pooled")
     shown = Table("", *(name.replace("_", " ") for name in statistics))
     for point, split, metric, entry in _entries(record.summary):
-        shown.add_row(Text(_text(f"{point} {split} {metric}"), style="bold"))
+        of = f", {entry['clients']} of {clients}" if entry["clients"] < len(record.client_names) else ""
+        shown.add_row(Text(_text(f"{point} {split} {metric}{of}"), style="bold"))
         for which in ("round0", "last", "last10", "best_on_test"):
             if which not in entry:
                 continue

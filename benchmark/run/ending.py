@@ -49,11 +49,13 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
     summary = read_record(run_dir).summary
     scores = []
     for split in ("val", "test"):
-        found = {p: summary.get(p, {}).get(split, {}).get("accuracy", {}).get("last") for p in ("server", "local")}
+        found = {p: summary.get(p, {}).get(split, {}).get("accuracy") for p in ("server", "local")}
+        counts = [entry["clients"] for entry in found.values() if entry]
         said = [
-            f"{point} {100 * last['average']:.2f} % (worst client {100 * last['worst']:.2f} %)"
-            for point, last in found.items()
-            if last is not None
+            f"{point} {100 * entry['last']['average']:.2f} % (worst client {100 * entry['last']['worst']:.2f} %"
+            + (f"; of the {entry['clients']} clients that have trained)" if entry["clients"] < max(counts) else ")")
+            for point, entry in found.items()
+            if entry
         ]
         scores += [f"{split} accuracy after round {server_rounds}: {', '.join(said)}"] if said else []
     early = f" (stopped early, after round {server_rounds} of {asked})" if server_rounds < asked else ""

@@ -45,6 +45,7 @@ def print_scores(found: Values, client_names: list[str]) -> None:
         for metric in columns:
             table.add_column(metric, justify="right")
         for client, name in enumerate(client_names):
-            table.add_row(name, *(f"{values[client]:.4f}" for values in columns.values()))
+            known = not columns["accuracy"][client].isnan() if "accuracy" in columns else True
+            table.add_row(name, *(f"{values[client]:.4f}" if known else "" for values in columns.values()))
         table.add_row("average", *(f"{values.nanmean():.4f}" for values in columns.values()))
         Console().print(table)
