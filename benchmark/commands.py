@@ -128,11 +128,12 @@ def show(arguments: argparse.Namespace) -> int:
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
         "per participating client and round"
     )
-    if tuned:
-        console.print(_text(tuned))
+    for said in filter(None, (tuned, record.corrected)):
+        console.print(_text(said))
     shown = Table("", *(words.replace(" ", "\n") for words in STATISTIC_WORDS.values()))
     for point, split, metric, entry in _entries(record.summary):
-        shown.add_row(Text(_text(metric_words(split, metric, point) + unit_of(metric)), style="bold"))
+        of = f", {entry['clients']} of {clients}" if entry["clients"] < len(record.client_names) else ""
+        shown.add_row(Text(_text(metric_words(split, metric, point) + unit_of(metric) + of), style="bold"))
         for which, words in ROUND_WORDS.items():
             if which not in entry:
                 continue

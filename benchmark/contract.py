@@ -167,8 +167,9 @@ class ClientMethod(nn.Module):
         remembers: prefixes of parameters that ``client.previous`` holds.
         inputs: what the steps use: ``"images"``, the ``"features"`` that frozen parts make of them, the client's
             ``"own_images"``; without ``"images"`` these are not touched where features are kept.
-        evaluate_local: also score every client as its last local training left it (point ``"local"``; at first as it
-            began), besides after the aggregation (point ``"server"``); ``data.evaluate_local`` can say otherwise.
+        evaluate_local: also score every client as its last local training left it (point ``"local"``; in round 0 as it
+            begins, and after that only once it has trained), besides after the aggregation (point ``"server"``);
+            ``data.evaluate_local`` can say otherwise.
         open_vocabulary: the method classifies among any class names, so that splits may have label spaces of their own.
         training_settings: of local training, for a method that trains everything together; set in the constructor.
     """

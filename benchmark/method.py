@@ -32,7 +32,7 @@ from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
-from benchmark.ranges import Checked
+from benchmark.ranges import Checked, NumClients
 from benchmark.server import ServerRule
 
 #: Why a step may not look at the clock, and what does.
@@ -59,9 +59,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
     simulation: Simulation
     roles: Roles
 
-    def __init__(self, num_clients: int) -> None:
+    def __init__(self, num_clients: NumClients) -> None:
         super().__init__()
         self.num_clients = num_clients
+        #: of torch's generator, from which the first values are drawn
+        self.drawn_with = torch.initial_seed()
         self.automatic_optimization = False
         self.strict_loading = False
         self._frozen_parts: list[nn.Module] = []

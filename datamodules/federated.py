@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader
@@ -54,9 +55,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_orders: G; above 1 the clients conflict: client k counts the classes in order k mod G (see
             :func:`datamodules.label_orders.reordered`).
         val_only: score split ``val`` and no other: no test image is evaluated, as where a tuning chooses.
-        evaluate_local: also score every client as its last local training left it (point ``local``), besides after the
-            aggregation (point ``server``); the shared parameters are kept for each client then. None: as the method has
-            it.
+        evaluate_local: also score every client that has trained as its last local training left it (point ``local``),
+            besides after the aggregation (point ``server``); the shared parameters are kept for each client then. None:
+            as the method has it.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -104,6 +105,12 @@ class FederatedDataModule(Checked, LightningDataModule):
         partition_seed: Seed | None = 0,
     ) -> None:
         super().__init__()
+        for name, given, kind in (("source", source, ImageSource), ("partition", partition, Partition)):
+            if not isinstance(given, kind):
+                raise ConfigurationError(
+                    f"FederatedDataModule: {name} must be one of datamodules, or derive from {kind.__name__}; got "
+                    f"{given!r:.80}"
+                )
         require_names(source)
         self.source = source
         self.partition = partition
@@ -338,8 +345,29 @@ class FederatedDataModule(Checked, LightningDataModule):
         return self._joined.training(self.trainer.current_epoch + 1)
 
     def val_dataloader(self) -> Blocks | DataLoader[Block]:
-        """Return every client on its held-out images: split ``test``, and whatever other splits there are."""
+        """Return every client on its held-out images: split ``test``, and whatever other splits there are.
+
+        ``Trainer.validate`` scores what is held out of the training images alone, as ``Trainer.test`` scores the rest.
+
+        Raises:
+            ConfigurationError: for ``Trainer.validate``, none are held out.
+        """
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING:
+            self.require_validation()
+            return self._joined.evaluation(["val"])
         return self._joined.evaluation(list(self.held_out))
+
+    def require_validation(self) -> None:
+        """Refuse to validate where nothing is held out of the training images.
+
+        Raises:
+            ConfigurationError: it is so.
+        """
+        if not self.val_fraction:
+            raise ConfigurationError(
+                "validate scores images held out of the training images, and data.val_fraction=0 holds none out; take "
+                "`lightning-cli test` for the test images, or train with for example --data.val_fraction=0.1"
+            )
 
     def test_dataloader(self) -> Blocks | DataLoader[Block]:
         """Return every client on its test images.

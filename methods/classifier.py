@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from benchmark.backbones.head import LinearHead
 from benchmark.contract import LocalTraining
 from benchmark.method import FederatedMethod
+from benchmark.ranges import NumClients, PositiveInt
 
 
 def new_client_training(training: LocalTraining) -> LocalTraining:
@@ -29,8 +30,8 @@ class ClassifierMethod(FederatedMethod):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
+        num_classes: PositiveInt,
+        num_clients: NumClients,
         backbone: nn.Module,
         *,
         training: LocalTraining = LocalTraining(lr=0.005),

@@ -10,7 +10,7 @@ from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Stage
 from benchmark.masked import in_float32
 from benchmark.method import FederatedMethod
-from benchmark.ranges import FewOrNone
+from benchmark.ranges import FewOrNone, NumClients
 from methods.losses import cross_entropy
 
 #: How FedPGP (Cui et al., ICML 2024) trains a context: rate and epochs are the paper's, the rest is its code's.
@@ -46,7 +46,7 @@ class TextPromptMethod(FederatedMethod):
 
     def __init__(
         self,
-        num_clients: int,
+        num_clients: NumClients,
         class_names: list[str],
         clip: PromptedCLIP,
         *,

@@ -5,6 +5,7 @@ from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
 from benchmark.contract import LocalTraining, Phase
 from benchmark.method import FederatedMethod
+from benchmark.ranges import NumClients, PositiveInt
 from methods.classifier import new_client_training
 
 
@@ -25,8 +26,8 @@ class ViTPromptMethod(FederatedMethod):
 
     def __init__(
         self,
-        num_classes: int,
-        num_clients: int,
+        num_classes: PositiveInt,
+        num_clients: NumClients,
         backbone: PromptedViT,
         *,
         training: LocalTraining = LocalTraining(lr=0.25, weight_decay=1e-3),

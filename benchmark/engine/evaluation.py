@@ -16,6 +16,7 @@ from benchmark.engine.scores import ClientScores
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
+from benchmark.masked import IGNORE
 from benchmark.server import ServerRule
 
 
@@ -74,7 +75,10 @@ class Evaluation:
                 f"{place(method, 'client_logits')} must return logits [B, C] of the {batch.y.shape[1]} images of a "
                 f"mini-batch and {classes} classes; it returns {given}"
             )
-        self._of(step, made.shape[-1]).update(made, batch.y, step.clients)
+        y = batch.y
+        if step.point == "local" and round.number > 0:
+            y = y.masked_fill(~self._cohort.participated[:count, None], IGNORE)  # who never trained has no local model
+        self._of(step, made.shape[-1]).update(made, y, step.clients)
 
     def _score_as_server(self, step: Step) -> None:
         """Take the scores of the server's state for the clients' own, which is equal to it."""

@@ -17,6 +17,7 @@ from benchmark.engine.ranks import Ranks
 from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
 from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
+from benchmark.engine.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
 from benchmark.server import ServerRule
@@ -57,6 +58,7 @@ class Server(Callback):
         """
         check_strategy(trainer)
         check_precision(trainer.precision)
+        check_callbacks(cast(Any, trainer).callbacks)
         if stage == "fit":
             check_whole_rounds(trainer)
         method, data = cast(Member, pl_module), cast(FederatedData, cast(Any, trainer).datamodule)

@@ -8,6 +8,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from benchmark.engine.ranks import Ranks
+from benchmark.engine.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.
@@ -37,6 +38,7 @@ def check_settings(settings: Any, fitting: bool) -> None:
     if strategy not in ("auto", RANKS, *RANKS_CLASSES) and not hasattr(strategy, "ranks"):
         raise ConfigurationError(_other_strategy(strategy))
     check_precision(settings.precision)
+    check_callbacks(settings.callbacks)
     if settings.barebones:
         raise ConfigurationError("trainer.barebones logs nothing, and so records nothing; leave it out")
     if settings.plugins:

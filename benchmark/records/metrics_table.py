@@ -19,10 +19,11 @@ NAMED = ("point", "split", "metric")
 COLUMNS = ("round", "client", *NAMED, "value")
 """Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
 the server holds after the round plus the client's own state; "local": the client's state at the end of its local
-training, before aggregation), split ("test": the client's own test images; "val"; "new": of clients that never train;
-the further splits of the partition; "train": what local training reported), metric (those of
-:data:`METRICS`, and for "train" what the method names), value float64 (accuracies are fractions, 0 to 1). A client
-that was not evaluated in a round has no rows there; rows whose accuracy is NaN are dropped as such."""
+training, before aggregation; in round 0 as it begins, later of clients that have trained alone), split ("test": the
+client's own test images; "val"; "new": of clients that never train; the further splits of the partition; "train": what
+local training reported), metric (those of :data:`METRICS`, and for "train" what the method names), value float64
+(accuracies are fractions, 0 to 1). A client that was not evaluated in a round has no rows there; rows whose accuracy is
+NaN are dropped as such."""
 PARTS = "metrics"
 """Folder of the tables of a run that goes on, one for each evaluated round; where ``metrics.parquet`` is, it is the
 whole table and they count for nothing."""

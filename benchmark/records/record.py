@@ -150,6 +150,7 @@ class RunRecord:
         code: from :func:`benchmark.records.source_code.code_of`: the source of what the configuration names.
         images_sha256: hash of the images, as the partition's manifest has it.
         tuning: a :class:`Tuning`; None where no search chose the run's values.
+        corrected: what was corrected in the record, and why, long after the run; None where nothing was.
     """
 
     method: Name
@@ -174,6 +175,7 @@ class RunRecord:
     code: dict[str, str] | None = None
     images_sha256: str | None = None
     tuning: Annotated[dict[str, Any] | None, _Form(Tuning | None)] = None
+    corrected: str | None = None
 
     @property
     def other_server(self) -> str | None:

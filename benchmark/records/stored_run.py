@@ -119,6 +119,18 @@ class StoredRun:
                 problems.append(f"{self.folder}: the record's numbers cannot be made of its files ({error})")
         return problems
 
+    @functools.cached_property
+    def untrained(self) -> list[int]:
+        """Clients that have values at the point "local" though they never reported a loss of training, in a run whose
+        others did.
+
+        So wrote versions that scored, after every round, also the initial model of clients that had not yet trained.
+        """
+        later = self.metrics[self.metrics["round"] > 0]
+        trained = set(later.loc[(later["split"] == "train") & (later["metric"] == "loss"), "client"])
+        scored = set(later.loc[(later["split"] != "train") & (later["point"] == "local"), "client"])
+        return sorted(scored - trained) if trained and self.record.corrected is None else []
+
     def _of_config(self) -> Iterator[tuple[str, str]]:
         """File and field of what the configuration says otherwise than the record."""
         if config_hash(self.config) != self.record.config_hash:

@@ -34,7 +34,8 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
     round ``pooled_round``. A value that is not finite is None.
 
     Beside them stands ``clients``, how many clients the last round speaks of: at the point "local" a client's value
-    stands until it trains again, and a client that never trained is left out.
+    stands until it trains again, and a client that never trained is left out. There ``round0`` is of all clients, as
+    they begin.
 
     Source: protocols of pFedPT (pooled, best), pFedPG (average, last) and pFedBayesPT (average, worst, last ten).
 
@@ -128,7 +129,8 @@ def _by_round(part: "pd.DataFrame", sizes: Sequence[int]) -> "tuple[np.ndarray, 
     """Rounds [R] and masked values [R, clients] of one point, split and metric.
 
     At the point "local" a client's value stands until it trains again; before its first time it is masked (and not
-    NaN, which a measured loss can be). A client without images of the split is masked throughout.
+    NaN, which a measured loss can be), but for round 0, where all clients are as they begin. A client without images
+    of the split is masked throughout.
     """
     import numpy as np
 
@@ -136,7 +138,8 @@ def _by_round(part: "pd.DataFrame", sizes: Sequence[int]) -> "tuple[np.ndarray, 
     point = rows["point"].iloc[0]
     place = rows.assign(row=rows.index).pivot(index="round", columns="client", values="row").sort_index()
     if point == "local":
-        place = place.ffill()
+        trained = place.index > 0
+        place[trained] = place[trained].ffill()
     where = place.reindex(columns=range(len(sizes))).to_numpy(dtype="float64")
     known = ~np.isnan(where)
     values = np.ma.masked_all(where.shape, dtype="float64")

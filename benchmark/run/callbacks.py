@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 
 from benchmark.engine.allocator import NoSearchForGarbage
 from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.rounds import Server
+from benchmark.engine.trainer_callbacks import given_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress
@@ -19,6 +20,8 @@ def round_callbacks(
     recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, settings: Any
 ) -> list[Callback]:
     """What makes the Trainer's epochs a recorded federation's rounds: recorder, server where one is given, progress.
+
+    A progress bar among the callbacks that are given takes the place of the display of rounds.
 
     Args:
         recorder: of the run.
@@ -35,8 +38,13 @@ def round_callbacks(
         check_constructed(rule)
         check_replaceable(method, settings.callbacks)
         callbacks.append(Server(rule))
-    shown = settings.enable_progress_bar is not False and is_first_process()
+    shown = settings.enable_progress_bar is not False and is_first_process() and not has_progress_bar(settings)
     return [*callbacks, RoundProgress()] if shown else callbacks
+
+
+def has_progress_bar(settings: Any) -> bool:
+    """Say whether the Trainer's arguments, by name, bring a progress bar of their own."""
+    return any(isinstance(callback, ProgressBar) for callback in given_callbacks(settings.callbacks))
 
 
 def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
@@ -55,6 +63,5 @@ def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
         raise ConfigurationError(f"server: {title} has a server of its own, {own.__name__}; leave server out")
     if not method.shared:
         raise ConfigurationError(f"server: {title} shares nothing that a server could make anew; leave server out")
-    given = callbacks if isinstance(callbacks, list) else [callbacks]
-    if any(isinstance(callback, Server) for callback in given):
+    if any(isinstance(callback, Server) for callback in given_callbacks(callbacks)):
         raise ConfigurationError("server: trainer.callbacks holds a Server as well; leave one of the two out")

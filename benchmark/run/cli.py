@@ -27,7 +27,8 @@ from benchmark.method import FederatedMethod
 from benchmark.ranges import Seed
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
-from benchmark.run.callbacks import round_callbacks
+from benchmark.run.alone import alone
+from benchmark.run.callbacks import has_progress_bar, round_callbacks
 from benchmark.run.checkpoint import (
     AtomicCheckpointIO,
     check_rounds,
@@ -164,6 +165,7 @@ class FederatedCLI(LightningCLI):
             print(listed)
             parser.exit()
         super().parse_arguments(parser, args)
+        self._held.enter_context(alone())  # from here on things are drawn
 
     def _parse_ckpt_path(self) -> None:
         """A checkpoint never changes the configuration: it is checked against it instead."""
@@ -224,15 +226,13 @@ class FederatedCLI(LightningCLI):
             kwargs["enable_checkpointing"] = False
         if several_devices(trainer) and trainer.strategy == "auto":
             kwargs["strategy"] = RANKS
-        if not is_first_process():
+        if not is_first_process() and not has_progress_bar(trainer):
             kwargs["enable_progress_bar"] = False
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": callbacks}
         if trainer.logger in (None, True):
             kwargs["logger"] = CSVLogger(str(self.run_dir), name="", version="csv") if fitting else False
-        try:
+        with of_the_trainer():
             made = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
-        except (TypeError, ValueError, RuntimeError, MisconfigurationException) as error:
-            raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
         check_strategy(made)
         if isinstance(made.strategy, RanksStrategy) and self.subcommand is not None and isinstance(self._given, list):
             # What this process has chosen, the others are told.
@@ -265,7 +265,16 @@ class FederatedCLI(LightningCLI):
                 "--ckpt_path=RUN_DIR/checkpoints/last.ckpt (scores before any training: fit --trainer.max_epochs=0)"
             )
 
-    before_validate = before_test = _before_scoring
+    before_test = _before_scoring
+
+    def before_validate(self) -> None:
+        """Refuse to score a method that has learned nothing, or on images that are not held out.
+
+        Raises:
+            ConfigurationError: see :meth:`FederatedDataModule.require_validation`, or there is no checkpoint.
+        """
+        self._before_scoring()
+        self.datamodule.require_validation()
 
     def after_fit(self) -> None:
         """Say what the run has come to, where its record is, and what shows more of it.
@@ -331,6 +340,15 @@ def _checkpoint_of(config: Any, subcommand: str) -> str | None:
     if given == "last" or (given is None and config.run_dir is not None and subcommand != "fit"):
         return str(last_checkpoint(Path(config.run_dir)))
     return given
+
+
+@contextmanager
+def of_the_trainer() -> Iterator[None]:
+    """Tell in one line what a Trainer that is made refuses."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, AttributeError, ImportError, MisconfigurationException) as error:
+        raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
 
 
 def prepare_process() -> None:

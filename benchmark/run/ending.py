@@ -78,11 +78,15 @@ def score_lines(summary: Mapping[str, Any], rounds: int) -> list[str]:
     for point, words in POINT_WORDS.items():
         for split, metrics in summary.get(point, {}).items():
             if "accuracy" in metrics and split != "train":
-                last.setdefault(split, {})[words] = metrics["accuracy"]["last"]
+                last.setdefault(split, {})[words] = metrics["accuracy"]["last"] | {
+                    "clients": metrics["accuracy"]["clients"]
+                }
     lines = []
     for split in sorted(last, key=lambda name: {"val": 0, "test": 1}.get(name, 2)):
+        most = max(found["clients"] for found in last[split].values())
         said = (
-            f"{words} {_percent(found['average'])} (worst client {_percent(found['worst'])})"
+            f"{words} {_percent(found['average'])} (worst client {_percent(found['worst'])}"
+            + (f"; of the {found['clients']} clients that have trained)" if found["clients"] < most else ")")
             for words, found in last[split].items()
         )
         lines.append(f"{split} accuracy after round {rounds}: {', '.join(said)}")

@@ -1,7 +1,6 @@
 """A run from Python: method, data and rounds in; metrics, record and what was learned out."""
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -17,9 +16,12 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.settings import check_settings, several_devices
+from benchmark.engine.trainer_callbacks import given_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod
@@ -28,9 +30,11 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import read_metrics
 from benchmark.records.summary import summarize
+from benchmark.run.alone import alone
 from benchmark.run.callbacks import round_callbacks
-from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, prepare_process, reported
+from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, of_the_trainer, prepare_process, reported
 from benchmark.run.ending import score_lines
+from benchmark.run.parser import FederatedParser
 from benchmark.run.recorder import Recorder
 from benchmark.run.signals import interrupting_signal
 from benchmark.server import ServerRule
@@ -42,6 +46,8 @@ if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 CPU = torch.device("cpu")
+#: Settings of the Trainer that take objects, from Python.
+OBJECTS = ("callbacks", "logger", "plugins")
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,10 +154,12 @@ def fit(
     prepare_process()
     if "max_epochs" in trainer:
         raise ConfigurationError("fit: max_epochs can't be given; the number of rounds is rounds")
+    if not (run_dir is None or (isinstance(run_dir, str | Path) and str(run_dir))):
+        raise ConfigurationError(f"fit: run_dir must be the path of a folder, got {run_dir!r:.80}; or leave it out")
     if not (rounds is None or (isinstance(rounds, Integral) and not isinstance(rounds, bool) and rounds >= 0)):
         raise ConfigurationError(f"fit: rounds must be a whole number from 0, got {rounds!r}")
     rounds = None if rounds is None else int(rounds)  # NumPy's whole numbers are none that a file can hold
-    with _one_line():
+    with _one_line(), alone():
         if isinstance(method, FederatedMethod) and isinstance(data, FederatedDataModule):
             if seed is not None or run_dir is not None:
                 raise ConfigurationError(
@@ -182,19 +190,22 @@ def _fit_objects(
 ) -> FinishedRun:
     if "simulation" in vars(method):
         raise ConfigurationError("fit: the method has been trained already; make a new one for each run")
-    drawn = os.environ.get("PL_GLOBAL_SEED")
-    if drawn != str(data.seed):
-        raise ConfigurationError(
-            f"fit: the run's seed is {data.seed}, and the method's first values were drawn "
-            + (f"with seed {drawn}" if drawn else "without one")
-            + f"; call lightning.seed_everything({data.seed}) before the method is made"
-        )
+    check_constructed(method, "num_clients")
+    # A server may draw its first values as the run begins, from the same generator.
+    for what, seed in (("the method's", method.drawn_with), ("a server's", torch.initial_seed())):
+        if seed != data.seed:
+            raise ConfigurationError(
+                f"fit: the run's seed is {data.seed}, and {what} first values are drawn "
+                + (f"with seed {seed}" if seed < 2**32 else "without one")
+                + f"; call lightning.seed_everything({data.seed}) before the method is made"
+            )
     defaults = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()}
     for name in sorted(set(trainer) - set(defaults)):
         like = get_close_matches(name, defaults)
         raise ConfigurationError(
             f"fit: there is no setting {name!r} of the Trainer" + (f"; did you mean {like[0]}?" if like else "")
         )
+    trainer = _read_as_options(trainer)
     given = {**TRAINER_DEFAULTS, "logger": False, "enable_checkpointing": False, **trainer}
     settings = Namespace(**{**defaults, **given})
     check_settings(settings, fitting=True)
@@ -205,9 +216,34 @@ def _fit_objects(
         )
     recorder = Recorder()
     own = round_callbacks(recorder, method, rule, settings)
-    callbacks = settings.callbacks if isinstance(settings.callbacks, list | None) else [settings.callbacks]
-    made = Trainer(**{**given, "callbacks": [*(callbacks or []), *own]})
+    with of_the_trainer():
+        made = Trainer(**{**given, "callbacks": [*given_callbacks(settings.callbacks), *own]})
     return _run(made, method, data, recorder)
+
+
+def _read_as_options(trainer: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the Trainer as the command line reads them, but for objects, which it makes of class paths.
+
+    Raises:
+        ConfigurationError: a value is none that the setting takes.
+    """
+    loggers = trainer.get("logger")
+    for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
+        if not (logger is None or isinstance(logger, bool | Logger)):
+            raise ConfigurationError(
+                f"trainer.logger: expected loggers of Lightning, true or false, got {logger!r:.80}"
+            )
+    plain = {name: value for name, value in trainer.items() if name not in OBJECTS and _is_plain(value)}
+    parser = FederatedParser()
+    parser.add_class_arguments(Trainer, "trainer", skip=set(signature(Trainer).parameters) - set(plain))
+    return {**trainer, **(parser.parse_object({"trainer": plain}).trainer.as_dict() if plain else {})}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is one that a configuration file can hold."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _fit_files(

@@ -1,12 +1,16 @@
 """What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
 
+import enum
 import os
 import re
 from argparse import Action, ArgumentError
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace, get_loader, set_loader
@@ -35,6 +39,18 @@ REQUIRED = "the following arguments are required: "
 NO_CLASS = ("is not iterable", "Not a valid subclass", "has no attribute 'keys'")
 
 
+def whole_numbers_first(hint: Any) -> Any:
+    """Have a type that takes whole numbers and others try the former first, so that a 1 stays a whole number.
+
+    ``typing`` keeps one ``Optional[Union[int, float]]`` for both orders, that which somebody in the process asked for
+    first: which number is meant would depend on what was imported before.
+    """
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    if not {int, float} <= {*parts}:
+        return hint
+    return reduce(or_, [int, *(part for part in parts if part is not int)])
+
+
 class HelpInWords(DefaultHelpFormatter):
     """Says of an option which values it takes, in the words of the errors."""
 
@@ -57,6 +73,9 @@ class FederatedParser(LightningArgumentParser):
         if nested_key == "model":
             settings["skip"] = {*(settings.get("skip") or ()), *LINKED}
         added: list[str] = super().add_class_arguments(theclass, nested_key, *more, **settings)
+        for action in self._actions:
+            if hint := getattr(action, "_typehint", None):
+                action._typehint = whole_numbers_first(hint)
         return added
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
@@ -292,3 +311,5 @@ def load(text: str) -> Any:
 
 
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
+# A default such as that of Lightning's Timer, whose interval is a member of an enumeration of texts.
+yaml.SafeDumper.add_multi_representer(enum.Enum, lambda dumper, member: dumper.represent_data(member.value))

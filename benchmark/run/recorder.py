@@ -175,6 +175,8 @@ class Recorder(Callback):
             for metric, values in scores.compute().items():
                 values = values.cpu().reshape(-1)  # torchmetrics makes a scalar of one client's
                 found[round, point, split, metric] = values
+                if not scores.scored():  # of all who have images of this split, nobody has trained yet
+                    continue
                 averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
                 if metric == "accuracy":
                     averages[f"{split}/{point}/worst_accuracy"] = values[~values.isnan()].min().item()
@@ -190,7 +192,8 @@ class Recorder(Callback):
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
-        check_monitored(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            check_monitored(trainer)
 
     def metrics(self) -> "pd.DataFrame":
         """The long table: round, client, point, split, metric, value."""

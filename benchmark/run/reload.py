@@ -60,7 +60,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
         raise ConfigurationError(
             f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
-            "had from the checkpoint alone; use `lightning-cli validate --ckpt_path`"
+            f"had from the checkpoint alone; `lightning-cli test --run_dir={folder}` scores the run"
         )
     data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, rule, rule.select)
     if type(data).__qualname__ in content:

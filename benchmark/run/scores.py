@@ -47,6 +47,8 @@ def print_scores(found: Values, client_names: list[str]) -> None:
         for metric in columns:
             table.add_column(metric.replace("_", " ") + unit_of(metric), justify="right")
         for client, name in enumerate(client_names):
-            table.add_row(name, *(metric_number(float(values[client]), m) for m, values in columns.items()))
+            known = not columns["accuracy"][client].isnan() if "accuracy" in columns else True
+            shown = (metric_number(float(values[client]), m) if known else "" for m, values in columns.items())
+            table.add_row(name, *shown)
         table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))
         Console().print(table)

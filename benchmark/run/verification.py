@@ -11,7 +11,7 @@ from benchmark.records.environment import other_versions
 from benchmark.records.hashes import config_hash
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, read_record
-from benchmark.records.stored_run import read_metrics, verify_record
+from benchmark.records.stored_run import read_metrics, stored_run, verify_record
 from benchmark.run.command import PROGRAM, resolved
 from benchmark.run.data_folder import moved
 from benchmark.run.differences import differences
@@ -135,6 +135,11 @@ def check_run(
     record = read_record(run_dir)
     versions = other_versions(record)
     remarks = [f"{run_dir}: other versions here: {'; '.join(versions)}"] if versions else []
+    if untrained := stored_run(run_dir).untrained:
+        remarks.append(
+            f"{run_dir}: {len(untrained)} clients have never trained, and its averages at the point 'local' count "
+            "their initial model; run it again for averages of local models alone"
+        )
     try:
         if resolve:
             changed, new = resolved_differences(run_dir)

@@ -46,6 +46,16 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
     for point in dict.fromkeys(line.point for line in lines):
         named = dict.fromkeys(line.name for line in lines if line.point == point)
         notes.append(f"Read at the point '{point}' ({POINT_NOTES[point]}): {'; '.join(named)}.")
+    trained = dict.fromkeys(
+        f"{line.name}: {count} of {len(record.client_names)}"
+        for line in lines
+        for record in line.records.values()
+        if line.point == "local"
+        and (count := summaries(record, "local", table.split, table.metric)["clients"])
+        < summaries(record, "server", table.split, table.metric)["clients"]
+    )
+    if trained:
+        notes.append(f"At the point 'local' are only clients that have trained: {'; '.join(trained)}.")
     servers = dict.fromkeys(
         f"{line.method}: {record.other_server} in place of {record.default_server}"
         for line in lines

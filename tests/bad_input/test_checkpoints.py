@@ -224,6 +224,8 @@ def test_scores_are_of_what_was_learned(
     line = refused(capsys, main, [command, *BASE, "--run_dir=gone"])
     assert "no checkpoint at gone/checkpoints/last.ckpt" in line
     assert not Path("gone").exists()
+    if command == "validate":  # the same scores in all these ways: test_trainer_settings.py
+        return
     scores = set()
     for given in (
         [f"--ckpt_path={last}", "--config=run/config.yaml"],

@@ -1,7 +1,10 @@
 """Settings of the Trainer that a federated run can't have."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, Optional, Union, get_args
 
 import pandas as pd
 import pytest
@@ -10,10 +13,13 @@ from lightning.pytorch.callbacks import Timer
 from refusal import refused
 
 from benchmark import commands
+from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
-from benchmark.run.cli import main
+from benchmark.run.cli import FederatedCLI, main
+from benchmark.run.parser import FederatedParser
 
+TESTS = str(Path(__file__).parents[1])
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--run_dir=run"]
 
 
@@ -66,6 +72,58 @@ def test_a_setting_is_refused_before_training(setting: str, message: str, capsys
     line = refused(capsys, main, ["fit", *BASE, "--trainer.max_epochs=5", f"--trainer.{setting}"])
     assert message in line
     assert not list(Path().glob("run/*.parquet")) + list(Path().glob("run/record.json"))
+
+
+@pytest.mark.parametrize("first", [int | float, float | int, Union[int, float], Union[float, int]])  # noqa: UP007
+def test_a_whole_number_stays_one_whoever_asked_for_the_type_before(first: Any) -> None:
+    for hint in (Optional[first], first | None, Union[float, int, None], Union[None, float, str, int]):  # noqa: UP007, UP045
+        parser = FederatedParser()
+        parser.add_class_arguments(type("Taking", (), {"__init__": _taking(hint)}), "trainer")
+        for text, number in (("1", 1), ("1.0", 1.0), ("0.5", 0.5)):
+            value = parser.parse_args([f"--trainer.limit={text}"]).trainer.limit
+            assert (type(value), value) == (type(number), number), (hint, text)
+        assert parser.parse_args(["--trainer.limit=null"]).trainer.limit is None or type(None) not in get_args(hint)
+
+
+def _taking(hint: Any) -> Any:
+    def __init__(self: Any, limit: Any = None) -> None: ...  # noqa: N807
+
+    __init__.__annotations__ = {"limit": hint, "return": None}
+    return __init__
+
+
+def test_one_batch_is_refused_whatever_was_imported_before() -> None:
+    """Both orders of the union in one process each: typing keeps that which was asked for first."""
+    code = (
+        "import sys, typing; typing.Optional[typing.Union[{}]]; from benchmark.run.cli import main; "
+        "sys.path.append(sys.argv[1]); main(sys.argv[2:])"
+    )
+    for order in ("int, float", "float, int"):
+        command = [sys.executable, "-c", code.format(order), TESTS, "fit", *BASE, "--trainer.limit_train_batches=1"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert (ended.returncode, "cut a round short" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_validate_scores_held_out_training_images_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """It never shows a test image's score, from the command line or from Python."""
+    main(["fit", *BASE, "--trainer.max_epochs=1"])
+    line = refused(capsys, main, ["validate", "--run_dir=run"])
+    assert "validate scores images held out of the training images, and data.val_fraction=0 holds none out" in line
+    assert "take `lightning-cli test` for the test images, or train with for example --data.val_fraction=0.1" in line
+    cli = FederatedCLI(BASE[:-1], run=False)
+    with pytest.raises(ConfigurationError, match="holds none out"):
+        cli.trainer.validate(cli.model, datamodule=cli.datamodule)
+    held = ["--data.val_fraction=0.3", "--data.partition=IID", "--data.partition.num_clients=3", "--run_dir=held"]
+    main(["fit", *BASE, "--data.clients_per_round=2", "--trainer.max_epochs=1", *held])
+    average = read_record("held").summary["server"]["val"]["accuracy"]["last"]["average"]
+    last = "--ckpt_path=held/checkpoints/last.ckpt"
+    for given in (["--run_dir=held"], [last, "--config=held/config.yaml"], [last, *BASE[:-1], *held[:-1]]):
+        capsys.readouterr()
+        main(["validate", *given])
+        out = capsys.readouterr().out
+        assert "split val, point server" in out
+        assert "split test" not in out
+        assert f"{average:.4f}" in next(line for line in out.splitlines() if "average" in line)
 
 
 def test_a_refused_run_leaves_no_directory(capsys: pytest.CaptureFixture[str]) -> None:

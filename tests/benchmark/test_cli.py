@@ -100,11 +100,13 @@ def test_other_loggers_write_into_the_runs_directory(logger: str, left: str) -> 
 def test_validate_and_test_read_a_checkpoint_and_give_the_last_rounds_numbers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = fit()
-    last = read_record(run).summary["server"]["test"]["accuracy"]["last"]["average"]
-    for command in ("validate", "test"):
+    held = ["--data.val_fraction=0.3", "--data.partition=IID", "--data.partition.num_clients=9"]
+    run = fit(*held)
+    summary = read_record(run).summary["server"]
+    for command, split in (("validate", "val"), ("test", "test")):
+        last = summary[split]["accuracy"]["last"]["average"]
         capsys.readouterr()
-        main([command, *BASE, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"])
+        main([command, *BASE, *held, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"])
         out = capsys.readouterr().out
         average = next(line for line in out.split("after aggregation")[-1].splitlines() if "average" in line)
         assert f"{100 * last:.2f}" in average

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 from federation import CONF, Ragged, TinyImages
 from lightning import seed_everything
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
 from torch.func import functional_call
 
 import benchmark
@@ -21,10 +24,10 @@ from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import read_metrics
-from benchmark.run.cli import main
+from benchmark.run.cli import FederatedCLI, main
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
-from methods import FedVPT, PFedPG
+from methods import FedVPT, HeadTune, PFedPG
 from methods.servers import FedAdam
 
 QUIET: Any = {"accelerator": "cpu", "enable_progress_bar": False}
@@ -160,17 +163,91 @@ def test_bad_input_is_one_line_before_training(tmp_path: Path) -> None:
     assert "seed and run_dir are for configuration files" in refused(method, data, run_dir=tmp_path)
     assert "the server stands in one of them" in refused(*files, server=FedAdam())
     assert "callbacks=[<object" in refused(*files, callbacks=[object()])
+    assert "run_dir must be the path of a folder, got ''" in refused(*files, run_dir="")
+    assert "run_dir must be the path of a folder, got 3" in refused(*files, run_dir=3)
     assert "none.yaml" in refused(tmp_path / "none.yaml")
     assert "seed_everything: expected a whole number from 0 to" in refused(*files, rounds=1, seed=-1)
     assert "accelerator is one of" in refused(*files, accelerator="abacus")
     assert not hasattr(method, "simulation")
     seed_everything(4)
-    assert "run's seed is 3, and the method's first values were drawn with seed 4" in refused(method, data)
+    assert "the run's seed is 3, and a server's first values are drawn with seed 4; call" in refused(method, data)
+    other = fedvpt()
     seed_everything(3)
+    said = refused(other, data)
+    assert "the run's seed is 3, and the method's first values are drawn with seed 4; call lightning.seed_ever" in said
     run = fit(method, data, 0, **QUIET)
     assert "trained already; make a new one" in refused(run.method, tiny())
     with pytest.raises(ConfigurationError, match="there is no client 11; the clients are 0 to 10"):
         run.client(11)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"callbacks": "x"}, "trainer.callbacks: expected callbacks of Lightning, such as lightning.pytorch"),
+        ({"callbacks": [1]}, "EarlyStopping(...), got 1"),
+        ({"callbacks": [LearningRateMonitor]}, "trainer.callbacks: LearningRateMonitor is a class, make one of it"),
+        ({"logger": "x"}, "trainer.logger: expected loggers of Lightning, true or false, got 'x'"),
+        ({"logger": object()}, "true or false, got <object object"),
+        ({"logger": [CSVLogger]}, "true or false, got <class"),
+        ({"accelerator": None}, "trainer: You selected an invalid accelerator name: `accelerator=None`"),
+        ({"accelerator": 3}, "trainer.accelerator: "),
+        ({"accelerator": "tpu"}, "trainer: "),
+        ({"accelerator": object()}, "trainer: "),
+        ({"devices": [0]}, "trainer: `devices` selected with `CPUAccelerator` should be an int > 0"),
+        ({"devices": {}}, "objects are trained by one process on one device"),
+        ({"profiler": "nope"}, "trainer: "),
+        ({"max_time": "x"}, "trainer: `Timer(duration='x')` is not a valid duration"),
+        ({"check_val_every_n_epoch": "soon"}, "trainer.check_val_every_n_epoch: expected a whole number or null"),
+        ({"log_every_n_steps": "x"}, "trainer.log_every_n_steps: expected a whole number or null, got x"),
+        ({"limit_train_batches": 1}, "cut a round short"),
+        ({"strategy": object()}, "can't be had"),
+        ({"num_nodes": "x"}, "trainer.num_nodes: expected a whole number, got x"),
+    ],
+)
+def test_a_wrong_setting_of_the_trainer_is_one_line(setting: dict[str, Any], message: str) -> None:
+    seed_everything(3)
+    method = fedvpt()
+    assert message in refused(method, tiny(), 0, **{**QUIET, **setting})
+    assert not hasattr(method, "simulation")
+
+
+def test_methods_and_data_of_wrong_arguments_are_refused() -> None:
+    backbone = TimmViT("test_vit", "random", image_size=32)
+    for wrong in (-1, 0, "ten", None):
+        with pytest.raises(ConfigurationError, match="num_classes: expected a whole number from 1"):
+            HeadTune(wrong, 11, backbone)
+        with pytest.raises(ConfigurationError, match="num_clients: expected a whole number from 1"):
+            FedVPT(8, wrong, backbone)  # type: ignore[arg-type]
+    assert HeadTune("8", 11, backbone).head.out_features == 8  # a text that is a number, as on a command line
+    for source, partition in ((TinyImages(), None), (None, Ragged()), (TinyImages, Ragged()), (TinyImages(), "IID")):
+        with pytest.raises(ConfigurationError, match=r"FederatedDataModule: (source|partition) must be"):
+            FederatedDataModule(source, partition)  # type: ignore[arg-type]
+
+
+def test_a_second_run_in_another_thread_is_refused_and_the_first_unharmed() -> None:
+    seed_everything(3)
+    method, said = fedvpt(), []
+
+    class Second(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            """Try to run once more, from Python and by the command line."""
+            files = (CONF / "base.yaml", CONF / "FedVPT.yaml")
+            with ThreadPoolExecutor(1) as threads:
+                for call in (
+                    lambda: fit(*files, rounds=1, seed=5),
+                    lambda: fit(method, tiny(), 1),
+                    lambda: FederatedCLI([f"--config={path}" for path in files], run=False),
+                ):
+                    said.append(str(threads.submit(call).exception()))
+
+    run = fit(method, tiny(), 1, callbacks=[Second()], **QUIET)
+    assert said == [said[0]] * 3
+    assert "another thread of this process makes a run" in said[0]
+    seed_everything(3)
+    pd.testing.assert_frame_equal(run.metrics, fit(fedvpt(), tiny(), 1, **QUIET).metrics, check_exact=True)
+    with ThreadPoolExecutor(1) as threads:  # free again, also after the runs that were refused above
+        assert threads.submit(lambda: fit(CONF / "base.yaml", CONF / "FedVPT.yaml", rounds=0)).result().metrics.size
 
 
 class _Interrupting(FedVPT):

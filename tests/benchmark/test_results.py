@@ -144,6 +144,17 @@ def test_locally_a_clients_value_stands_until_it_trains_again() -> None:
     assert summarize(high, [1, 1])["local"]["test"]["accuracy"]["best_on_test"]["round"] == 2
 
 
+def test_locally_round_0_is_of_all_clients_and_later_ones_of_those_that_trained() -> None:
+    local = table({0: [0.1, 0.3, 0.2], 1: [0.5, None, None], 2: [0.7, None, 0.9]}, point="local")
+    entry = summarize(local, [1, 3, 1])["local"]["test"]["accuracy"]
+    assert entry["round0"]["average"] == pytest.approx(0.2)
+    assert entry["clients"] == 2
+    assert entry["last"]["average"] == entry["last"]["pooled"] == pytest.approx(0.8)
+    assert (entry["last"]["worst"], entry["last10"]["average"]) == pytest.approx((0.7, 0.65))
+    rounds, found = average_by_round(local, [1, 3, 1], "local", "test", "accuracy")
+    assert dict(zip(rounds, found["average"], strict=True)) == pytest.approx({0: 0.2, 1: 0.5, 2: 0.8})
+
+
 def test_a_nan_accuracy_means_not_evaluated() -> None:
     metrics = pd.concat(
         [
