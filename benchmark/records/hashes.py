@@ -21,12 +21,13 @@ RESULT_FREE_KEYS = frozenset(
         "val_only",  # which scores a run has, none of their values
         "data_dir",
         "root",
+        "cache",  # where decoded images are kept
     }
 )
 
 
 #: A key of one of these names with None is as good as absent: configurations of before do not have it.
-LATER_KEYS = frozenset({"evaluate_local"})
+LATER_KEYS = frozenset({"bits", "evaluate_local"})
 
 #: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
 OF_THE_IMAGES = "images_sha256"

@@ -55,7 +55,7 @@ class Tracking:
             logger.log_hyperparams(self._settings)
         if self.run_dir is not None and any(isinstance(g, WandbLogger | TensorBoardLogger) for g in self.loggers):
             picture = self.run_dir / "partition.png"
-            manifest_heatmap(split.manifest, picture)
+            manifest_heatmap(split.manifest, picture, dataset=names["dataset"])
             for logger in self.loggers:
                 _show(logger, picture)
 
