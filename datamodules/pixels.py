@@ -140,7 +140,7 @@ def _is_cut(opened: Image.Image) -> bool:
     return (
         opened.format in ("PNG", "TIFF")
         and not opened.mode.startswith("I;16")
-        and any(";16" in str(tile.args) for tile in opened.tile)
+        and any(";16" in str(tile.args) for tile in getattr(opened, "tile", []))
     )
 
 

@@ -635,3 +635,17 @@ def test_a_further_split_that_is_not_named_is_refused(made, named):
 
     with pytest.raises(ConfigurationError, match=rf"Further makes the split '{made}'; its further_splits must name it"):
         split(Further(3), CIFAR10_LIKE)
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        (IID(2000), r"\(first: client 1000\); use fewer clients$"),
+        (DomainPerClient(), r"\(first: client 0\); give each domain train and test images, or leave the domain out$"),
+    ],
+    ids=name,
+)
+def test_clients_without_images_are_answered_by_what_the_partition_takes(partition, said):
+    pool = CIFAR10_LIKE if partition.num_clients else make_pool([0, 0, 0], [False, False, True], domains=[0, 1, 1])
+    with pytest.raises(ConfigurationError, match=said):
+        split(partition, pool)
