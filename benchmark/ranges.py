@@ -91,6 +91,8 @@ FewOrNone = Annotated[int, PlainValidator(Range(int, 0, 1000))]
 Size = Annotated[int, PlainValidator(Range(int, 1, 10**4))]
 #: of a Dirichlet distribution; smaller is more skewed, 0.1 to 1 is usual, and NumPy draws zeros from far larger ones
 Concentration = Annotated[float, PlainValidator(Range(float, 0, 10**6, above=True))]
+#: of a pixel's value in a file of 16
+Bits = Annotated[int, PlainValidator(Range(int, 1, 16))]
 #: what NumPy and torch take
 Seed = Annotated[int, PlainValidator(Range(int, 0, 2**32 - 1))]
 

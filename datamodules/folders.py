@@ -5,19 +5,14 @@ reads thousands of small batches in any order, so decoded pixels are kept here, 
 """
 
 import hashlib
-import io
-import math
+import logging
 import os
 import stat
-import tempfile
 import warnings
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,22 +20,24 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from datamodules.decoded_cache import BESIDE, About, DecodedCache, cache_folder, size_said
+from datamodules.pixels import ABOUT, LARGEST, Decoding, Fit, decode
 from datamodules.source import ImagePool
 
+log = logging.getLogger(__name__)
+
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-#: what a file may hold, whatever it is called: releases have GIFs named .jpg. Formats that are programs (EPS) are out.
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 #: images that are not read: a folder that holds one is refused, since an image left out would go unnoticed
 UNREAD = (
     *(".avif", ".dcm", ".dng", ".eps", ".heic", ".heif", ".ico", ".jp2", ".jpe", ".jxl", ".nii", ".nii.gz", ".npy"),
     *(".pbm", ".pgm", ".ppm", ".psd", ".svg", ".tga"),
 )
-#: modes whose conversion to RGB by Pillow keeps what one sees; 16-bit grey ("I;16...") is scaled by hand
-MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-DIGEST_BYTES = 16
-CACHE_FORMAT = 2  # raise it when the same files would decode to other values
+#: folders that file managers and systems make: no classes, passed over like those whose names begin with a dot
+NO_CLASSES = frozenset(
+    {"__macosx", "@eadir", "lost+found", "#recycle", "$recycle.bin", "system volume information", "thumbs.db"}
+)
+CACHE_FORMAT = 3  # raise it when the same files would decode to other values
 
-Fit = Literal["squash", "crop"]
 #: gives the file of an image by its place, or the image's name and content
 Read = Callable[[int], Path | tuple[str, bytes]]
 
@@ -51,11 +48,27 @@ class DecodedImages:
 
     Attributes:
         images: uint8, [n, 3, H, W]; memory-mapped where a cache could be written.
-        group: int64, [n]; byte-identical files have the value of the first of them.
+        group: int64, [n]; copies have the value of the first of them (:class:`Decoding` says which are).
     """
 
     images: NDArray[np.uint8]
     group: NDArray[np.int64]
+
+
+def subfolders(at: Path) -> list[str]:
+    """Names of the folders in a folder that may be classes or domains, in no order.
+
+    Raises:
+        ConfigurationError: the folder cannot be read.
+    """
+    try:
+        found = [entry.name for entry in os.scandir(at) if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
+    passed = sorted(name for name in found if name.casefold() in NO_CLASSES)
+    if passed:  # of one text and place, so that it is said once
+        warnings.warn(f"folders of the system are no classes and passed over: {', '.join(passed)}", stacklevel=1)
+    return [name for name in found if name not in passed]
 
 
 def list_class_folders(
@@ -77,10 +90,7 @@ def list_class_folders(
         ConfigurationError: a class folder is missing, empty, there twice or (unless ``others``) unknown.
     """
     at = root / below
-    try:
-        found = {entry.name for entry in os.scandir(at) if entry.is_dir() and not entry.name.startswith(".")}
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
+    found = set(subfolders(at))
     known = {name for names in folders for name in names}
     missing = [names[0] for names in folders if not found & set(names)]
     unknown = [] if others else sorted(found - known)
@@ -149,17 +159,29 @@ def pool_of(
     return ImagePool(torch.from_numpy(images), *rest)
 
 
-def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> DecodedImages:
+def read_images(
+    root: Path,
+    files: Sequence[str],
+    size: int,
+    fit: Fit,
+    as_seen: bool = False,
+    bits: int | None = None,
+    cache: str | None = BESIDE,
+) -> DecodedImages:
     """Decode files to one array, or map the array that an earlier call left in ``root/.cache``.
 
-    The cache is keyed by names, sizes and times of change of the files, by ``size`` and by ``fit``, and checked by a
-    sum when it is read. Where it cannot be written the images stay in memory, with a warning.
+    The cache is keyed by names, sizes and times of change of the files and by what says how they are decoded, and
+    checked by a sum when it is read. Where it cannot be written the images stay in memory, with a warning.
 
     Args:
         root: folder of the data set.
         files: paths relative to it.
         size: S, height and width of the result in pixels.
         fit: ``squash`` resizes to S x S, ``crop`` resizes the short side to S and cuts out the centre; bicubic.
+        as_seen: as :class:`datamodules.pixels.Decoding` says; one's own images are, published data sets are read as
+            their codes do.
+        bits: of the values in 16-bit channels; None: 16.
+        cache: folder of the decoded images, seen from ``root``; None: they are kept in memory.
 
     Raises:
         ConfigurationError: a file leads outside of ``root``, is missing, no regular file, or cannot be decoded; or the
@@ -167,64 +189,105 @@ def read_images(root: Path, files: Sequence[str], size: int, fit: Fit) -> Decode
     """
     if size < 1:
         raise ConfigurationError(f"size must be at least 1 pixel, got {size}")
-    key = _key(root, files, size, fit)
-    images_at, digests_at = (root / ".cache" / f"{key}{suffix}" for suffix in (".npy", ".digests.npy"))
-    shape = (len(files), 3, size, size)
-    cached = _cached(images_at, digests_at, shape)
-    if cached is None:
-        digests = np.empty((len(files), DIGEST_BYTES), dtype=np.uint8)
+    how = Decoding(size, fit, as_seen, bits)
+    key = _key(root, files, how)
+
+    def read(row: int) -> Path:
+        return root / files[row]
+
+    folder = cache_folder(root, cache)
+    kept = None if folder is None else DecodedCache(folder, key, (len(files), 3, size, size))
+    found = None if kept is None else _from_cache(kept, read, how)
+    if found is None:
+        return decode_images(read, len(files), how, root)
+    return _in_groups(*found, how, root)
+
+
+def _from_cache(kept: DecodedCache, read: Read, how: Decoding) -> tuple[NDArray[np.uint8], About] | None:
+    """The images from a cache, which is made where there is none; None where it cannot be."""
+    found, did = kept.read(), "read from"
+    if found is None:
         try:
-            with _replacing(images_at, shape) as target:
-                _decode_all(lambda row: root / files[row], size, fit, target, digests)
-                sums = _sums(target, digests)
-            with _replacing(digests_at, (len(files) + 1, DIGEST_BYTES)) as target:
-                target[:-1], target[-1] = digests, sums
-            cached = _cached(images_at, digests_at, shape)
+            with kept.writing() as (images, about):
+                _decode_all(read, how, images, about)
+            found, did = kept.read(), "written to"
         except OSError as error:
             warnings.warn(
-                f"cannot cache decoded images in {root / '.cache'} ({error.strerror}): kept in memory", stacklevel=2
+                f"cannot cache decoded images in {kept.folder} ({error.strerror}): kept in memory", stacklevel=3
             )
-    if cached is None:
-        return decode_images(lambda row: root / files[row], len(files), size, fit, root)
-    return _in_groups(*cached)
+    if found is not None:
+        log.info(f"  decoded images {did} {kept.folder}: {size_said(kept.bytes)}")
+    return found
 
 
-def decode_images(read: Read, n: int, size: int, fit: Fit, at: Path | str) -> DecodedImages:
+def decode_images(read: Read, n: int, how: Decoding, at: Path | str) -> DecodedImages:
     """Decode images into memory.
 
     Args:
         read: gives the file of an image by its place, or the image's name and content; called by several threads.
         n: how many there are.
-        size: S, height and width of the result in pixels.
-        fit: as in :func:`read_images`.
+        how: to which pixels.
         at: what they are images of, for messages.
 
     Raises:
         ConfigurationError: one cannot be decoded, or they do not fit into memory.
     """
+    size = how.size
     try:
-        images, digests = np.empty((n, 3, size, size), np.uint8), np.empty((n, DIGEST_BYTES), np.uint8)
+        images, about = np.empty((n, 3, size, size), np.uint8), np.zeros(n, ABOUT)
     except MemoryError as error:
         raise ConfigurationError(
             f"{n} images of {at} with {size} pixels a side take {3 * size * size * n} bytes, more memory than is free; "
             f"take a smaller data.source.init_args.size, or make room on the disk of {at}, from where images in files "
             "are mapped"
         ) from error
-    _decode_all(read, size, fit, images, digests)
-    return _in_groups(images, digests)
+    _decode_all(read, how, images, about)
+    return _in_groups(images, about, how, at)
 
 
-def _in_groups(images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> DecodedImages:
-    """The images, and which of them are of byte-identical files."""
-    _, first, inverse = np.unique(digests, axis=0, return_index=True, return_inverse=True)
+def _in_groups(images: NDArray[np.uint8], about: About, how: Decoding, at: Path | str) -> DecodedImages:
+    """The images, and which of them are copies."""
+    if how.as_seen:
+        _tell_of_16_bits(about, how, at)
+    _, first, inverse = np.unique(about["digest"], axis=0, return_index=True, return_inverse=True)
     return DecodedImages(images, first[inverse.reshape(-1)].astype(np.int64))
 
 
-def _key(root: Path, files: Sequence[str], size: int, fit: Fit) -> str:
-    """Name of the cache of these files; refuses files outside of ``root`` on the way."""
+def _tell_of_16_bits(about: About, how: Decoding, at: Path | str) -> None:
+    """Warn of values in 16 bits that are nearly black, and of colours of which 8 bits were read.
+
+    Raises:
+        ConfigurationError: ``bits`` is given, and no image has 16.
+    """
+    deep, cut = int(about["deep"].sum()), int(about["cut"].sum())
+    if how.bits is not None and not deep:
+        raise ConfigurationError(
+            f"bits={how.bits} says how many of 16 bits are in use, and no image of {at} has 16; leave it out"
+        )
+    largest = int(about["largest"].max(initial=0))
+    if deep > cut and how.bits is None and largest <= LARGEST // 4:
+        warnings.warn(
+            f"{at}: {deep - cut} images have 16 bits and are nearly black: largest value {largest} of {LARGEST}; give "
+            f"data.source.init_args.bits={max(largest.bit_length(), 8)}",
+            stacklevel=2,
+        )
+    if cut:
+        warnings.warn(
+            f"{at}: {cut} TIFF images have colours of 16 bits, of which the upper 8 are read; save them as PNG, or "
+            "scaled to 8 bits, if their values do not use all of the range",
+            stacklevel=2,
+        )
+
+
+def file_statuses(root: Path, files: Iterable[str]) -> list[os.stat_result]:
+    """The status of each image's file, behind links.
+
+    Raises:
+        ConfigurationError: a file leads outside of ``root``, is missing, or no regular file.
+    """
     inside = os.path.realpath(root)
     checked: set[str] = set()
-    key = hashlib.blake2b(f"{CACHE_FORMAT} {size} {fit}".encode(), digest_size=16)
+    statuses = []
     for file in files:
         path = os.path.join(inside, file)
         try:
@@ -247,73 +310,31 @@ def _key(root: Path, files: Sequence[str], size: int, fit: Fit) -> str:
                     "linking to them"
                 )
             checked.add(where)
+        statuses.append(status)
+    return statuses
+
+
+def _key(root: Path, files: Sequence[str], how: Decoding) -> str:
+    """Name of the cache of these files; refuses files outside of ``root`` on the way."""
+    said = f"{CACHE_FORMAT} {how.size} {how.fit} {how.as_seen} {how.bits}"
+    key = hashlib.blake2b(said.encode(), digest_size=16)
+    for file, status in zip(files, file_statuses(root, files), strict=True):
         # Names on a disk need not be UTF-8.
         key.update(os.fsencode(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}"))
     return key.hexdigest()
 
 
-def _cached(
-    images_at: Path, digests_at: Path, shape: tuple[int, ...]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-    """Images and digests from the cache; None where it is not there or damaged."""
-    images = _mapped(images_at, shape)
-    stored = _mapped(digests_at, (shape[0] + 1, DIGEST_BYTES))
-    if images is None or stored is None:
-        return None
-    if np.array_equal(stored[-1], _sums(images, stored[:-1])):
-        return images, stored[:-1]
-    warnings.warn(f"the cache {images_at} is damaged: made again from the images", stacklevel=3)
-    return None
-
-
-def _sums(images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """CRC-32 of both, [DIGEST_BYTES]: against damage, at 3 GB/s."""
-    sums = [zlib.crc32(images.data), zlib.crc32(np.ascontiguousarray(digests).data)]
-    return np.frombuffer(np.array(sums, dtype="<u8").tobytes(), dtype=np.uint8)
-
-
-def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """The cached array, or None where there is none of this form."""
-    try:
-        # Copy-on-write: torch wants a writable array, the file never changes.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return array if array.dtype == np.uint8 and array.shape == shape else None
-
-
-@contextmanager
-def _replacing(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
-    """A mapped array to fill, which takes the place of ``path`` when it is full."""
-    path.parent.mkdir(exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
-        # Claim the space now: writing to a map on a full disk kills the process.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
-        yield array
-        array.flush()
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    finally:
-        os.close(handle)
-
-
-def _decode_all(read: Read, size: int, fit: Fit, images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> None:
-    """Fill ``images`` and ``digests`` from what is read, with threads: decoding lets go of the interpreter lock."""
+def _decode_all(read: Read, how: Decoding, images: NDArray[np.uint8], about: About) -> None:
+    """Fill ``images`` and ``about`` from what is read, with threads: decoding lets go of the interpreter lock."""
 
     def chunk(start: int) -> None:
         for row in range(start, min(start + 256, len(images))):
-            content, images[row] = decode(read(row), size, fit)
-            digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
-            digests[row] = np.frombuffer(digest, dtype=np.uint8)
+            decoded = decode(read(row), how)
+            images[row], about[row] = decoded.pixels, decoded.about
 
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.filterwarnings("ignore", "Corrupt EXIF data")  # then nothing is turned
         futures = [threads.submit(chunk, start) for start in range(0, len(images), 256)]
         try:
             for future in futures:
@@ -321,59 +342,3 @@ def _decode_all(read: Read, size: int, fit: Fit, images: NDArray[np.uint8], dige
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-
-
-def decode(given: Path | tuple[str, bytes], size: int, fit: Fit) -> tuple[bytes, NDArray[np.uint8]]:
-    """An image's content and its pixels, [3, size, size].
-
-    Args:
-        given: the file, or the image's name and content.
-        size: S, height and width of the result in pixels.
-        fit: as in :func:`read_images`.
-
-    Raises:
-        ConfigurationError: the file cannot be read, is no image, or one too large or with values of no known range.
-    """
-    path = given if isinstance(given, Path) else given[0]
-    try:
-        content = given.read_bytes() if isinstance(given, Path) else given[1]
-        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            image = _rgb(opened)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
-        raise ConfigurationError(
-            f"the image {path} is too large to decode ({str(error) or 'out of memory'}); make it smaller or remove it"
-        ) from error
-    except (OSError, ValueError, SyntaxError) as error:
-        raise ConfigurationError(
-            f"cannot decode the image {path} ({error}); it is damaged or no image ({', '.join(FORMATS)} are read): "
-            "download it again or remove it"
-        ) from error
-    if fit == "crop":
-        short = min(image.size)
-        width, height = (size * side // short for side in image.size)
-        if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
-            raise ConfigurationError(
-                f"the image {path} of {image.size[0]} x {image.size[1]} pixels is too long a strip to resize its short "
-                f"side to {size}; remove it"
-            )
-        if (width, height) != image.size:
-            image = image.resize((width, height), Image.Resampling.BICUBIC)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        image = image.crop((left, top, left + size, top + size))
-    elif image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BICUBIC)
-    return content, np.asarray(image).transpose(2, 0, 1)
-
-
-def _rgb(opened: Image.Image) -> Image.Image:
-    """The image with three channels of 8 bits.
-
-    Raises:
-        ValueError: its values have no known range.
-    """
-    if opened.mode.startswith("I;16"):
-        values = np.asarray(opened).astype(np.float64)
-        return Image.fromarray(np.round(values / 257).astype(np.uint8)).convert("RGB")
-    if opened.mode not in MODES:
-        raise ValueError(f"its pixels are numbers of mode {opened.mode}, of no known range: save it with 8 or 16 bits")
-    return opened.convert("RGB")

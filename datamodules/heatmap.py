@@ -1,5 +1,6 @@
 """Who holds how many images of which class, as a picture."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,19 @@ if TYPE_CHECKING:  # slow to import
 
 #: Of a title, on an inch.
 LETTERS = 11
+#: Of few images and of the most, as in the report: the more, the darker.
+SHADES = ("#d9e8f5", "#083d77")
+#: Clients that are named below their columns; of more the numbers are.
+NAMED = 25
 
 
-def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], path: str | Path, title: str) -> None:
+def partition_heatmap(
+    counts: NDArray[np.int64],
+    class_names: Sequence[str],
+    path: str | Path,
+    title: str,
+    client_names: Sequence[str] | None = None,
+) -> None:
     """Draw how many images of each class each client holds, as a PNG, written atomically.
 
     Classes are rows and clients are columns. A client without a class is left white, so that what it holds
@@ -29,6 +40,7 @@ def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], pat
         class_names: [C].
         path: of the PNG; missing folders are made.
         title: above the map, in as many lines as it needs.
+        client_names: [N]; None: clients are numbered.
 
     Raises:
         ValueError: the shapes do not agree.
@@ -40,34 +52,43 @@ def partition_heatmap(counts: NDArray[np.int64], class_names: Sequence[str], pat
     height = float(np.clip(1.9 + 0.26 * num_classes, 3.2, 9))
     figure = new_figure(width, height)
     axes = figure.add_subplot()
-    draw_counts(axes, counts, class_names)
+    draw_counts(axes, counts, class_names, client_names)
     figure.suptitle(textwrap.fill(title, int(LETTERS * width)), fontsize=11)
     save_figure(figure, path)
 
 
-def manifest_heatmap(manifest: Mapping[str, Any], path: str | Path, split: str = "train") -> None:
+def manifest_heatmap(
+    manifest: Mapping[str, Any], path: str | Path, split: str = "train", dataset: str | None = None
+) -> None:
     """Draw a partition as its manifest holds it, as a PNG.
 
     Args:
         manifest: see :mod:`datamodules.manifest`.
         path: of the PNG.
         split: ``train`` or ``test``.
+        dataset: its name, which no manifest has.
     """
-    counts = np.array([client[f"{split}_classes"] for client in manifest["clients"]])
+    clients = manifest["clients"]
+    counts = np.array([client[f"{split}_classes"] for client in clients])
     given = ", ".join(f"{name}={value}" for name, value in manifest["arguments"].items())
     title = f"{manifest['algorithm']}({given}), seed {manifest['seed']}, {split} images"
-    partition_heatmap(counts, manifest["class_names"], path, title)
+    if dataset is not None:
+        title = f"{dataset}: {title}"
+    partition_heatmap(counts, manifest["class_names"], path, title, [client["name"] for client in clients])
 
 
-def draw_counts(axes: "Axes", counts: NDArray[np.int64], class_names: Sequence[str]) -> None:
+def draw_counts(
+    axes: "Axes", counts: NDArray[np.int64], class_names: Sequence[str], client_names: Sequence[str] | None = None
+) -> None:
     """Draw images of each class (rows) at each client (columns) into axes, with a colour bar of their own.
 
     Args:
         axes: empty ones.
         counts: [N, C].
         class_names: [C].
+        client_names: [N]; None, and where there are many: clients are numbered.
     """
-    from matplotlib.colors import Normalize, PowerNorm
+    from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
     from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = counts.shape
@@ -75,9 +96,14 @@ def draw_counts(axes: "Axes", counts: NDArray[np.int64], class_names: Sequence[s
     largest = max(int(counts.max()), 1)
     skewed = bool(held.count()) and largest > 4 * float(np.ma.median(held))
     norm = PowerNorm(0.5, 0, largest) if skewed else Normalize(0, largest)
-    image = axes.imshow(held, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
-    axes.set_xlabel("client")
-    axes.set_xticks(_ticks(num_clients, 25))
+    blues = LinearSegmentedColormap.from_list("images", SHADES)
+    image = axes.imshow(held, aspect="auto", interpolation="nearest", cmap=blues, norm=norm)
+    if client_names is None or num_clients > NAMED or all(re.fullmatch(r"client \d+", name) for name in client_names):
+        axes.set_xlabel("client")
+        axes.set_xticks(_ticks(num_clients, NAMED))
+    else:
+        shown = [textwrap.shorten(name.replace("_", " "), 24, placeholder="...") for name in client_names]
+        axes.set_xticks(range(num_clients), shown, rotation=45, ha="right", rotation_mode="anchor")
     named = _ticks(num_classes, 30)
     axes.set_yticks(named)
     axes.set_yticklabels([class_names[c].replace("_", " ") for c in named], fontsize=8 if num_classes <= 30 else 7)

@@ -1,7 +1,9 @@
 """Images in a data set of the Hugging Face library ``datasets``: from its Hub, saved to disk, or in Parquet files."""
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import Seed, Size
-from datamodules.folders import DecodedImages, Fit, decode_images
-from datamodules.own_images import Listed, OwnImages
+from benchmark.ranges import Bits, Seed, Size
+from datamodules.decoded_cache import BESIDE, cache_folder, size_said
+from datamodules.folders import DecodedImages, decode_images
+from datamodules.names import check_names, in_order, text_of, whole
+from datamodules.own_folders import Listed
+from datamodules.own_images import OwnImages
+from datamodules.pixels import Fit
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+log = logging.getLogger(__name__)
 
 
 class HuggingFaceImages(OwnImages):
@@ -40,6 +48,8 @@ class HuggingFaceImages(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split, where it is drawn.
+        bits: in use of 16.
+        cache: folder of what the library makes of Parquet files or images, seen from ``root``; null: the library's own.
     """
 
     def __init__(
@@ -57,13 +67,19 @@ class HuggingFaceImages(OwnImages):
         size: Size = 224,
         fit: Fit = "squash",
         split_seed: Seed = 0,
+        bits: Bits | None = None,
+        cache: str | None = BESIDE,
     ) -> None:
+        if hub == "":
+            raise ConfigurationError(
+                "data.source.init_args.hub is empty; name a data set of the Hub, such as ylecun/mnist, or leave it out"
+            )
         if hub is not None:
             Path(root).expanduser().mkdir(parents=True, exist_ok=True)
-        super().__init__(name, root, size, fit, split_seed)
+        super().__init__(name, root, size, fit, split_seed, bits, cache)
         self.image = image
         self.what = hub or str(self.at)
-        self.sides = self._sides(_opened(self.at, hub, configuration, revision), train, test)
+        self.sides = self._sides(_opened(self.at, hub, configuration, revision, cache), train, test)
         self._check_columns(image, label, *([] if domain is None else [domain]))
         self.class_names, self.labels = self._codes(label)
         if len(self.class_names) < 2:
@@ -72,6 +88,8 @@ class HuggingFaceImages(OwnImages):
             self.domain_names, self.domains = self._codes(domain)
         else:
             self.domains = np.zeros_like(self.labels)
+        check_names(self.class_names, "class", self.what)
+        check_names(self.domain_names, "domain", self.what)
 
     def _sides(self, splits: "dict[str, Dataset]", train: str, test: str | None) -> "list[Dataset]":
         """The split that trains, and the one that tests if one does."""
@@ -115,29 +133,41 @@ class HuggingFaceImages(OwnImages):
         """
         from datasets import ClassLabel
 
-        values: list[Any] = [value for side in self.sides for value in side[column]]
+        with _told(f"the column {column} of {self.what} cannot be read"):
+            values: list[Any] = [value for side in self.sides for value in side[column]]
         features = [side.features[column] for side in self.sides]
         if isinstance(features[0], ClassLabel):
-            names: Sequence[Any] = features[0].names
+            names: Sequence[str] = features[0].names
+            found: Sequence[Any] = values
             known: dict[Any, int] = {number: number for number in range(len(names))}
             if any(getattr(feature, "names", None) != names for feature in features):
                 raise ConfigurationError(f"{self.what}: its splits name the column {column} differently")
         else:
-            names = sorted({value for value in values if value is not None})
-            known = {value: number for number, value in enumerate(names)}
-        without = next((row for row, value in enumerate(values) if value not in known), None)
+            found = self._texts(values, column)
+            names = in_order(text for text in found if text)
+            known = {text: number for number, text in enumerate(names)}
+        without = next((row for row, value in enumerate(found) if value not in known), None)
         if without is not None:
             raise ConfigurationError(
                 f"{self.what}: row {without} has {values[without]!r} as its {column}; leave out rows without one"
             )
-        return tuple(map(str, names)), np.array([known[value] for value in values], dtype=np.int64)
+        return tuple(names), np.array([known[value] for value in found], dtype=np.int64)
+
+    def _texts(self, values: Sequence[Any], column: str) -> list[str]:
+        texts = []
+        for row, value in enumerate(values):
+            try:
+                texts.append(text_of(value))
+            except TypeError as error:
+                raise ConfigurationError(f"{self.what}: row {row} has in its column {column} {error}") from error
+        return whole(texts)
 
     def _listed(self) -> Listed:
         tested = [np.full(len(side), number == 1) for number, side in enumerate(self.sides)]
         rows = [f"row {row}" for row in range(len(self.labels))]
         return Listed(rows, self.labels, self.domains, np.concatenate(tested), np.full(len(rows), len(self.sides) == 2))
 
-    def _decoded(self, listed: Listed) -> DecodedImages:
+    def _decoded(self, images: Listed) -> DecodedImages:
         """Decode the images anew; the library maps them from its own files."""
         from datasets import Image
 
@@ -147,14 +177,15 @@ class HuggingFaceImages(OwnImages):
 
         def read(row: int) -> Path | tuple[str, bytes]:
             side = 0 if row < len(encoded[0]) else 1
-            image = encoded[side][row - side * len(encoded[0])][self.image]
+            with _told(f"row {row} of {self.what} cannot be read"):
+                image = encoded[side][row - side * len(encoded[0])][self.image]
             if image is None:
                 raise ConfigurationError(f"{self.what}: row {row} has no image; leave out rows without one")
             if image["bytes"] is None:
                 return self._own_file(image["path"], row)
             return f"of row {row} of {self.what}", image["bytes"]
 
-        return decode_images(read, len(listed.files), self.size, self.fit, self.what)
+        return decode_images(read, len(images.files), self._decoding, self.what)
 
     def _own_file(self, path: str | None, row: int) -> Path:
         """A file that a row names, if it is one of the data set's, or of what the library has downloaded."""
@@ -170,7 +201,25 @@ class HuggingFaceImages(OwnImages):
         return Path(real)
 
 
-def _opened(root: Path, hub: str | None, configuration: str | None, revision: str | None) -> "dict[str, Dataset]":
+@contextmanager
+def _told(what: str, advice: str = "save the data set again") -> Iterator[None]:
+    """Tell in a line what the library says, of whatever kind it is: of damaged files it raises nearly everything.
+
+    Raises:
+        ConfigurationError: an exception came from inside.
+    """
+    try:
+        yield
+    except (ConfigurationError, MemoryError):
+        raise
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigurationError(f"{what} ({said}); {advice}") from error
+
+
+def _opened(
+    root: Path, hub: str | None, configuration: str | None, revision: str | None, cache: str | None
+) -> "dict[str, Dataset]":
     """The splits of a data set by their names; no image is decoded.
 
     Raises:
@@ -182,24 +231,31 @@ def _opened(root: Path, hub: str | None, configuration: str | None, revision: st
         raise ConfigurationError(
             "HuggingFaceImages needs datasets: pip install 'federated-prompt-benchmark[huggingface]'"
         ) from error
-    saved = any((root / file).is_file() for file in ("dataset_dict.json", "state.json"))
-    try:
-        if hub is not None:
+    if hub is not None:
+        advice = (
+            "put what save_to_disk writes of it elsewhere into a folder, and give that as data.source.init_args.root, "
+            "without hub"
+        )
+        with _told(f"cannot have {hub} from the Hugging Face Hub", advice):
             found = datasets.load_dataset(hub, configuration, revision=revision, cache_dir=str(root / "huggingface"))
-        elif saved:
-            found = datasets.load_from_disk(str(root))
-        else:  # what is made of the files lies beside them, where that can be
-            kept = str(root / ".cache") if os.access(root, os.W_OK) else None
-            found = datasets.load_dataset(str(root), configuration, cache_dir=kept)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        said = " ".join(str(error).split())[:200]
-        if hub is not None:
-            raise ConfigurationError(
-                f"cannot have {hub} from the Hugging Face Hub ({said}); put what save_to_disk writes of it elsewhere "
-                "into a folder, and give that as data.source.init_args.root, without hub"
-            ) from error
-        raise ConfigurationError(
-            f"{root} is no data set of Hugging Face ({said}); put there what save_to_disk writes, or Parquet files or "
-            "images that load_dataset takes"
-        ) from error
-    return dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
+    else:
+        saved = any((root / file).is_file() for file in ("dataset_dict.json", "state.json"))
+        # What is made of Parquet files or images lies beside them, where that can be.
+        kept = cache_folder(root, cache) if os.access(root, os.W_OK) else None
+        advice = "put there what save_to_disk writes, or Parquet files or images that load_dataset takes"
+        with _told(f"{root} is no data set of Hugging Face", advice):
+            if saved:
+                found = datasets.load_from_disk(str(root))
+            else:
+                found = datasets.load_dataset(str(root), configuration, cache_dir=kept and str(kept))
+    splits = dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
+    _tell_what_is_kept(root, [Path(file["filename"]) for split in splits.values() for file in split.cache_files])
+    return splits
+
+
+def _tell_what_is_kept(root: Path, files: Sequence[Path]) -> None:
+    """Say where the files are that the library maps, if it has made them."""
+    made = [file for file in files if file.parent != root and file.parent.parent != root and file.is_file()]
+    if made:
+        size = size_said(sum(file.stat().st_size for file in made))
+        log.info(f"  Hugging Face's library keeps a copy of the data set in {made[0].parent}: {size}")

@@ -4,53 +4,44 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import Seed, Size
+from benchmark.ranges import Bits, Seed, Size
 from benchmark.seeds import numpy_generator
-from datamodules.folders import DecodedImages, Fit, list_class_folders, read_images, without_copies
-from datamodules.source import ImagePool, ImageSource, in_order
+from datamodules.decoded_cache import BESIDE
+from datamodules.folders import DecodedImages, file_statuses, read_images, without_copies
+from datamodules.names import check_names, in_order, listed, whole
+from datamodules.own_folders import (
+    SIDE_NAMES,
+    SIDES,
+    Listed,
+    common_classes,
+    folders_in,
+    images_in_folders,
+    sides_in,
+)
+from datamodules.pixels import Decoding, Fit
+from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_test, draw_units, united
 from datamodules.tables import read_table
 
-SIDES = ("train", "test")
-#: What no domain is called, as folders of other libraries are.
-SIDE_NAMES = frozenset({*SIDES, "training", "testing", "val", "valid", "validation"})
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Images by domain, class and name, before any is read.
-
-    Attributes:
-        files: [n], paths relative to the data set's folder.
-        labels: [n].
-        domains: [n].
-        test: bool, [n], True where an image is given as a test image.
-        given: bool, [n], whether its side is given; else it is drawn.
-        units: [n], images of equal value stay on one side; None where nothing is said of it.
-    """
-
-    files: list[str]
-    labels: NDArray[np.int64]
-    domains: NDArray[np.int64]
-    test: NDArray[np.bool_]
-    given: NDArray[np.bool_]
-    units: NDArray[np.int64] | None = None
+#: Columns of an index beside path and label.
+OPTIONAL = ("domain", "split", "group")
 
 
 class OwnImages(ImageSource):
     """Base of the sources that take the names of classes and domains from the data.
 
     The data set's name is given, and is part of a run's configuration, its hash and its record: runs on two folders are
-    no seeds of one experiment. Images where no train and test side is given are split 80/20 in each domain, stratified
-    by class; images with a byte-identical copy, and the only one of a class, then train. Training images that are
-    byte-identical to a given test image are left out, with a warning.
+    no seeds of one experiment. Images are as one sees them: turned as EXIF says, what is transparent on white. Images
+    where no train and test side is given are split 80/20 in each domain, stratified by class; images with a copy, of
+    the same pixels at the stored size, and the only one of a class, then train. Training images that are copies of a
+    given test image are left out, with a warning.
 
     Args:
         name: of the data set, in records and reports.
@@ -58,17 +49,31 @@ class OwnImages(ImageSource):
         size: height and width of the stored images in pixels.
         fit: ``squash`` resizes to a square, ``crop`` resizes the short side and cuts out the centre (CLIP's way).
         split_seed: seed of the split into train and test, where it is drawn.
+        bits: how many are in use of the values in files of 16 bits, such as 12 of an X-ray: ``2 ** bits - 1`` is white.
+            Files of 8 bits are as they are.
+        cache: folder of the decoded images, seen from ``root``; null keeps them in memory.
 
     Raises:
         ConfigurationError: the folder is not there or not of this form, or the name is that of another data set.
     """
 
-    def __init__(self, name: str, root: str, size: Size = 224, fit: Fit = "squash", split_seed: Seed = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        root: str,
+        size: Size = 224,
+        fit: Fit = "squash",
+        split_seed: Seed = 0,
+        bits: Bits | None = None,
+        cache: str | None = BESIDE,
+    ) -> None:
         self.name = _own_name(name)
         self.at = Path(root).expanduser()
         self.size = size
         self.fit: Fit = fit
         self.split_seed = split_seed
+        self.bits = bits
+        self.cache = cache
         if not self.at.is_dir():
             raise ConfigurationError(
                 f"{name} is not in {root}: there is no such folder; put the images there, or give their folder as "
@@ -79,9 +84,26 @@ class OwnImages(ImageSource):
         """List the images."""
         raise NotImplementedError
 
-    def _decoded(self, listed: Listed) -> DecodedImages:
-        """Read them."""
-        return read_images(self.at, listed.files, self.size, self.fit)
+    def _decoded(self, images: Listed) -> DecodedImages:
+        """Read them.
+
+        Raises:
+            ConfigurationError: a file is in two classes, by links or under two names.
+        """
+        rows: dict[tuple[int, int], int] = {}
+        for row, status in enumerate(file_statuses(self.at, images.files)):
+            first = rows.setdefault((status.st_dev, status.st_ino), row)
+            if images.labels[first] != images.labels[row]:
+                one, other = (f"{images.files[n]} ({self.class_names[images.labels[n]]})" for n in (first, row))
+                raise ConfigurationError(
+                    f"{self.at}: {one} and {other} are one file in two classes, by a link of a file or of a class "
+                    "folder; remove it from one of them"
+                )
+        return read_images(self.at, images.files, self.size, self.fit, True, self.bits, self.cache)
+
+    @property
+    def _decoding(self) -> Decoding:
+        return Decoding(self.size, self.fit, True, self.bits)
 
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them.
@@ -89,46 +111,77 @@ class OwnImages(ImageSource):
         Raises:
             ConfigurationError: a folder or a file is not as it must be, or a class or side is left without images.
         """
-        listed = self._listed()
-        decoded = self._decoded(listed)
-        if listed.units is None:
-            test = listed.test | self._drawn(listed, decoded.group)
+        images = self._listed()
+        decoded = self._decoded(images)
+        self._tell_of_copies(images, decoded.group)
+        if images.units is None:
+            test = images.test | self._drawn(images, decoded.group)
         else:
-            decoded = replace(decoded, group=united(listed.units, decoded.group))
-            test = listed.test | self._drawn_units(listed, decoded.group)
-        pool = without_copies(decoded, listed.labels, test, listed.domains)
-        left_out = len(listed.files) - len(pool.labels)
+            decoded = replace(decoded, group=united(images.units, decoded.group))
+            test = images.test | self._drawn_units(images, decoded.group)
+        pool = without_copies(decoded, images.labels, test, images.domains)
+        left_out = len(images.files) - len(pool.labels)
         if left_out:
             warnings.warn(
                 f"{self.name}: {left_out} training images are copies of test images and do not train", stacklevel=2
             )
-        if not bool(pool.test.any()):
-            raise ConfigurationError(f"{self.name} has no test images: it has too few that are no copies of another")
-        trained = set(pool.labels[~pool.test].tolist())
-        without = [name for label, name in enumerate(self.class_names) if label not in trained]
-        if without:
-            raise ConfigurationError(
-                f"{self.name} has no training images of {', '.join(without[:5])}; add some, or remove the class"
-            )
+        self._check_sides(images, pool)
         return pool
 
-    def _drawn(self, listed: Listed, group: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _tell_of_copies(self, images: Listed, group: NDArray[np.int64]) -> None:
+        """Warn of images of the same pixels in several classes."""
+        several = group[images.labels != images.labels[group]]  # a group is called by its first image
+        if len(several):
+            rows = np.flatnonzero(group == several[0])
+            other = rows[images.labels[rows] != images.labels[rows[0]]][0]
+            count = int(np.isin(group, several).sum())
+            warnings.warn(
+                f"{self.name}: {count} images have the same pixels as one of another class (first: "
+                f"{images.files[rows[0]]} and {images.files[other]})",
+                stacklevel=3,
+            )
+
+    def _check_sides(self, images: Listed, pool: ImagePool) -> None:
+        """Refuse a pool without test images or with classes that do not train; warn of classes that aren't tested."""
+        if not bool(pool.test.any()):
+            if images.given.all():
+                raise ConfigurationError(
+                    f"{self.name} has no test images: every image is given as train; give some as test, or leave the "
+                    "sides out, and a fifth is drawn"
+                )
+            raise ConfigurationError(f"{self.name} has no test images: it has too few that are no copies of another")
+        classes = len(self.class_names)
+        held, tested = (np.bincount(of, minlength=classes) for of in (images.labels, pool.labels[pool.test]))
+        trained = np.bincount(pool.labels[~pool.test], minlength=classes)
+        if not trained.all():
+            raise ConfigurationError(
+                f"{self.name} has no training images of {self._named(trained == 0)}; add some, or remove the class"
+            )
+        said = {"no test image": (tested == 0) & (held > 1), "a single image": held == 1}
+        lacking = [f"{what} of {self._named(which)}" for what, which in said.items() if which.any()]
+        if lacking:
+            warnings.warn(f"{self.name}: {', and '.join(lacking)}: accuracy says nothing of them", stacklevel=3)
+
+    def _named(self, which: NDArray[np.bool_]) -> str:
+        return listed([self.class_names[label] for label in np.flatnonzero(which)])
+
+    def _drawn(self, images: Listed, group: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Test flags of an 80/20 split of each domain, of the images whose side is not given."""
         copies = np.isin(group, group[group != np.arange(len(group))])
         test = np.zeros(len(group), dtype=bool)
         for number, domain in enumerate(self.domain_names):
-            rows = np.flatnonzero(~listed.given & (listed.domains == number))
+            rows = np.flatnonzero(~images.given & (images.domains == number))
             if len(rows):
-                labels = listed.labels[rows]
+                labels = images.labels[rows]
                 rng = numpy_generator(self.split_seed, "own images", domain)
                 test[rows] = draw_test(labels, ~copies[rows] & (np.bincount(labels)[labels] > 1), rng)
         return test
 
-    def _drawn_units(self, listed: Listed, group: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _drawn_units(self, images: Listed, group: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The same, about a fifth of each domain and class, by whole groups."""
         test = np.zeros(len(group), dtype=bool)
-        rows = np.flatnonzero(~listed.given)
-        strata = listed.domains * len(self.class_names) + listed.labels
+        rows = np.flatnonzero(~images.given)
+        strata = images.domains * len(self.class_names) + images.labels
         test[rows] = draw_units(strata[rows], group[rows], self.split_seed, "own images")
         if len(rows) and not test.any():
             raise ConfigurationError(
@@ -150,14 +203,25 @@ class ImageFolders(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split, where there are no folders ``train`` and ``test``.
+        bits: in use of 16.
+        cache: folder of the decoded images, seen from ``root``; null: none.
     """
 
-    def __init__(self, name: str, root: str, size: Size = 224, fit: Fit = "squash", split_seed: Seed = 0) -> None:
-        super().__init__(name, root, size, fit, split_seed)
-        self.class_names = _common_classes(self.name or "", self.at, _places(self.at, "."))
+    def __init__(
+        self,
+        name: str,
+        root: str,
+        size: Size = 224,
+        fit: Fit = "squash",
+        split_seed: Seed = 0,
+        bits: Bits | None = None,
+        cache: str | None = BESIDE,
+    ) -> None:
+        super().__init__(name, root, size, fit, split_seed, bits, cache)
+        self.class_names = common_classes(self.name or "", self.at, sides_in(self.at, "."))
 
     def _listed(self) -> Listed:
-        return _in_folders(self.at, ["."], self.class_names)
+        return images_in_folders(self.at, ["."], self.class_names)
 
 
 class DomainFolders(OwnImages):
@@ -173,11 +237,23 @@ class DomainFolders(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split of each domain that has no folders ``train`` and ``test``.
+        bits: in use of 16.
+        cache: folder of the decoded images, seen from ``root``; null: none.
     """
 
-    def __init__(self, name: str, root: str, size: Size = 224, fit: Fit = "squash", split_seed: Seed = 0) -> None:
-        super().__init__(name, root, size, fit, split_seed)
-        self.domain_names = tuple(_folders(self.at))
+    def __init__(
+        self,
+        name: str,
+        root: str,
+        size: Size = 224,
+        fit: Fit = "squash",
+        split_seed: Seed = 0,
+        bits: Bits | None = None,
+        cache: str | None = BESIDE,
+    ) -> None:
+        super().__init__(name, root, size, fit, split_seed, bits, cache)
+        self.domain_names = tuple(folders_in(self.at))
+        check_names(self.domain_names, "domain", self.at)
         if len(self.domain_names) < 2:
             raise ConfigurationError(
                 f"{self.at} must hold a folder for each of at least two domains, it has {len(self.domain_names)}; "
@@ -189,11 +265,11 @@ class DomainFolders(OwnImages):
                 "images of each would train. ImageFolders reads <root>/train/<class> and <root>/test/<class>: call "
                 "them so"
             )
-        places = [place for domain in self.domain_names for place in _places(self.at, domain)]
-        self.class_names = _common_classes(self.name or "", self.at, places)
+        places = [place for domain in self.domain_names for place in sides_in(self.at, domain)]
+        self.class_names = common_classes(self.name or "", self.at, places)
 
     def _listed(self) -> Listed:
-        return _in_folders(self.at, self.domain_names, self.class_names)
+        return images_in_folders(self.at, self.domain_names, self.class_names)
 
 
 class ImageIndex(OwnImages):
@@ -211,6 +287,8 @@ class ImageIndex(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split, where there is no column ``split``.
+        bits: in use of 16.
+        cache: folder of the decoded images, seen from ``root``; null: none.
     """
 
     def __init__(
@@ -221,20 +299,26 @@ class ImageIndex(OwnImages):
         size: Size = 224,
         fit: Fit = "squash",
         split_seed: Seed = 0,
+        bits: Bits | None = None,
+        cache: str | None = BESIDE,
     ) -> None:
-        super().__init__(name, root, size, fit, split_seed)
+        super().__init__(name, root, size, fit, split_seed, bits, cache)
         self.index = self.at / index
         if not self.index.is_file():
             raise ConfigurationError(
                 f"{name}: there is no index {self.index}; put a CSV or Parquet file with columns path and label there, "
                 "or name it as data.source.init_args.index, seen from root"
             )
-        rows = [
-            {k: (v or "").strip() for k, v in row.items() if k} for row in read_table(self.index, ("path", "label"))
-        ]
+        read = read_table(self.index, ("path", "label"), OPTIONAL)
+        rows = [{k: (v or "").strip() for k, v in row.items() if k in ("path", "label", *OPTIONAL)} for row in read]
+        for column in {"label", "domain"}.intersection(*rows[:1]):
+            for row, text in zip(rows, whole([row[column] for row in rows]), strict=True):
+                row[column] = text
         self._check(rows)
         self.class_names = tuple(in_order(row["label"] for row in rows))
         self.domain_names = tuple(in_order(row.get("domain", "") for row in rows))
+        for kind, names in (("class", self.class_names), ("domain", self.domain_names)):
+            check_names(names, kind, self.index)
         if len(self.class_names) < 2:
             raise ConfigurationError(f"{self.index}: expected at least two classes in the column label, got one")
         domains, labels = ({name: n for n, name in enumerate(of)} for of in (self.domain_names, self.class_names))
@@ -249,8 +333,6 @@ class ImageIndex(OwnImages):
             empty = [name for name in ("path", "label", "domain", "split") if row.get(name, "given") == ""]
             if empty:
                 raise ConfigurationError(f"{at} has an empty {empty[0]}; fill it in, or remove the row")
-            for name in ("label", "domain"):
-                _check_printable(row.get(name, ""), at)
             if places.setdefault(os.path.normpath(row["path"]), number) != number:
                 earlier = places[os.path.normpath(row["path"])]
                 raise ConfigurationError(f"{at} names {row['path']}, as row {earlier} does; keep one of them")
@@ -312,89 +394,3 @@ def _plain(name: str) -> str:
 def _sources(base: type[ImageSource]) -> set[type[ImageSource]]:
     children = set(base.__subclasses__())
     return children.union(*map(_sources, children))
-
-
-def _check_printable(name: str, at: Path | str) -> None:
-    if not name.isprintable():
-        raise ConfigurationError(f"{at}: the name {name!r} has signs that cannot be printed; rename it")
-
-
-def _folders(at: Path) -> list[str]:
-    """Names of the folders in a folder, in order, without hidden ones."""
-    try:
-        with os.scandir(at) as entries:
-            found = in_order(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
-    for name in found:
-        _check_printable(name, at)
-    return found
-
-
-def _places(root: Path, below: str) -> list[str]:
-    """Where the class folders of a domain are: its folders ``train`` and ``test``, or the domain's folder itself.
-
-    Raises:
-        ConfigurationError: there are other folders beside ``train`` and ``test``.
-    """
-    found = _folders(root / below)
-    if not set(SIDES) <= set(found):
-        return [below]
-    others = [name for name in found if name not in SIDES]
-    if others:
-        raise ConfigurationError(
-            f"{root / below} holds {', '.join(others[:5])} beside train and test: move those images into one of the "
-            "two, or take the folder away (data.val_fraction holds out images to tune on)"
-        )
-    return [side if below == "." else f"{below}/{side}" for side in SIDES]
-
-
-def _common_classes(name: str, root: Path, places: Sequence[str]) -> tuple[str, ...]:
-    """The classes that every place has a folder of.
-
-    Raises:
-        ConfigurationError: there are none, or a place lacks a class that another has.
-    """
-    found = {place: _folders(root / place) for place in places}
-    classes = in_order(label for labels in found.values() for label in labels)
-    if len(classes) < 2:
-        raise ConfigurationError(
-            f"{name}: expected a folder for each of at least two classes in {root / places[0]}, got {len(classes)}; "
-            "put the images into folders named by their class"
-        )
-    for place, labels in found.items():
-        for label in classes:
-            if label not in labels:
-                other = next(there for there, theirs in found.items() if label in theirs)
-                raise ConfigurationError(
-                    f"{name}: {root / other} has the class {label}, {root / place} has not: name the classes alike, or "
-                    "list the images in an index (ImageIndex), where a domain may lack a class"
-                )
-    return tuple(classes)
-
-
-def _in_folders(root: Path, domains: Sequence[str], classes: Sequence[str]) -> Listed:
-    """The images of domains of which each has its folder.
-
-    Raises:
-        ConfigurationError: a class folder is empty, or holds folders, whose images would go unnoticed.
-    """
-    files: list[str] = []
-    parts: list[tuple[NDArray[np.int64], ...]] = []
-    for number, domain in enumerate(domains):
-        places = _places(root, domain)
-        for place in places:
-            for label in classes:
-                inner = _folders(root / place / label)
-                if inner:
-                    raise ConfigurationError(
-                        f"{root / place / label} holds the folder {inner[0]}, and a class folder holds images only; "
-                        "<root>/<domain>/<class> is read by DomainFolders, <root>/<class> by ImageFolders, and any "
-                        "other form by ImageIndex"
-                    )
-            listed, labels = list_class_folders(root, place, [[label] for label in classes])
-            files += listed
-            n, given = len(listed), len(places) > 1
-            parts.append((labels, np.full(n, number), np.full(n, given and place.endswith("test")), np.full(n, given)))
-    labels, numbers, test, given_sides = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Listed(files, labels, numbers, test.astype(bool), given_sides.astype(bool))

@@ -1,6 +1,5 @@
 """What a data set hands to the federation: one pool of images in memory, and its names."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -122,15 +121,22 @@ class ImageSource(Checked):
 
 
 def require_names(source: ImageSource) -> None:
-    """Refuse a source without names of its classes.
+    """Refuse a source without names of its classes, or with one name of two classes or domains.
 
     Raises:
-        ConfigurationError: it has none.
+        ConfigurationError: it is so.
     """
     if not hasattr(source, "class_names"):
         raise ConfigurationError(
             f"{type(source).__name__} has no class_names; a source sets them, in the class or in its constructor"
         )
+    for kind in ("class_names", "domain_names"):
+        names = list(getattr(source, kind))
+        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+        if twice is not None:
+            raise ConfigurationError(
+                f"{type(source).__name__} has {twice!r} twice in its {kind}; give each a name of its own"
+            )
 
 
 def load_pool(source: ImageSource) -> ImagePool:
@@ -148,9 +154,3 @@ def load_pool(source: ImageSource) -> ImagePool:
         raise ConfigurationError(f"{name}.load must return an ImagePool, got {type(pool).__name__}")
     pool.check_names(source)
     return pool
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names of classes or domains, each once, in their order: as numbers where all of them are whole ones."""
-    found = sorted(set(names))
-    return sorted(found, key=int) if all(name.isdecimal() for name in found) else found

@@ -4,25 +4,34 @@ import csv
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
+from datamodules.names import listed, text_of
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """Rows of a Parquet file, or of a comma- or tab-separated one with a header; what is null is an empty text.
+def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[dict[str, str]]:
+    """Rows of a Parquet file, or of a text with a header, separated by commas, semicolons or tabs.
+
+    What is null is an empty text.
+
+    Args:
+        path: of the table.
+        columns: that must be there.
+        optional: that are read as well if they are there.
 
     Raises:
-        ConfigurationError: the file cannot be read, has no such columns, or a line is too short.
+        ConfigurationError: the file cannot be read, has no such columns or one of them twice, a line is too short, or
+            a cell of these columns is no text and no number.
     """
-    if path.suffix == ".parquet":
-        rows = _parquet_rows(path)
-        header = list(rows[0]) if rows else []
-    else:
-        rows, header = _separated_rows(path)
+    parquet = path.suffix == ".parquet"
+    rows, header = _parquet_rows(path, columns + optional) if parquet else _separated_rows(path)
     absent = [name for name in columns if name not in header]
     if absent:
         raise ConfigurationError(
             f"{path} has no column {', '.join(absent)}; take the file of the official release, as some copies leave "
-            "columns out, or add it to a table of your own"
+            f"columns out, or add it to a table of your own; its columns are {listed(header) or 'none'}"
         )
+    for name in columns + optional:
+        if header.count(name) > 1:
+            raise ConfigurationError(f"{path} has {header.count(name)} columns {name}; leave one")
     for number, row in enumerate(rows, start=2):
         if any(row[name] is None for name in columns):
             raise ConfigurationError(f"{path}: line {number} is too short; get the file again")
@@ -33,20 +42,42 @@ def _separated_rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
     """Rows and header."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            delimiter = "\t" if "\t" in file.readline() else ","
+            first = file.readline()
+            if "\0" in first:
+                raise ConfigurationError(_not_utf8(path, "it has NULs, as UTF-16 has"))
+            delimiter = "\t" if "\t" in first else max(",;", key=first.count)
             file.seek(0)
             reader = csv.DictReader(file, delimiter=delimiter)
             return list(reader), list(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(_not_utf8(path, error.reason)) from error
+    except (OSError, csv.Error) as error:
         raise ConfigurationError(f"cannot read the table {path} ({error}); get it again") from error
 
 
-def _parquet_rows(path: Path) -> list[dict[str, str]]:
+def _not_utf8(path: Path, reason: str) -> str:
+    return (
+        f"cannot read the table {path}: it is no text in UTF-8 ({reason}); save it as UTF-8 (of a spreadsheet: CSV "
+        "UTF-8), or get it again"
+    )
+
+
+def _parquet_rows(path: Path, columns: tuple[str, ...]) -> tuple[list[dict[str, str]], list[str]]:
+    """Rows of these columns, and the names of all."""
     import pandas as pd  # slow to import, and not needed for the data sets that come in folders
 
     try:
         frame = pd.read_parquet(path)
-        texts = frame.astype(object).where(frame.notna(), "").astype(str)
+        header = [str(name) for name in frame.columns]
+        used = frame.loc[:, [name in columns for name in header]]
+        cells = used.astype(object).where(used.notna(), None).to_numpy().tolist()
     except Exception as error:  # of a damaged file, whatever Arrow and pandas say
         raise ConfigurationError(f"cannot read the table {path} ({str(error)[:200]!r}); write it again") from error
-    return [{str(name): value for name, value in row.items()} for row in texts.to_dict("records")]
+    names = [name for name in header if name in columns]
+    rows = []
+    for number, row in enumerate(cells, start=1):
+        try:
+            rows.append({name: text_of(cell) for name, cell in zip(names, row, strict=True)})
+        except TypeError as error:
+            raise ConfigurationError(f"{path}: row {number} has {error} in {', '.join(names)}") from error
+    return rows, header

@@ -77,9 +77,9 @@ class TinyImageNet(ImageSource):
     """200 classes with 500 train and 50 test images each; the official validation set is the test set.
 
     The official test set has no labels and is not used. Classes are in the order of their WordNet ids. Read from
-    the first of ``<root>/{tiny-imagenet-200,tiny_imagenet_200,tiny_imagenet_200_subset}`` that is there: in the
-    official layout (``train/<wnid>/images/*.JPEG``, ``val/images/*.JPEG`` with ``val/val_annotations.txt``) or in
-    plain folders (``{train,val}/<wnid>/*.JPEG``). Both give the same order of images. ``<root>/tiny-imagenet-200.zip``
+    the first of ``<root>/{tiny-imagenet-200,tiny_imagenet_200,tiny_imagenet_200_subset}`` that is there: each side in
+    the official layout (``train/<wnid>/images/*.JPEG``, ``val/images/*.JPEG`` with ``val/val_annotations.txt``) or in
+    plain folders (``{train,val}/<wnid>/*.JPEG``). All give the same order of images. ``<root>/tiny-imagenet-200.zip``
     is unpacked if none of them is there. Training copies of test images are left out.
 
     Args:
@@ -96,13 +96,9 @@ class TinyImageNet(ImageSource):
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them."""
         at = self._folder()
-        folders = [[wnid] for wnid in CLASSES]
-        if (at / "val" / "val_annotations.txt").is_file():
-            train_files, train_labels = list_class_folders(at, "train", folders, inside="images")
-            test_files, test_labels = annotated_images(at)
-        else:
-            train_files, train_labels = list_class_folders(at, "train", folders)
-            test_files, test_labels = list_class_folders(at, "val", folders)
+        train_files, train_labels = self._in_folders(at, "train")
+        official = (at / "val" / "images").is_dir()
+        test_files, test_labels = annotated_images(at) if official else self._in_folders(at, "val")
         if (len(train_files), len(test_files)) != (100_000, 10_000):
             warnings.warn(
                 f"TinyImageNet has 100000 train and 10000 test images, {at} has {len(train_files)} and "
@@ -113,6 +109,12 @@ class TinyImageNet(ImageSource):
         test = np.arange(len(labels)) >= len(train_labels)
         decoded = read_images(at, train_files + test_files, 64, "squash")
         return without_copies(decoded, labels, test, np.zeros_like(labels))
+
+    @staticmethod
+    def _in_folders(at: Path, side: str) -> tuple[list[str], NDArray[np.int64]]:
+        """A side's images, which lie in folders ``images`` of the classes' or in these themselves."""
+        inside = "images" if any((at / side / wnid / "images").is_dir() for wnid in CLASSES) else "."
+        return list_class_folders(at, side, [[wnid] for wnid in CLASSES], inside=inside)
 
     def _folder(self) -> Path:
         """The folder of the data set, unpacked or downloaded where necessary."""

@@ -21,9 +21,10 @@ from benchmark.checks.outcome import FailedCheck, NotCheckedError, require
 from benchmark.engine.mistakes import authors_line
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import global_states
-from datamodules.folders import FORMATS, SUFFIXES
+from datamodules.folders import SUFFIXES
 from datamodules.manifest import images_sha256
 from datamodules.partition import IID
+from datamodules.pixels import FORMATS
 from datamodules.source import ImagePool, ImageSource
 
 #: What a folder may hold to be copied for a check.

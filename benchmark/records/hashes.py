@@ -21,12 +21,13 @@ RESULT_FREE_KEYS = frozenset(
         "val_only",  # which scores a run has, none of their values
         "data_dir",
         "root",
+        "cache",  # where decoded images are kept
     }
 )
 
 
 #: A key of one of these names with None is as good as absent: configurations of before do not have it.
-LATER_KEYS = frozenset({"evaluate_local"})
+LATER_KEYS = frozenset({"bits", "evaluate_local"})
 
 #: A key of one of these names with None is hashed as this value, which older configurations write out.
 WRITTEN_OUT = {"pretrained_tag": "openai"}

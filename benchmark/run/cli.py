@@ -3,6 +3,7 @@
 import argparse
 import atexit
 import logging
+import re
 import signal
 import sys
 import time
@@ -193,7 +194,7 @@ class FederatedCLI(LightningCLI):
             raise ConfigurationError("--run_dir is empty; give a folder, or leave it out")
         if config.run_dir is None:
             method = config.model.class_path.rsplit(".", 1)[-1].lower()
-            source = config.data.source.class_path.rsplit(".", 1)[-1].lower()
+            source = _source_word(config.data.source)
             stamp = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() % 10**6:06d}"
             config.run_dir = str(Path("runs") / f"{method}-{source}-s{config.seed_everything}-{stamp}")
         self.run_dir = Path(config.run_dir)
@@ -324,6 +325,13 @@ class FederatedCLI(LightningCLI):
             print_scores(self.recorder.values, self.datamodule.client_names)
 
     after_validate = after_test = _print_scores
+
+
+def _source_word(source: Any) -> str:
+    """A word for the data set in the name of a run's directory: the name that a user gave it, else its class's."""
+    name = (source.get("init_args") or {}).get("name")
+    word = re.sub(r"[\W_]+", "-", name).strip("-") if isinstance(name, str) else ""
+    return (word or str(source.class_path).rsplit(".", 1)[-1]).lower()
 
 
 def _checkpoint_of(config: Any, subcommand: str) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from benchmark.errors import ConfigurationError
-from benchmark.records.record_file import is_finished
+from benchmark.records.record_file import is_finished, read_record
 from benchmark.records.stored_run import stored_run
 from benchmark.run.reload import configured_data, data_of_run
 from benchmark.shipped import configuration
@@ -31,9 +31,11 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
         raise ConfigurationError(f"the picture is a PNG: give a name that ends in .png, not {picture}")
     first = Path(what[0])
     if first.suffix == ".json" and len(what) == 1:
+        dataset = None
         if first.name == "manifest.json" and is_finished(first.parent):
             stored_run(first.parent).content("manifest.json")  # refuses another than the run wrote
-        manifest_heatmap(read_manifest(first), picture, split)
+            dataset = read_record(first.parent).dataset
+        manifest_heatmap(read_manifest(first), picture, split, dataset)
         return [picture]
     beside = picture.with_suffix(".json")
     if is_finished(beside.parent) or (beside.exists() and not _is_manifest(beside)):
@@ -46,11 +48,12 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
     if any(of_runs):
         options = [f"--{'config' if whole else 'data'}={path}" for path, whole in zip(paths, of_runs, strict=True)]
         options += [f"--data.{override}" for override in overrides]
-        manifest = data_of_run(options).manifest
+        data = data_of_run(options)
     else:
-        manifest = configured_data(paths, overrides).manifest
+        data = configured_data(paths, overrides)
+    manifest = data.manifest
     write_manifest(beside, manifest)
-    manifest_heatmap(manifest, picture, split)
+    manifest_heatmap(manifest, picture, split, data.source.recorded_name)
     return [picture, beside]
 
 

@@ -59,7 +59,7 @@ class Tracking:
         if self.run_dir is not None and any(isinstance(g, WandbLogger | TensorBoardLogger) for g in self.loggers):
             picture = self.run_dir / "partition.png"
             if told is None or not picture.exists():
-                manifest_heatmap(split.manifest, picture)
+                manifest_heatmap(split.manifest, picture, dataset=names["dataset"])
                 for logger in self.loggers:
                     _show(logger, picture)
         for logger in self.loggers:

@@ -14,6 +14,21 @@ CUTS_AT_ONCE = 2**24
 HOPELESS = 14
 
 
+def hopeless(short: int, draws: int, max_retries: int) -> bool:
+    """Whether no further draw will give every client enough.
+
+    Of m clients that get too few on average none does with a probability of at most exp(-m), as what one client gets is
+    taken from the others. Four standard errors below the average of the draws so far count.
+
+    Args:
+        short: clients that got too few, in all draws so far together.
+        draws: so far.
+        max_retries: how often is drawn in all.
+    """
+    average = short / draws
+    return bool(average - 4 * np.sqrt(average / draws) > HOPELESS + np.log(max_retries))
+
+
 def dirichlet_cuts(
     class_sizes: NDArray[np.int64],
     num_clients: int,
@@ -76,10 +91,8 @@ def dirichlet_cuts(
         for draw in np.flatnonzero(possible & (smallest >= min_size)):
             yield cuts[draw]
         short += int((sizes < min_size).any(axis=1).sum())
-        # Of m clients that get too few on average none does with a probability of at most exp(-m), as what one client
-        # gets is taken from the others. Four standard errors below the average of the draws so far:
-        average = short / (start + draws)
-        if average - 4 * np.sqrt(average / (start + draws)) > HOPELESS + np.log(max_retries):
+        if hopeless(short, start + draws, max_retries):
+            average = short / (start + draws)
             raise ConfigurationError(
                 f"no Dirichlet draw with alpha={alpha:g} will give all {num_clients} clients min_size={min_size} "
                 f"images: in {start + draws} draws {average:.0f} clients got fewer on average; {advice}"

@@ -13,6 +13,14 @@ from datamodules.source import ImagePool, ImageSource
 
 #: Splits that every federation may have.
 RESERVED = ("train", "test", "val", "new")
+#: What helps clients without images, by the argument that a partition takes.
+REMEDIES = {
+    "num_clients": "use fewer clients",
+    "clients_per_domain": "use fewer clients per domain",
+    "classes": "use more classes per client",
+    "classes_per_client": "use more classes per client",
+    "alpha": "raise alpha",
+}
 
 
 class Partition(Checked):
@@ -63,7 +71,7 @@ class Partition(Checked):
             {name: ClientRows.of(held).ascending() for name, held in splits.others.items()},
             splits.label_spaces,
         )
-        check_splits(splits, pool)
+        check_splits(splits, pool, self._remedy)
         return splits
 
     def client_names(self, source: ImageSource) -> list[str]:
@@ -75,6 +83,15 @@ class Partition(Checked):
         if self.num_clients is None:
             return list(source.domain_names)
         return [f"client {client}" for client in range(self.num_clients)]
+
+    @property
+    def _remedy(self) -> str:
+        """What its user, or whoever wrote it, can do about clients without images."""
+        arguments = inspect.signature(type(self)).parameters
+        remedies = [remedy for name, remedy in REMEDIES.items() if name in arguments]
+        if type(self).__module__.partition(".")[0] != __name__.partition(".")[0]:
+            remedies.append(f"let {type(self).__name__}.assign give every client images of both sides")
+        return ", or ".join(remedies) or "give each domain train and test images, or leave the domain out"
 
     @property
     def description(self) -> str:

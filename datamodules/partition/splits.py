@@ -28,11 +28,16 @@ class ClientSplits:
     label_spaces: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
+def check_splits(splits: ClientSplits, pool: ImagePool, remedy: str = "give every client some") -> None:
     """Refuse a partition that breaks a rule every partition must keep.
 
     Indices lie in the pool; no client holds an image twice or is without train or test images; no image and
     no group of images trains anywhere and is tested anywhere, over all clients together.
+
+    Args:
+        splits: the partition.
+        pool: what it divides.
+        remedy: of clients without images, for the message.
 
     Raises:
         ConfigurationError: what is broken, and at which client or image.
@@ -54,8 +59,7 @@ def check_splits(splits: ClientSplits, pool: ImagePool) -> None:
         empty = np.flatnonzero(held.sizes == 0)
         if len(empty):
             raise ConfigurationError(
-                f"{len(empty)} of {len(held)} clients have no {side} images (first: client {empty[0]}); "
-                "use fewer clients, more classes per client or a less skewed partition"
+                f"{len(empty)} of {len(held)} clients have no {side} images (first: client {empty[0]}); {remedy}"
             )
         rows, owners = held.rows, held.owners
         outside = np.flatnonzero((rows < 0) | (rows >= n))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from benchmark.run.cli import main
-from datamodules import folders
+from datamodules import pixels
 from datamodules.domainnet import DomainNet10
 from datamodules.folders import list_class_folders, read_images, without_copies
 from datamodules.partition import ClientSplits, Partition
@@ -92,6 +92,22 @@ class Nameless(ImageSource):
         return Pictures().load()
 
 
+class Twice(Pictures):
+    class_names = ("cat", "cat")
+
+
+class Nothing(Partition):
+    """Gives all test images to the first client."""
+
+    def __init__(self, num_clients: int = 2) -> None:
+        self.num_clients = num_clients
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every second training image for each."""
+        train, test = np.flatnonzero(~pool.test.numpy()), np.flatnonzero(pool.test.numpy())
+        return ClientSplits([train[::2], train[1::2]], [test, test[:0]])
+
+
 class Tuple(Partition):
     """Returns the lists themselves."""
 
@@ -157,6 +173,11 @@ EMBEDDED += [f"--model.init_args.backbone.init_args.{given}" for given in ("name
             "NotThere.load cannot read its data: [Errno 2] No such file or directory: 'labels.npy'",
         ),
         (["source", "Nameless"], "Nameless has no class_names; a source sets them, in the class or in its constructor"),
+        (["source", "Twice"], "Twice has 'cat' twice in its class_names; give each a name of its own"),
+        (
+            ["partition", "Nothing"],
+            "1 of 2 clients have no test images (first: client 1); use fewer clients, or let Nothing.assign give every",
+        ),
         (["partition", "Tuple"], "Tuple.assign must return ClientSplits(train, test), got tuple"),
         (["partition", "OneClient"], "OneClient has given images to 1 clients, and there are 2; assign must return a"),
         (
@@ -280,7 +301,7 @@ def test_no_memory_to_decode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(folders, "_rgb", full)
+    monkeypatch.setattr(pixels, "_rgb", full)
     assert "pictures/cat/0.png is too large to decode (out of memory)" in refused(capsys)
 
 

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmark.drawing import new_figure
 from benchmark.errors import ConfigurationError
 from benchmark.tables.curves import Curve, learning_curves
-from datamodules.heatmap import _ticks, partition_heatmap
+from datamodules import heatmap
+from datamodules.heatmap import _ticks, draw_counts, partition_heatmap
 
 
 def draw(path, clients, classes, largest=500):
@@ -91,3 +93,29 @@ def test_learning_curves_have_a_line_for_every_method(tmp_path, monkeypatch):
     assert band.max() == pytest.approx(25 + spread)
     assert [line.get_color() for line in right.lines] == ["C0", "C1"]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["A", "B"]
+
+
+def test_clients_are_named_and_the_more_images_the_darker():
+    figure = new_figure(5, 5)
+    axes = figure.add_subplot()
+    names = ["art_painting", "photo", "a name that is much longer than a column of the picture is wide"]
+    draw_counts(axes, np.array([[1, 4], [2, 3], [0, 4]]), ["cat", "dog"], names)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["art painting", "photo", "a name that is much..."]
+    brightness = axes.images[0].cmap([0.0, 0.5, 1.0])[:, :3].sum(axis=1)
+    assert (np.diff(brightness) < 0).all()
+    for clients in (["client 0", "client 1"], [f"hospital {n}" for n in range(30)]):
+        axes = figure.add_subplot()
+        draw_counts(axes, np.ones((len(clients), 2), dtype=int), ["cat", "dog"], clients)
+        assert axes.get_xlabel() == "client"
+        assert axes.get_xticklabels()[0].get_text() == "0"
+
+
+def test_the_picture_of_a_partition_names_its_data_set(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(heatmap, "partition_heatmap", lambda *given: drawn.append(given))
+    client = {"name": "photo", "train_classes": [1, 2]}
+    manifest = {"clients": [client], "arguments": {"k": 1}, "algorithm": "A", "seed": 3, "class_names": ["x", "y"]}
+    heatmap.manifest_heatmap(manifest, tmp_path / "a.png", dataset="PACS")
+    heatmap.manifest_heatmap(manifest, tmp_path / "a.png")
+    assert [given[3] for given in drawn] == [f"{of}A(k=1), seed 3, train images" for of in ("PACS: ", "")]
+    assert drawn[0][4] == ["photo"]

@@ -1,7 +1,9 @@
 """Data sets of Hugging Face's library, made here and saved: nothing is downloaded."""
 
 import io
+import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,127 @@ def test_no_network_and_no_library_are_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'federated-prompt-benchmark\[hugg"):
         HuggingFaceImages("Pets", str(tmp_path / "data"), hub="who/pets")
+
+
+def damage_state(root: Path, content: str) -> None:
+    made(0).save_to_disk(str(root))
+    (root / "state.json").write_text(content)
+
+
+def damage_info(root: Path, content: str) -> None:
+    made(0).save_to_disk(str(root))
+    (root / "dataset_info.json").write_text(content)
+
+
+def damage_dict(root: Path, content: str) -> None:
+    saved(root, train=made(0))
+    (root / "dataset_dict.json").write_text(content)
+
+
+def damage_arrow(root: Path, content: str) -> None:
+    made(0).save_to_disk(str(root))
+    next(root.glob("*.arrow")).write_text(content)
+
+
+def lone_file(name: str) -> Callable[[Path, str], None]:
+    def make(root: Path, content: str) -> None:
+        root.mkdir()
+        (root / name).write_text(content)
+
+    return make
+
+
+def readme(root: Path, content: str) -> None:
+    root.mkdir()
+    made(0).to_parquet(root / "train.parquet")
+    (root / "README.md").write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("make", "content"),
+    [
+        (damage_state, "[]"),
+        (damage_state, "{}"),
+        (damage_state, "no JSON"),
+        (damage_info, "[]"),
+        (damage_dict, "{}"),
+        (damage_dict, '{"splits": 3}'),
+        (damage_arrow, "no Arrow"),
+        (readme, "---\na: [\n---\n"),
+        (lone_file("a.zip"), "garbage"),
+        (lone_file("train.parquet"), "garbage"),
+        (lone_file("state.json"), "{}"),
+    ],
+)
+def test_damaged_data_sets_are_one_line(tmp_path: Path, make: Callable[[Path, str], None], content: str) -> None:
+    make(tmp_path / "pets", content)
+    with pytest.raises(ConfigurationError, match=r"pets is no data set of Hugging Face \(\w+: .*\); put") as refused:
+        HuggingFaceImages("Pets", str(tmp_path / "pets"))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_empty_name_on_the_hub_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"hub is empty; name a data set of the Hub, such as ylecun/mnist"):
+        HuggingFaceImages("Pets", str(tmp_path), hub="")
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_and_a_lack_of_memory_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[BaseException]
+) -> None:
+    def stop(*given: Any, **kept: Any) -> None:
+        raise ends
+
+    monkeypatch.setattr(datasets, "load_dataset", stop)
+    with pytest.raises(ends):
+        HuggingFaceImages("Pets", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "names"),
+    [
+        ("string", ["10", "2", "0", "1", "11"] * 2, ("0", "1", "2", "10", "11")),
+        ("int64", [10, 2, 0, 1, 11] * 2, ("0", "1", "2", "10", "11")),
+        ("float64", [10.0, 2.0, 0.0, 1.0, 11.0] * 2, ("0", "1", "2", "10", "11")),
+        ("bool", [True, False] * 5, ("False", "True")),
+        ("string", ["dog ", "cat"] * 5, ("cat", "dog")),
+    ],
+)
+def test_labels_are_the_texts_that_other_sources_make_of_them(
+    tmp_path: Path, kind: str, labels: list[Any], names: tuple[str, ...]
+) -> None:
+    root = saved(tmp_path / "pets", train=made(0, labels=datasets.Value(kind), label=labels))
+    source = HuggingFaceImages("Pets", root)
+    assert source.class_names == names
+    texts = [str(int(label)) if kind == "float64" else str(label).strip() for label in labels]
+    assert [names[label] for label in source.labels] == texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "said"),
+    [
+        ("float64", [float("nan"), 1.0, 2.0, 1.0], r"row 0 has nan as its label; leave out rows without one"),
+        ("float64", [1.0, None, 2.0, 1.0], r"row 1 has None as its label"),
+        ("string", ["a", "b", "", "b"], r"row 2 has '' as its label"),
+        ("string", ["a", "\x1b[31mb", "a", "a"], r"the name '\\x1b\[31mb' has signs that cannot be printed"),
+        ("string", ["caf\u00e9", "cafe\u0301", "a", "a"], r"the class names .* read alike"),
+        ("binary", [b"a", b"b", b"a", b"b"], r"row 0 has in its column label b'a': expected a name or a number"),
+    ],
+)
+def test_labels_that_are_none_are_refused(tmp_path: Path, kind: str, labels: list[Any], said: str) -> None:
+    root = saved(tmp_path / "pets", train=made(0, 4, labels=datasets.Value(kind), label=labels))
+    with pytest.raises(ConfigurationError, match=said):
+        HuggingFaceImages("Pets", root)
+
+
+def test_where_the_librarys_copy_lies_is_said_and_can_be_chosen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    root = tmp_path / "pets"
+    root.mkdir()
+    made(0).to_parquet(root / "train.parquet")
+    HuggingFaceImages("Pets", str(root), cache=str(tmp_path / "kept"))
+    (said,) = [message for message in caplog.messages if "keeps a copy" in message]
+    assert f"keeps a copy of the data set in {tmp_path / 'kept'}" in said
+    assert not (root / ".cache").exists()

@@ -269,3 +269,184 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, lines: list[str], said:
 def test_a_name_is_short_and_of_no_other_data_set(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"data\.source\.init_args\.name: "):
         ImageFolders(name, str(fill(tmp_path, "cat", "dog")))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_whole_numbers_that_came_as_floats_are_whole_again(tmp_path: Path, suffix: str) -> None:
+    fill(tmp_path, "a", images=4)
+    frame = pd.DataFrame({"path": [f"a/{n}.png" for n in range(4)], "label": [10.0, 2.0, 1.0, 2.0]})
+    getattr(frame, {"csv": "to_csv", "parquet": "to_parquet"}[suffix])(tmp_path / f"index.{suffix}", index=False)
+    made = ImageIndex("Digits", str(tmp_path), index=f"index.{suffix}", size=4)
+    assert made.class_names == ("1", "2", "10")
+    assert made.load().labels.tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ([True, False, True], ("False", "True")),
+        ([1.5, 10.0, 2.0], ("1.5", "2.0", "10.0")),
+        ([-1, 10, 2], ("-1", "2", "10")),
+        (["b ", "a", "b"], ("a", "b")),
+    ],
+)
+def test_labels_of_other_kinds_have_one_text_each(tmp_path: Path, labels: list, names: tuple[str, ...]) -> None:
+    frame = pd.DataFrame({"path": ["a/0.png", "a/1.png", "a/2.png"], "label": labels})
+    for suffix, write in (("csv", frame.to_csv), ("parquet", frame.to_parquet)):
+        write(tmp_path / f"index.{suffix}", index=False)
+        assert ImageIndex("Pets", str(tmp_path), index=f"index.{suffix}").class_names == names
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([1.0, float("nan"), 2.0], r"row 2 has an empty label"),
+        (["x", None, "y"], r"row 2 has an empty label"),
+        ([["x"], ["y", "x"], ["y"]], r"row 1 has array.*: expected a name or a number"),
+        (["x", "\x1b[31my", "z"], r"the name '\\x1b\[31my' has signs that cannot be printed"),
+        (["caf\u00e9", "cafe\u0301", "tea"], r"the class names 'cafe\\u0301' and 'caf\\xe9' read alike"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: list, said: str) -> None:
+    frame = pd.DataFrame({"path": ["a/0.png", "a/1.png", "a/2.png"], "label": labels, "notes": [["any"], None, ["x"]]})
+    frame.to_parquet(tmp_path / "index.parquet", index=False)
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        ImageIndex("Pets", str(tmp_path), index="index.parquet")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("path,label,label\na/0.png,x,y\n", r"index\.csv has 2 columns label; leave one"),
+        ("path,label\na/0.png,é\na/1.png,y\n".encode("latin-1"), r"no text in UTF-8 .*; save it as UTF-8"),
+        ("path,label\na/0.png,x\na/1.png,y\n".encode("utf-16"), r"no text in UTF-8 .*; save it as UTF-8"),
+        ("path,label\na/0.png,x\na/1.png,y\n".encode("utf-16-le"), r"no text in UTF-8 .*; save it as UTF-8"),
+        ("path|label\na/0.png|x\n", r"no column path, label; .* its columns are path\|label"),
+        ("path,label,split\na/0.png,x,train\na/1.png,y,train\n", r"every image is given as train; give some as test"),
+    ],
+)
+def test_tables_of_another_form_say_what_to_do(tmp_path: Path, text: str | bytes, said: str) -> None:
+    fill(tmp_path, "a", images=2)
+    (tmp_path / "index.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        ImageIndex("Pets", str(tmp_path), size=4).load()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_is_separated_by_semicolons_too(tmp_path: Path) -> None:
+    fill(tmp_path, "a", images=2)
+    (tmp_path / "index.csv").write_text("path;label;split\na/0.png;x, the first;train\na/1.png;y;test\n")
+    assert ImageIndex("Pets", str(tmp_path)).class_names == ("x, the first", "y")
+
+
+@pytest.mark.parametrize(("one", "other"), [("caf\u00e9", "cafe\u0301"), ("cat", "cat "), ("caf\u00e9", " cafe\u0301")])
+def test_folders_whose_names_read_alike_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    root = fill(tmp_path, one, other, "dog")
+    with pytest.raises(ConfigurationError, match=r"the class names .* and .* read alike"):
+        ImageFolders("Pets", str(root))
+    root = fill(tmp_path / "sides", f"train/{one}", f"test/{other}", "train/dog", "test/dog")
+    with pytest.raises(ConfigurationError, match=r"the class names .* and .* read alike"):
+        ImageFolders("Pets", str(root))
+    root = fill(tmp_path / "domains", *(f"{domain}/{name}" for domain in (one, other) for name in ("a", "b")))
+    with pytest.raises(ConfigurationError, match=r"the domain names .* and .* read alike"):
+        DomainFolders("Pets", str(root))
+
+
+def test_names_that_differ_in_case_are_told_of(tmp_path: Path) -> None:
+    fill(tmp_path, "Cat", "cat", "dog")
+    with pytest.warns(UserWarning, match=r"class names differ in upper and lower case alone: Cat and cat; if they"):
+        assert ImageFolders("Pets", str(tmp_path)).class_names == ("Cat", "cat", "dog")
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_without_a_test_image_are_named(tmp_path: Path) -> None:
+    rows = [f"a/{n}.png,{label},{side}" for n, (label, side) in enumerate([*KNOWN, *UNTESTED, ("eell", "train")])]
+    fill(tmp_path, "a", images=len(rows))
+    (tmp_path / "index.csv").write_text("\n".join(["path,label,split", *rows]))
+    said = r"Pets: no test image of a0, a1, a2, a3, a4 and 2 more, and a single image of eell: accuracy says nothing"
+    with pytest.warns(UserWarning, match=said):
+        ImageIndex("Pets", str(tmp_path), size=4).load()
+
+
+KNOWN = [("eel", "train"), ("eel", "test")]
+UNTESTED = [(f"a{n}", "train") for n in range(7) for _ in range(2)]
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_one_file_in_two_classes_is_refused(tmp_path: Path, link: bool) -> None:
+    fill(tmp_path, "cat", "dog")
+    if link:
+        (tmp_path / "dog/new.png").symlink_to(tmp_path / "cat/0.png")
+    else:
+        (tmp_path / "dog/new.png").hardlink_to(tmp_path / "cat/0.png")
+    said = r"cat/0\.png \(cat\) and dog/new\.png \(dog\) are one file in two classes"
+    with pytest.raises(ConfigurationError, match=said):
+        ImageFolders("Pets", str(tmp_path), size=4).load()
+    (tmp_path / "index.csv").write_text("path,label\ncat/0.png,x\ndog/new.png,y\n")
+    with pytest.raises(ConfigurationError, match=r"cat/0\.png \(x\) and dog/new\.png \(y\) are one file in"):
+        ImageIndex("Pets", str(tmp_path), size=4).load()
+
+
+def test_a_class_folder_that_is_a_link_to_another_class_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "cat", "dog")
+    (tmp_path / "eel").symlink_to(tmp_path / "cat")
+    with pytest.raises(ConfigurationError, match=r"cat/0\.png \(cat\) and eel/0\.png \(eel\) are one file in two clas"):
+        ImageFolders("Pets", str(tmp_path), size=4).load()
+
+
+def test_equal_pixels_are_on_one_side_of_a_drawn_split(tmp_path: Path) -> None:
+    fill(tmp_path, "cat", "dog", images=20)
+    for number in range(10):  # saved anew, as other files of the same pixels
+        with Image.open(tmp_path / f"cat/{number}.png") as image:
+            image.save(tmp_path / f"cat/again{number}.png", compress_level=0)
+    for seed in range(5):
+        pool = ImageFolders("Pets", str(tmp_path), size=4, split_seed=seed).load()
+        shown = {tuple(pixels) for pixels in pool.images[pool.test][:, :, 0, 0].tolist()}
+        assert len(pool.labels) == 50
+        assert pool.test.sum() == 10
+        assert not shown & {tuple(pixels) for pixels in pool.images[~pool.test][:, :, 0, 0].tolist()}
+
+
+def test_equal_pixels_in_two_classes_are_told_of(tmp_path: Path) -> None:
+    fill(tmp_path, "cat", "dog", images=20)
+    for number in range(3):
+        (tmp_path / f"dog/copy{number}.png").write_bytes((tmp_path / f"cat/{number}.png").read_bytes())
+    said = r"Pets: 6 images have the same pixels as one of another class \(first: cat/0\.png and dog/copy0\.png\)"
+    with pytest.warns(UserWarning, match=said):
+        ImageFolders("Pets", str(tmp_path), size=4).load()
+
+
+SYSTEM = ("__MACOSX", "@eaDir", "lost+found", "#recycle", "$RECYCLE.BIN", "System Volume Information", "Thumbs.db")
+
+
+@pytest.mark.parametrize("name", SYSTEM)
+def test_folders_of_systems_are_no_classes(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, "ink/cat", "ink/dog", "oil/cat", "oil/dog", name, f"{name}/A", f"ink/{name}", f"ink/cat/{name}")
+    with pytest.warns(UserWarning, match=rf"system are no classes and passed over: {re.escape(name)}"):
+        made = DomainFolders("Art", str(tmp_path), size=4)
+    assert (made.domain_names, made.class_names) == (("ink", "oil"), ("cat", "dog"))
+    assert len(made.load().labels) == 20
+    assert ImageFolders("Ink", str(tmp_path / "ink"), size=4).class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("sides", [("Train", "Test"), ("train", "val"), ("training", "testing"), ("train",)])
+def test_sides_of_other_names_say_how_sides_are_called(tmp_path: Path, sides: tuple[str, ...]) -> None:
+    fill(tmp_path, *(f"{side}/{name}" for side in sides for name in ("cat", "dog")))
+    said = rf"holds {' and '.join(sorted(sides))}, which are sides of a split and no classes; sides are called train"
+    with pytest.raises(ConfigurationError, match=said):
+        ImageFolders("Pets", str(tmp_path))
+    (tmp_path / "all").mkdir()
+    for domain in ("ink", "oil"):
+        fill(tmp_path / "all" / domain, *(f"{side}/{name}" for side in sides for name in ("cat", "dog")))
+    with pytest.raises(ConfigurationError, match=said):
+        DomainFolders("Art", str(tmp_path / "all"))
+
+
+def test_a_directory_of_a_run_of_own_images_has_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fill(tmp_path, "data/cat", "data/dog"))
+    source = "{class_path: ImageFolders, init_args: {name: My (new) pets_1, root: data, size: 32}}"
+    options = [f"--data.source={source}", "--data.partition={class_path: IID, init_args: {num_clients: 2}}"]
+    main(["fit", "--config=headtune_digits", *options, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"])
+    (made,) = Path("runs").iterdir()
+    assert made.name.startswith("headtune-my-new-pets-1-s0-")

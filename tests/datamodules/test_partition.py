@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -274,11 +275,51 @@ def test_dirichlet_pfllib_at_the_codes_scale():
     assert sum(map(len, splits.train)) == 44_984
 
 
-def test_dirichlet_pfllib_gives_up():
-    with pytest.raises(
-        ConfigurationError, match=r"min_size=119 images; in the best of 20 draws one had \d+; raise alpha"
-    ):
-        split(DirichletPFLlib(0.3, 50, min_size=119, max_retries=20), CIFAR10_LIKE)
+@pytest.mark.parametrize(
+    ("min_size", "said"),
+    [
+        (
+            119,
+            r"alpha=0.3 will give all 50 clients min_size=119 images: in \d+ draws 22 clients .*; raise alpha",
+        ),
+        (60, r"min_size=60 images; in the best of 20 draws one had \d+; raise alpha"),
+        (121, r"50 clients with at least min_size=121 images each need 6050 images, the data set has 6000"),
+    ],
+)
+def test_dirichlet_pfllib_gives_up(min_size, said):
+    with pytest.raises(ConfigurationError, match=said):
+        split(DirichletPFLlib(0.3, 50, min_size=min_size, max_retries=20), CIFAR10_LIKE)
+
+
+def test_dirichlet_pfllib_refuses_many_clients_soon():
+    pool = make_pool(np.tile(np.arange(10), 6000).tolist(), [False] * 60_000)
+    with within(5), pytest.raises(ConfigurationError, match=r"all 500 clients .*; raise alpha, use fewer"):
+        split(DirichletPFLlib(0.1, 500), pool)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-4, 1e-6, 5e-324])
+def test_dirichlet_pfllib_of_the_smallest_alpha_gives_each_class_to_one_client(alpha):
+    splits = split(DirichletPFLlib(alpha, 10), CIFAR10_LIKE)
+    held = [np.concatenate(sides) for sides in zip(splits.train, splits.test, strict=True)]
+    classes = [CIFAR10_LIKE.labels.numpy()[rows] for rows in held]
+    assert sorted(np.unique(of).tolist() for of in classes) == [[c] for c in range(10)]
+    assert {len(rows) for rows in held} == {600}
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 2.0])
+def test_shares_by_logarithms_are_dirichlets_among_open_clients(alpha):
+    """Mean and variance of Dir(alpha) over three of five clients, where NumPy's own draw is no number."""
+    stream = np.random.RandomState(0)
+    open_ = np.array([True, False, True, True, False])
+    numpys = SimpleNamespace(
+        dirichlet=lambda of: np.full(len(of), np.nan),
+        standard_gamma=stream.standard_gamma,
+        random_sample=stream.random_sample,
+    )
+    shares = np.array([DirichletPFLlib(alpha, 5)._shares(open_, numpys) for _ in range(4000)])
+    assert (shares[:, ~open_] == 0).all()
+    np.testing.assert_allclose(shares[:, open_].mean(axis=0), 1 / 3, atol=0.025)
+    np.testing.assert_allclose(shares[:, open_].var(axis=0), 2 / (9 * (3 * alpha + 1)), rtol=0.08)
 
 
 def as_the_code_hands_out(labels, num_clients, classes_per_client, seed):
@@ -594,3 +635,17 @@ def test_a_further_split_that_is_not_named_is_refused(made, named):
 
     with pytest.raises(ConfigurationError, match=rf"Further makes the split '{made}'; its further_splits must name it"):
         split(Further(3), CIFAR10_LIKE)
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        (IID(2000), r"\(first: client 1000\); use fewer clients$"),
+        (DomainPerClient(), r"\(first: client 0\); give each domain train and test images, or leave the domain out$"),
+    ],
+    ids=name,
+)
+def test_clients_without_images_are_answered_by_what_the_partition_takes(partition, said):
+    pool = CIFAR10_LIKE if partition.num_clients else make_pool([0, 0, 0], [False, False, True], domains=[0, 1, 1])
+    with pytest.raises(ConfigurationError, match=said):
+        split(partition, pool)

@@ -68,6 +68,19 @@ def test_plain_and_official_layout_give_the_same_pool(plain, official):
     assert len(one.group.unique()) == 402
 
 
+def test_the_usual_conversion_of_one_side_alone_gives_the_same_pool(plain, official, tmp_path):
+    at = copied(official, tmp_path) / "tiny-imagenet-200"
+    for line in (at / "val/val_annotations.txt").read_text().splitlines():  # which stays where it is
+        name, wnid = line.split("\t")[:2]
+        (at / "val" / wnid).mkdir(exist_ok=True)
+        (at / "val/images" / name).rename(at / "val" / wnid / name)
+    (at / "val/images").rmdir()
+    one, other = TinyImageNet(str(plain)).load(), TinyImageNet(str(tmp_path)).load()
+    np.testing.assert_array_equal(one.images, other.images)
+    np.testing.assert_array_equal(one.labels, other.labels)
+    np.testing.assert_array_equal(one.test, other.test)
+
+
 def test_other_sizes_than_the_official_ones_are_said(plain):
     with pytest.warns(UserWarning, match="has 100000 train and 10000 test images, .* has 201 and 201: results compare"):
         TinyImageNet(str(plain)).load()

@@ -1,0 +1,213 @@
+"""Pixels of one image: turned, composed and scaled as one sees it, or read as published codes do."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmark.errors import ConfigurationError
+from datamodules.folders import read_images
+from datamodules.pixels import Decoding, decode
+
+SEEN, PUBLISHED = Decoding(4, "squash", as_seen=True), Decoding(4, "squash")
+#: What undoes the turn of each orientation that EXIF knows: the way in which a camera stores an upright picture.
+STORED = {
+    1: lambda x: x,
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: np.rot90(x),
+    7: lambda x: np.rot90(x, 2).swapaxes(0, 1),
+    8: lambda x: np.rot90(x, -1),
+}
+PICTURE = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def png16(values: np.ndarray, kind: int, more: bytes = b"") -> bytes:
+    """A PNG of 16 bits, which Pillow does not write: values [H, W, channels], colour type, and chunks."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    if more:
+        more = chunk(more[:4], more[4:])
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, kind, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    parts = [chunk(b"IHDR", header), more, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def tiff16(values: np.ndarray, signed: bool = False) -> bytes:
+    """An uncompressed TIFF of 16 bits: values [H, W, channels]."""
+    height, width, channels = values.shape
+    bits, content = struct.pack(f"<{channels}H", *[16] * channels), values.astype("<i2" if signed else "<u2").tobytes()
+    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, channels, 16 if channels == 1 else 8)]
+    entries += [(259, 3, 1, 1), (262, 3, 1, 2 if channels == 3 else 1), (273, 4, 1, 8 + len(bits))]
+    entries += [(277, 3, 1, channels), (278, 4, 1, height), (279, 4, 1, len(content))]
+    entries += [(339, 3, 1, 2)] if signed else []
+    directory = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *entry) for entry in entries) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + len(bits) + len(content)) + bits + content + directory
+
+
+def pixels(content: bytes, how: Decoding = SEEN) -> np.ndarray:
+    """[H, W, 3]."""
+    return decode(("it", content), how).pixels.transpose(1, 2, 0)
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize(("form", "options"), [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True})])
+def test_a_photo_is_upright_in_every_format(form: str, options: dict[str, Any], orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.ascontiguousarray(STORED[orientation](PICTURE))
+    content = encoded(Image.fromarray(stored), form, exif=exif, **options)
+    np.testing.assert_array_equal(pixels(content), PICTURE)
+    if form != "TIFF":
+        np.testing.assert_array_equal(pixels(content, PUBLISHED), stored)
+
+
+def test_a_jpeg_and_16_bits_are_upright_too() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    above = np.zeros((32, 32, 3), dtype=np.uint8)
+    above[:16] = 200
+    content = encoded(Image.fromarray(np.ascontiguousarray(np.rot90(above))), "JPEG", exif=exif)
+    assert pixels(content)[:2].mean() > 190
+    assert pixels(content)[2:].mean() < 10
+    grey = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4000
+    content = encoded(Image.fromarray(np.ascontiguousarray(np.rot90(grey))), "PNG", exif=exif)
+    np.testing.assert_array_equal(pixels(content)[..., 0], np.round(grey / 257))
+
+
+def test_exif_that_cannot_be_read_says_nothing() -> None:
+    for damaged in (b"Exif\0\0no directory", b"Exif\0\0II*\0\xff\xff\xff\xff", b"MM\0*" + bytes(4) + b"\xff" * 9):
+        np.testing.assert_array_equal(pixels(encoded(Image.fromarray(PICTURE), "PNG", exif=damaged)), PICTURE)
+
+
+def palette() -> Image.Image:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([255, 0, 0, 0, 255, 0] + [0] * 762)
+    image.putpixel((0, 0), 0)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("content", "first", "other"),
+    [
+        (encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "PNG"), [255, 255, 255], [255, 255, 255]),
+        (encoded(Image.new("RGBA", (4, 4), (10, 20, 30, 255)), "PNG"), [10, 20, 30], [10, 20, 30]),
+        (encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 51)), "PNG"), [255, 204, 204], [255, 204, 204]),
+        (encoded(Image.new("LA", (4, 4), (0, 51)), "PNG"), [204] * 3, [204] * 3),
+        (encoded(palette(), "PNG", transparency=0), [255] * 3, [0, 255, 0]),
+        (encoded(palette(), "GIF", transparency=0), [255] * 3, [0, 255, 0]),
+        (encoded(Image.new("RGB", (4, 4), (9, 8, 7)), "PNG", transparency=(9, 8, 7)), [255] * 3, [255] * 3),
+        (encoded(Image.new("L", (4, 4), 9), "PNG", transparency=9), [255] * 3, [255] * 3),
+        (encoded(Image.new("L", (4, 4), 9), "PNG", transparency=8), [9] * 3, [9] * 3),
+        (png16(np.full((4, 4, 1), 257), 0, b"tRNS\x01\x01"), [255] * 3, [255] * 3),
+        (png16(np.full((4, 4, 4), (65535, 0, 0, 13107)), 6), [255, 204, 204], [255, 204, 204]),
+    ],
+)
+def test_what_is_transparent_is_composed_on_white(content: bytes, first: list[int], other: list[int]) -> None:
+    assert pixels(content)[0, 0].tolist() == first
+    assert pixels(content)[3, 3].tolist() == other
+
+
+LEVELS = np.linspace(0, 4095, 16).round().astype(np.uint16).reshape(4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        png16(LEVELS, 0),
+        tiff16(LEVELS),
+        png16(LEVELS.repeat(3, axis=2), 2),
+        png16(np.concatenate([LEVELS, np.full_like(LEVELS, 65535)], axis=2), 4),
+    ],
+    ids=["grey", "TIFF", "colours", "alpha"],
+)
+def test_twelve_bits_in_sixteen_keep_all_their_levels(content: bytes) -> None:
+    found = decode(("it", content), Decoding(4, "squash", as_seen=True, bits=12))
+    for channel in found.pixels:
+        np.testing.assert_array_equal(channel, np.arange(16).reshape(4, 4) * 17)
+    assert (found.deep, found.largest, found.cut) == (True, 4095, False)
+    with pytest.raises(ConfigurationError, match=r"it has the value 4095, and bits=11 says that 2047 is .*bits=12"):
+        decode(("it", content), Decoding(4, "squash", as_seen=True, bits=11))
+
+
+def test_all_of_sixteen_bits_of_colours_count() -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (4, 4, 3))
+    np.testing.assert_array_equal(pixels(png16(values, 2)), np.round(values / 257))
+
+
+def saved(root: Path, *contents: bytes, suffix: str = "png") -> list[str]:
+    for number, content in enumerate(contents):
+        (root / f"{number}.{suffix}").write_bytes(content)
+    return [f"{number}.{suffix}" for number in range(len(contents))]
+
+
+@pytest.mark.filterwarnings("error")
+def test_nearly_black_images_of_sixteen_bits_are_told_of_each_time(tmp_path: Path) -> None:
+    dark, bright = png16(np.full((4, 4, 1), 2999), 0), png16(np.full((4, 4, 1), 16384), 0)
+    eight = encoded(Image.new("L", (4, 4), 3), "PNG")
+    files = saved(tmp_path, dark, dark, eight, bright)
+    said = r"2 images have 16 bits and are nearly black: largest value 2999 of 65535; give .*init_args\.bits=12"
+    for _ in range(2):  # decoded, and from the cache
+        with pytest.warns(UserWarning, match=said):
+            read_images(tmp_path, files[:3], 4, "squash", as_seen=True)
+    found = read_images(tmp_path, files[:3], 4, "squash", as_seen=True, bits=12)
+    assert found.images[:, 0, 0, 0].tolist() == [187, 187, 3]
+    read_images(tmp_path, files, 4, "squash", as_seen=True)  # one uses its range
+    read_images(tmp_path, files[2:3], 4, "squash", as_seen=True)
+    read_images(tmp_path, files[:2], 4, "squash")
+    with pytest.raises(ConfigurationError, match=r"bits=12 says .* and no image of .* has 16; leave it out"):
+        read_images(tmp_path, files[2:3], 4, "squash", as_seen=True, bits=12)
+
+
+def test_colours_of_which_eight_bits_are_read_are_told_of(tmp_path: Path) -> None:
+    files = saved(tmp_path, tiff16(np.full((4, 4, 3), 2999)), suffix="tif")
+    with pytest.warns(UserWarning, match=r"1 TIFF images have colours of 16 bits, of which the upper 8 are read; save"):
+        assert read_images(tmp_path, files, 4, "squash", as_seen=True).images.max() == 11
+    with pytest.raises(ConfigurationError, match=r"0\.tif has colours of 16 bits in TIFF, .* bits=12 cannot be heeded"):
+        read_images(tmp_path, files, 4, "squash", as_seen=True, bits=12)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (encoded(Image.fromarray(np.eye(4, dtype=np.float32)), "TIFF"), "mode F, .*floating-point numbers of 32 bits"),
+        (encoded(Image.fromarray(np.eye(4, dtype=np.int32)), "TIFF"), "mode I, .*whole numbers of 32 bits, or .*"),
+        (tiff16(np.full((4, 4, 1), -1000), signed=True), "mode I, .*or of 16 bits with sign"),
+    ],
+    ids=["float", "int", "signed"],
+)
+def test_numbers_of_no_known_range_are_named_with_what_to_do(content: bytes, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said + r"\); choose the range .* scale it to 0 to 255") as refused:
+        decode(("it", content), SEEN)
+    assert "download" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n"])
+def test_no_object_in_memory_is_named(content: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="cannot decode the image it ") as refused:
+        decode(("it", content), SEEN)
+    assert "0x" not in str(refused.value)
+
+
+def test_one_photo_in_several_formats_is_one_image(tmp_path: Path) -> None:
+    image = Image.fromarray(PICTURE)
+    contents = [encoded(image, "PNG"), encoded(image, "PNG", compress_level=0), encoded(image, "WEBP", lossless=True)]
+    files = saved(tmp_path, *contents, encoded(Image.fromarray(PICTURE[::-1].copy()), "PNG"))
+    assert read_images(tmp_path, files, 4, "squash", as_seen=True).group.tolist() == [0, 0, 0, 3]
+    assert read_images(tmp_path, files, 4, "squash").group.tolist() == [0, 1, 2, 3]  # byte-identical ones alone
