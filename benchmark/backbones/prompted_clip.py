@@ -82,8 +82,8 @@ class PromptedCLIP(Checked, nn.Module):
             differing = "its attention blocks are of another kind"
         if differing:
             raise ConfigurationError(f"{name!r} differs from CLIP: {differing}; use one such as ViT-B-16 or RN50")
-        whole = (type(self.model), type(visual), Transformer, ResidualAttentionBlock, nn.MultiheadAttention)
-        whole += (AttentionPool2d,)
+        of_blocks = (Transformer, ResidualAttentionBlock, nn.MultiheadAttention, AttentionPool2d)
+        whole = (type(self.model), type(visual), *of_blocks)
         self._not_called = [of for of in self.model.named_modules(prefix="model") if isinstance(of[1], whole)]
         if resnet:
             fix_batch_norms(visual)
