@@ -44,7 +44,11 @@ class DecodedCache:
     shape: tuple[int, ...]
 
     def read(self) -> tuple[Images, About] | None:
-        """Images, and what is remembered of each; None where they are not there or damaged."""
+        """Images, and what is remembered of each; None where they are not there or damaged.
+
+        What killed processes left in the folder is removed first.
+        """
+        remove_unfinished(self.folder)
         images = _mapped(self._images, np.dtype(np.uint8), self.shape)
         about = _mapped(self._about, ABOUT, (self.shape[0] + 1,))
         if images is None or about is None:
@@ -62,7 +66,6 @@ class DecodedCache:
             OSError: they cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self.folder)
         about = np.zeros(self.shape[0] + 1, dtype=ABOUT)
         with _replacing(self._images, np.dtype(np.uint8), self.shape) as images:
             yield images, about[:-1]
@@ -113,7 +116,11 @@ def size_said(size: int) -> str:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes were writing; what a live one writes is locked by it."""
-    for entry in list(os.scandir(folder)):
+    try:
+        entries = [*os.scandir(folder)]
+    except OSError:  # there is none, or none that can be read
+        return
+    for entry in entries:
         if not UNFINISHED.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
             continue
         with suppress(OSError):  # it is locked, gone already, or somebody else's

@@ -48,7 +48,7 @@ class HuggingFaceImages(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split, where it is drawn.
-        bits: in use of 16.
+        bits: of a 16-bit value that are in use; null: all.
         cache: folder of what the library makes of Parquet files or images, seen from ``root``; null: the library's own.
     """
 

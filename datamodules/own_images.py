@@ -203,7 +203,7 @@ class ImageFolders(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split, where there are no folders ``train`` and ``test``.
-        bits: in use of 16.
+        bits: of a 16-bit value that are in use; null: all.
         cache: folder of the decoded images, seen from ``root``; null: none.
     """
 
@@ -237,7 +237,7 @@ class DomainFolders(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split of each domain that has no folders ``train`` and ``test``.
-        bits: in use of 16.
+        bits: of a 16-bit value that are in use; null: all.
         cache: folder of the decoded images, seen from ``root``; null: none.
     """
 
@@ -287,7 +287,7 @@ class ImageIndex(OwnImages):
         size: height and width of the stored images in pixels.
         fit: ``squash`` or ``crop``.
         split_seed: seed of the split, where there is no column ``split``.
-        bits: in use of 16.
+        bits: of a 16-bit value that are in use; null: all.
         cache: folder of the decoded images, seen from ``root``; null: none.
     """
 

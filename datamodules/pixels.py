@@ -108,7 +108,7 @@ def decode(given: Path | tuple[str, bytes], how: Decoding) -> Decoded:
         ) from error
     except (OSError, ValueError, SyntaxError, RuntimeError) as error:
         # Pillow names the object in memory that it was given.
-        reason = "nothing in it says so" if isinstance(error, UnidentifiedImageError) else error
+        reason = "its content is of no known format" if isinstance(error, UnidentifiedImageError) else error
         raise ConfigurationError(
             f"cannot decode the image {path} ({reason}); it is damaged or no image ({', '.join(FORMATS)} are read): "
             "download it again or remove it"
