@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from datamodules.folders import DecodedImages, Fit, decode_images
 from datamodules.own_images import Listed, OwnImages
@@ -59,7 +60,7 @@ class HuggingFaceImages(OwnImages):
         split_seed: Seed = 0,
     ) -> None:
         if hub is not None:
-            Path(root).expanduser().mkdir(parents=True, exist_ok=True)
+            user_path(root).mkdir(parents=True, exist_ok=True)
         super().__init__(name, root, size, fit, split_seed)
         self.image = image
         self.what = hub or str(self.at)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import DecodedImages, Fit, list_class_folders, read_images, without_copies
@@ -65,7 +66,7 @@ class OwnImages(ImageSource):
 
     def __init__(self, name: str, root: str, size: Size = 224, fit: Fit = "squash", split_seed: Seed = 0) -> None:
         self.name = _own_name(name)
-        self.at = Path(root).expanduser()
+        self.at = user_path(root)
         self.size = size
         self.fit: Fit = fit
         self.split_seed = split_seed

@@ -17,7 +17,7 @@ from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
 from benchmark.tables.render import render
 from benchmark.tables.run_table import TableResult, chosen_table, data_folder, write_table
 from benchmark.tuning.blocks import tuning_block
-from benchmark.tuning.space import read_space, with_own_values
+from benchmark.tuning.space import Choice, read_space, with_own_values
 from benchmark.tuning.study import Studies, Study
 from benchmark.tuning.task import Task
 from benchmark.tuning.trials_file import Tuned, kept_trials, trials_csv
@@ -159,7 +159,10 @@ def _task(
     cell = make_cell(row, preset_name, preset, group, preset.seeds[0])
     cell = with_overrides(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
     space = read_space(cell.configs, row.label)
-    config = resolved(cell_command(cell, Path(), data_dir, ())[1:])
+    command = cell_command(cell, Path(), data_dir, ())[1:]
+    config = resolved(command)
+    choices = with_own_values(space, config, row.label)
+    _check_values(choices, command, row.label)
     last, every = config["trainer"]["max_epochs"], config["trainer"]["check_val_every_n_epoch"]
     if every and last % every:
         raise ConfigurationError(
@@ -172,12 +175,35 @@ def _task(
         preset.called(group),
         f"{prefix}-{row.point}-{digest}",
         cell,
-        with_own_values(space, config, row.label),
+        choices,
         row.point,
         metric,
         last,
         trials,
     )
+
+
+def _check_values(choices: Sequence[Choice], command: Sequence[str], row: str) -> None:
+    """Refuse a value of a search space that its run would refuse, before the first trial.
+
+    All values are given on one command line, whose options are checked one by one; only a refusal is looked for.
+
+    Raises:
+        ConfigurationError: names row, option and value.
+    """
+    given = [choice.argument(at) for choice in choices for at in range(len(choice.values))]
+    try:
+        resolved([*command, *given])
+        return
+    except ConfigurationError as error:
+        refused = error
+    for argument in given:
+        try:
+            resolved([*command, argument])
+        except ConfigurationError as error:
+            option, _, value = argument.removeprefix("--").partition("=")
+            raise ConfigurationError(f"row {row}: search: {option}: the value {value} is refused ({error})") from error
+    raise refused
 
 
 def _open(tasks: dict[str, Task], work: Work) -> dict[str, Study]:
