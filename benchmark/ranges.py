@@ -169,7 +169,7 @@ def _checks(constructor: Callable[..., Any]) -> dict[str, _Check]:
 def _of_instances(hint: Any) -> Any:
     """The type with objects of a class in its place: pydantic would make a dataclass of a mapping, too."""
     if _is_class(hint):
-        return InstanceOf[hint]
+        return Annotated[hint, InstanceOf()]
     if get_origin(hint) in (Union, types.UnionType):
         return functools.reduce(operator.or_, map(_of_instances, get_args(hint)))
     return hint

@@ -17,7 +17,7 @@ from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
 from benchmark.tables.render import render
 from benchmark.tables.run_table import TableResult, chosen_table, data_folder, write_table
 from benchmark.tuning.blocks import tuning_block
-from benchmark.tuning.space import Choice, read_space, with_own_values
+from benchmark.tuning.space import read_space, with_own_values
 from benchmark.tuning.study import Studies, Study
 from benchmark.tuning.task import Task
 from benchmark.tuning.trials_file import Tuned, kept_trials, trials_csv
@@ -106,6 +106,8 @@ def tune_table(
             f"rows of {where} train for {' and '.join(map(str, asked))} rounds; give --rounds, so that trials of all "
             "rows have the same number"
         )
+    for task in tasks.values():
+        _check_values(task, folder)
     stem = f"{Path(name).stem}_{preset}"
     make_folder(results / "tables")
     every_trial = make_folder(results / "tuning") / f"{stem}.csv"
@@ -159,10 +161,7 @@ def _task(
     cell = make_cell(row, preset_name, preset, group, preset.seeds[0])
     cell = with_overrides(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
     space = read_space(cell.configs, row.label)
-    command = cell_command(cell, Path(), data_dir, ())[1:]
-    config = resolved(command)
-    choices = with_own_values(space, config, row.label)
-    _check_values(choices, command, row.label)
+    config = resolved(cell_command(cell, Path(), data_dir, ())[1:])
     last, every = config["trainer"]["max_epochs"], config["trainer"]["check_val_every_n_epoch"]
     if every and last % every:
         raise ConfigurationError(
@@ -175,7 +174,7 @@ def _task(
         preset.called(group),
         f"{prefix}-{row.point}-{digest}",
         cell,
-        choices,
+        with_own_values(space, config, row.label),
         row.point,
         metric,
         last,
@@ -183,15 +182,16 @@ def _task(
     )
 
 
-def _check_values(choices: Sequence[Choice], command: Sequence[str], row: str) -> None:
-    """Refuse a value of a search space that its run would refuse, before the first trial.
+def _check_values(task: Task, data_dir: Path | None) -> None:
+    """Refuse a value of a search space that its run would refuse.
 
     All values are given on one command line, whose options are checked one by one; only a refusal is looked for.
 
     Raises:
         ConfigurationError: names row, option and value.
     """
-    given = [choice.argument(at) for choice in choices for at in range(len(choice.values))]
+    command = cell_command(task.cell, Path(), data_dir, ())[1:]
+    given = [choice.argument(at) for choice in task.choices for at in range(len(choice.values))]
     try:
         resolved([*command, *given])
         return
@@ -202,7 +202,9 @@ def _check_values(choices: Sequence[Choice], command: Sequence[str], row: str) -
             resolved([*command, argument])
         except ConfigurationError as error:
             option, _, value = argument.removeprefix("--").partition("=")
-            raise ConfigurationError(f"row {row}: search: {option}: the value {value} is refused ({error})") from error
+            raise ConfigurationError(
+                f"row {task.row}: search: {option}: the value {value} is refused ({error})"
+            ) from error
     raise refused
 
 

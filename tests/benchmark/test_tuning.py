@@ -551,13 +551,16 @@ def test_bad_input_is_refused_in_one_line(
         ("[2020-01-01, 0.1]", 'the value "2020-01-01" is refused (model.init_args.training.lr: '),
     ],
 )
-def test_a_value_that_a_run_would_refuse_is_named_before_any_trial(
-    root: Path, values: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_a_run_would_refuse_is_named_before_any_trial(root: Path, values: str, said: str) -> None:
     Path("own.yaml").write_text(
         f"base: [{ROOT}/configs/methods/fedavg.yaml]\nsearch: {{model.init_args.training.lr: {values}}}\n"
     )
-    own = {"label": "Own", "name": "own", "configs": ["own.yaml", "suites/digits"], "point": "server"}
+    own = {
+        "label": "Own",
+        "name": "own",
+        "configs": ["own.yaml", f"{ROOT}/configs/suites/digits.yaml"],
+        "point": "server",
+    }
     Path("bad.yaml").write_text(yaml.safe_dump(TABLE | {"rows": [own], "baseline": None}))
     with pytest.raises(ConfigurationError, match=re.escape(f"row Own: search: model.init_args.training.lr: {said}")):
         tune_table("bad.yaml", trials=2, rounds=ROUNDS, program=(sys.executable, "fake_run.py"))
