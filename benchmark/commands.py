@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.cells.places import add_place, chosen_place
 from benchmark.errors import ConfigurationError
+from benchmark.paths import check_present_folder, user_path
+from benchmark.run.terminal import outliving_readers
 from benchmark.shipped import configuration, configurations, version
 
 if TYPE_CHECKING:  # slow to import
@@ -103,7 +105,8 @@ def figure(arguments: argparse.Namespace) -> int:
 
 
 def _data_dir(arguments: argparse.Namespace) -> str | None:
-    return arguments.data_dir or os.environ.get("DATA_DIR") or None
+    given = arguments.data_dir or os.environ.get("DATA_DIR")
+    return str(user_path(given)) if given else None
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -339,16 +342,20 @@ def parser() -> argparse.ArgumentParser:
     )
     entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument(
-        "--run_dir", nargs="+", default=[], help="finished runs with a checkpoint, in place of the preset's"
+        "--run_dir",
+        type=user_path,
+        nargs="+",
+        default=[],
+        help="finished runs with checkpoints, instead of the preset's",
     )
     entry.add_argument("--jobs", type=int, help="runs at a time; default as for tables")
     _add_rerun(entry)
     entry.set_defaults(run=figure)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
-    entry.add_argument("run_dir", type=Path)
+    entry.add_argument("run_dir", type=user_path)
     entry.set_defaults(run=show)
     entry = commands.add_parser("resume", help=resume.__doc__, description=resume.__doc__)
-    entry.add_argument("run_dir", type=Path)
+    entry.add_argument("run_dir", type=user_path)
     entry.add_argument(
         "options", nargs=argparse.REMAINDER, metavar="OPTION", help="of lightning-cli fit: --trainer.max_time=..."
     )
@@ -359,17 +366,17 @@ def parser() -> argparse.ArgumentParser:
     entry = commands.add_parser("check", help=check.__doc__, description=check.__doc__)
     entry.add_argument("target", metavar="CLASS", help="dotted path: my_module.MyMethod")
     entry.add_argument(
-        "--config", type=Path, action="append", default=[], help="of a run that it is part of; default: tiny data"
+        "--config", type=user_path, action="append", default=[], help="of a run that it is part of; default: tiny data"
     )
     entry.set_defaults(run=check)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
     entry.add_argument("what", nargs="+", metavar="MANIFEST_OR_CONFIG", help="later configurations win")
-    entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")
+    entry.add_argument("picture", type=user_path, metavar="PNG", help="where to draw; the manifest goes beside it")
     entry.add_argument("--split", choices=("train", "test"), default="train")
     entry.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the data: source.root=/data")
     entry.set_defaults(run=partition)
     entry = commands.add_parser("verify", help=verify.__doc__, description=verify.__doc__)
-    entry.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help=f"default: all of {KEPT_RUNS}")
+    entry.add_argument("run_dirs", type=user_path, nargs="*", metavar="RUN_DIR", help=f"default: all of {KEPT_RUNS}")
     entry.add_argument("--resolve", action="store_true", help="does the configuration still mean the same?")
     entry.add_argument(
         "--rerun",
@@ -382,30 +389,35 @@ def parser() -> argparse.ArgumentParser:
     entry.add_argument("--data_dir", help="folder of the data sets, for --rerun; default the environment's DATA_DIR")
     entry.set_defaults(run=verify)
     entry = commands.add_parser("keep", help=keep.__doc__, description=keep.__doc__)
-    entry.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    entry.add_argument("run_dirs", type=user_path, nargs="+", metavar="RUN_DIR")
     entry.set_defaults(run=keep)
     entry = commands.add_parser("report", help=report.__doc__, description=report.__doc__)
-    entry.add_argument("page", type=Path, nargs="?", default=Path("results/report.html"), help="default %(default)s")
-    entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
-    entry.add_argument("--runs", type=Path, help="a further folder of runs, such as runs")
+    entry.add_argument(
+        "page", type=user_path, nargs="?", default=Path("results/report.html"), help="default %(default)s"
+    )
+    entry.add_argument("--results_dir", type=user_path, default=Path("results"), help="default %(default)s")
+    entry.add_argument("--runs", type=user_path, help="a further folder of runs, such as runs")
     entry.set_defaults(run=report)
     entry = commands.add_parser("wandb-report", help=wandb_report.__doc__, description=wandb_report.__doc__)
     entry.add_argument("project", metavar="ENTITY/PROJECT", help="after `wandb login`")
     entry.set_defaults(run=wandb_report)
     entry = commands.add_parser("reproduction", help=reproduction.__doc__, description=reproduction.__doc__)
-    entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
+    entry.add_argument("--results_dir", type=user_path, default=Path("results"), help="default %(default)s")
     entry.set_defaults(run=reproduction)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 well, 1 something failed or does not verify, 2 bad input, 130 interrupted."""
-    parsed = parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what an ASCII terminal cannot show ends no command
             stream.reconfigure(errors="replace")
     try:
-        return int(parsed.run(parsed))
+        check_present_folder()
+        parsed = parser().parse_args(arguments)
+        trains = parsed.run in (table, tune, figure)
+        with outliving_readers() if trains else contextlib.nullcontext():
+            return int(parsed.run(parsed))
     except ConfigurationError as error:
         print(_text(f"benchmark: {error}"), file=sys.stderr)
         return 2

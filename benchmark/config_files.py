@@ -24,18 +24,100 @@ wherever it stands. Else later files win, as everywhere in ``lightning-cli``, an
 settings stand before the file that names their class (``model.class_path``), the name alone is read first.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.shipped import configuration, shipped
-from benchmark.yaml_files import read_mapping, read_yaml
+from benchmark.yaml_files import DEEPEST, mapping_of, read_yaml
 
 #: What is no option of a run.
 KEYS = frozenset({"base", "method", "per_method", "search"})
+
+#: Files that one configuration may name, and values that all of them may hold, each as often as it is named.
+MOST_NAMED, MOST_VALUES = 1000, 20_000
+
+
+@dataclass
+class Reading:
+    """The files of one configuration: each is read once, and all together are bounded, however they name each other.
+
+    Attributes:
+        named: files so far, each as often as it was named.
+        values: that stand in them.
+    """
+
+    named: int = 0
+    values: int = 0
+    _contents: dict[Path, Any] = field(default_factory=dict)
+
+    def content(self, path: Path, inside: Sequence[Path] = ()) -> Any:
+        """A YAML file's content as it stands there.
+
+        Args:
+            path: the file.
+            inside: the files that name it, one the other.
+
+        Raises:
+            ConfigurationError: it cannot be read (:func:`benchmark.yaml_files.read_yaml`), too many files are named, or
+                they name each other too deeply.
+        """
+        self.named += 1
+        if self.named > MOST_NAMED:
+            raise ConfigurationError(f"{path} is named after {MOST_NAMED:,} files of one configuration; name fewer")
+        if len(inside) >= DEEPEST:
+            raise ConfigurationError(
+                f"{path} is named by a file that another one names, and so on {DEEPEST} times; take fewer files"
+            )
+        at = real(path)
+        if at not in self._contents:
+            self._contents[at] = read_yaml(path)
+        return self._contents[at]
+
+    def count(self, path: Path) -> None:
+        """Count a value that stands in a file.
+
+        Raises:
+            ConfigurationError: there are too many.
+        """
+        self.values += 1
+        if self.values > MOST_VALUES:
+            raise ConfigurationError(
+                f"{path}: the files of one configuration hold more than {MOST_VALUES:,} values, each as often as its "
+                "file is named; name fewer"
+            )
+
+    def inlined(self, value: Any, path: Path, inside: tuple[Path, ...] = (), depth: int = 0) -> Any:
+        """A value of the file ``path``, with the YAML files that it refers to, seen from there, in their places.
+
+        Args:
+            value: that stands in the file.
+            path: the file.
+            inside: the files that name it, one the other.
+            depth: mappings and lists that the value lies in.
+
+        Raises:
+            ConfigurationError: as :meth:`content`; a file lies within itself; too many values, or too deep ones.
+        """
+        self.count(path)
+        if depth > DEEPEST:
+            raise ConfigurationError(
+                f"{path}: more than {DEEPEST} mappings and lists inside each other, with its files"
+            )
+        if isinstance(value, dict):
+            return {str(key): self.inlined(entry, path, inside, depth + 1) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [self.inlined(entry, path, inside, depth + 1) for entry in value]
+        if names_file(value, path):
+            other, inside = path.parent / value, (*inside, real(path))
+            if real(other) in inside:
+                raise ConfigurationError(f"{path} includes {other}, in which it lies itself; take one of them out")
+            return self.inlined(self.content(other, inside), other, inside, depth)
+        return value
 
 
 @dataclass(frozen=True)
@@ -84,7 +166,8 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
     Raises:
         ConfigurationError: a file cannot be read, lies within itself, or puts files together in no way that there is.
     """
-    files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(shipped(path), at)])
+    reading = Reading()
+    files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(shipped(path), at, reading)])
     method = next((file.method for file in reversed(files) if file.method), None)
     layers: list[Layer] = []
     for layer in (_composed(file, method) for file in files):
@@ -101,21 +184,26 @@ def read_content(path: Path) -> Any:
     Raises:
         ConfigurationError: a file is missing, is no YAML, or lies within itself.
     """
-    return inlined(read_yaml(path), path)
+    reading = Reading()
+    return reading.inlined(reading.content(path), path)
 
 
-def inlined(value: Any, path: Path, within: tuple[Path, ...] = ()) -> Any:
+def inlined(value: Any, path: Path) -> Any:
     """What stands in the file ``path``, with the YAML files that it refers to, seen from there, in their places."""
-    if isinstance(value, dict):
-        return {str(key): inlined(entry, path, within) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [inlined(entry, path, within) for entry in value]
-    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (path.parent / value).is_file():
-        other = path.parent / value
-        if other.resolve() in (*within, path.resolve()):
-            raise ConfigurationError(f"{path} includes {other}, in which it lies itself; take one of them out")
-        return inlined(read_yaml(other), other, (*within, path.resolve()))
-    return value
+    return Reading().inlined(value, path)
+
+
+def real(path: Path) -> Path:
+    """A file's whole path without links; also of one that cannot be, of which whoever reads it says so."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL
+        return path.absolute()
+
+
+def names_file(value: Any, path: Path) -> bool:
+    """Whether a value is the name of a YAML file that is there, seen from the file in which it stands."""
+    return isinstance(value, str) and value.endswith((".yaml", ".yml")) and os.path.isfile(path.parent / value)
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,18 +217,18 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def _with_bases(path: Path, at: int, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
+def _with_bases(path: Path, at: int, reading: Reading, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
     """The files that a file stands on, those furthest down first, and the file itself."""
-    if path.resolve() in inside:
+    if real(path) in inside:
         raise ConfigurationError(f"{path} is a base of itself; take one of the bases out")
-    given = read_mapping(path)
+    given = mapping_of(reading.content(path, inside), path)
     bases = given.get("base", [])
     if not isinstance(bases, list) or not all(isinstance(entry, str) for entry in bases):
         raise ConfigurationError(f"{path}: base: expected a list of configuration files, got {str(bases)[:80]}")
     below: set[Path] = set()
     for entry in bases:
-        for file in _with_bases(_named(entry, path), at, (*inside, path.resolve())):
-            below.add(file.path.resolve())
+        for file in _with_bases(_named(entry, path), at, reading, (*inside, real(path))):
+            below.add(real(file.path))
             yield file
     name = given.get("method")
     if not isinstance(name, str | None):
@@ -152,7 +240,7 @@ def _with_bases(path: Path, at: int, inside: tuple[Path, ...] = ()) -> Iterator[
 def _named(entry: str, path: Path) -> Path:
     """The file that a file names: as seen from it, else as ``--config`` takes it."""
     beside = path.parent / entry
-    return beside if beside.is_file() else configuration(entry) or beside
+    return beside if os.path.isfile(beside) else configuration(entry) or beside
 
 
 def _method_first(files: Sequence[Layer]) -> list[Layer]:
@@ -162,7 +250,7 @@ def _method_first(files: Sequence[Layer]) -> list[Layer]:
     if named is None or first is None or first == named:
         return list(files)
     file = replace(files[named], at=files[first].at)
-    if file.method and not any(other.path.resolve() in file.below for other in files[first:named]):
+    if file.method and not any(real(other.path) in file.below for other in files[first:named]):
         return [*files[:first], file, *files[first:named], *files[named + 1 :]]
     model = file.given["model"]
     head: dict[str, Any] = {"model": {"class_path": model["class_path"] if isinstance(model, dict) else model}}
@@ -212,7 +300,7 @@ def _inlined(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _read(entry: Any, path: Path) -> Any:
     """What the file holds that an entry names; another entry as it is."""
     named = _named(entry, path) if isinstance(entry, str) else None
-    return read_content(named) if named is not None and named.is_file() else entry
+    return read_content(named) if named is not None and os.path.isfile(named) else entry
 
 
 def _put(options: dict[str, Any], option: str, value: Any, place: str) -> None:

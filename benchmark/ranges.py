@@ -7,13 +7,14 @@ The command line reads these types and refuses by the option's name what does no
 import functools
 import inspect
 import math
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import PlainValidator, TypeAdapter, ValidationError
+from pydantic import InstanceOf, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from benchmark.errors import ConfigurationError
@@ -100,8 +101,9 @@ Seed = Annotated[int, PlainValidator(Range(int, 0, 2**32 - 1))]
 def checked(cls: C) -> C:
     """Class decorator: the constructor refuses arguments out of the range of their types.
 
-    Checked are numbers of this module and ``Literal``, alone, in unions with each other, None and bool, and in tuples.
-    They arrive as what the types say, an int as a float for example. Other types are as Python leaves them.
+    Checked are numbers of this module, ``Literal`` and classes of the project, alone, in unions with each other, None
+    and bool, and in tuples. Numbers arrive as what the types say, an int as a float for example. Other types are as
+    Python leaves them.
 
     Raises:
         ConfigurationError: from the constructor; names class and argument.
@@ -163,7 +165,31 @@ def _checks(constructor: Callable[..., Any]) -> dict[str, _Check]:
     except NameError:  # a type that is imported for type checkers alone
         hints = {name: hint for name, hint in constructor.__annotations__.items() if not isinstance(hint, str)}
     taken = {name: hint for name, hint in hints.items() if name != "return" and _is_checked(hint)}
-    return {name: _Check(TypeAdapter(hint), str(expected(hint))) for name, hint in taken.items()}
+    return {name: _Check(TypeAdapter(_of_instances(hint)), _in_words(hint)) for name, hint in taken.items()}
+
+
+def _of_instances(hint: Any) -> Any:
+    """The type with objects of a class in its place: pydantic would make a dataclass of a mapping, too."""
+    if _is_class(hint):
+        return Annotated[hint, InstanceOf()]
+    if get_origin(hint) in (Union, types.UnionType):
+        return functools.reduce(operator.or_, map(_of_instances, get_args(hint)))
+    return hint
+
+
+def _in_words(hint: Any) -> str:
+    """Which values a type takes, objects of classes included."""
+    if _is_class(hint):
+        return f"an object of {hint.__name__}"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(map(_in_words, get_args(hint)))
+    return str(expected(hint))
+
+
+def _is_class(hint: Any) -> bool:
+    """Whether a type is a class of the project, of which an object is expected."""
+    ours = ("benchmark", "methods", "datamodules")
+    return inspect.isclass(hint) and get_origin(hint) is None and hint.__module__.partition(".")[0] in ours
 
 
 def _is_checked(hint: Any) -> bool:
@@ -171,7 +197,7 @@ def _is_checked(hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType, tuple):
         parts = [part for part in get_args(hint) if part not in (type(None), bool, Ellipsis)]
         return bool(parts) and all(map(_is_checked, parts))
-    return get_origin(hint) is Literal or _range(hint) is not None
+    return get_origin(hint) is Literal or _is_class(hint) or _range(hint) is not None
 
 
 def _range(hint: Any) -> Range | None:

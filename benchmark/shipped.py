@@ -42,11 +42,15 @@ def configuration(name: str) -> Path | None:
 
 
 def no_such_configuration(name: str) -> str:
-    """What there is in place of a configuration of this name."""
+    """What there is in place of a configuration of this name, or a file of this path."""
     names = list(configurations())
-    like = [known for known in names if known.rpartition("/")[2] == name] or get_close_matches(name, names)
+    is_path = name.endswith((".yaml", ".yml"))
+    short = os.path.splitext(name.removeprefix("configs/"))[0] if is_path else name
+    like = [known for known in names if known.rpartition("/")[2] == short] or get_close_matches(short[:100], names)
     hint = f" (did you mean {' or '.join(like)}?)" if like else ""
-    return f"there is no configuration {name!r}{hint}; `benchmark configs` lists their names"
+    if is_path:
+        return f"{name[:300]} cannot be read: there is no such file, seen from {Path.cwd()}{hint}"
+    return f"there is no configuration {name[:300]!r}{hint}; `benchmark configs` lists their names"
 
 
 def configurations() -> Iterator[str]:

@@ -11,6 +11,9 @@ T = TypeVar("T")
 #: Mappings and lists inside each other; configurations have about eight.
 DEEPEST = 40
 
+#: Bytes of a file, and values in it; the largest one here has 41 kB and a thousand.
+MOST_BYTES, MOST_VALUES = 2**20, 50_000
+
 #: Values that aliases (``*name``) may stand for in one file, counted as often as they are named.
 MOST_ALIASED = 10_000
 
@@ -26,7 +29,11 @@ def read_yaml(path: str | Path) -> Any:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "no regular file"
             raise ConfigurationError(f"{path} cannot be read: it is {kind}; expected a YAML file")
-        text = path.read_bytes().decode()
+        with path.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigurationError(f"{path} has more than {MOST_BYTES:,} bytes; expected a YAML file that one wrote")
+        text = content.decode()
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path} cannot be read: there is no such file, seen from {Path.cwd()}") from error
     except UnicodeDecodeError as error:
@@ -45,7 +52,15 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: as :func:`read_yaml`, or the file is empty or holds something else.
     """
-    content = read_yaml(path)
+    return mapping_of(read_yaml(path), path)
+
+
+def mapping_of(content: Any, path: str | Path) -> dict[str, Any]:
+    """A YAML file's content, a mapping with at least one key.
+
+    Raises:
+        ConfigurationError: it is none; names the file.
+    """
     if isinstance(content, dict) and content:
         return content
     kind = {"dict": "nothing", "NoneType": "nothing", "list": "a list"}.get(type(content).__name__, "a single value")
@@ -99,8 +114,9 @@ def check_yaml(text: str, name: str) -> None:
     Nothing is built: time and memory grow with the length of the text alone, whatever stands in it.
 
     Raises:
-        ConfigurationError: a key that stands twice in one mapping; more than :data:`DEEPEST` levels; aliases that stand
-            for more than :data:`MOST_ALIASED` values, or for what they lie in themselves.
+        ConfigurationError: a key that stands twice in one mapping; more than :data:`DEEPEST` levels or
+            :data:`MOST_VALUES` values; aliases that stand for more than :data:`MOST_ALIASED` values, or for what they
+            lie in themselves.
         yaml.YAMLError: it is no YAML.
     """
     import yaml
@@ -108,10 +124,13 @@ def check_yaml(text: str, name: str) -> None:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     sizes: dict[str, int | None] = {}  # per anchor, how many values it stands for; None while they are being read
     opened: list[_Collection] = []
-    aliased = 0
+    aliased = values = 0
     for event in yaml.parse(text, Loader=loader):
         mark: Any = event.start_mark
         place = f"{name}, line {mark.line + 1}"
+        values += isinstance(event, yaml.NodeEvent)
+        if values > MOST_VALUES:
+            raise ConfigurationError(f"{place}: more than {MOST_VALUES:,} values; expected a file that one wrote")
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append(_Collection(isinstance(event, yaml.MappingStartEvent), event.anchor))
             if event.anchor is not None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from datamodules.folders import DecodedImages, list_class_folders, read_images
 from datamodules.source import ImagePool, ImageSource
 
@@ -32,7 +33,7 @@ class CIFAR(ImageSource):
     home: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def __init__(self, root: str = "data", download: bool = False) -> None:
-        self.root = Path(root).expanduser()
+        self.root = user_path(root)
         self.download = download
 
     def load(self) -> ImagePool:

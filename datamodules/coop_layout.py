@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, read_images
@@ -207,7 +208,7 @@ class CoOpSource(ImageSource):
         split_seed: Seed = 0,
         size: Size = 224,
     ) -> None:
-        self.root = Path(root).expanduser()
+        self.root = user_path(root)
         self.split = split
         self.split_seed = split_seed
         self.size = size

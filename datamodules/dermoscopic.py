@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, list_images, read_images, without_copies
@@ -92,7 +93,7 @@ class DermoscopicFL(ImageSource):
         use_valid: Literal["none", "train"] = "none",
         split_seed: Seed = 0,
     ) -> None:
-        self.at = Path(root).expanduser() / "dermoscopic_fl"
+        self.at = user_path(root) / "dermoscopic_fl"
         self.size = size
         self.split = split
         self.use_valid = use_valid

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.archives import fetch, unpack_folder
@@ -94,7 +95,7 @@ class DomainNet10(ImageSource):
         split_seed: Seed = 0,
         download: bool = False,
     ) -> None:
-        self.at = Path(root).expanduser() / "domainnet"
+        self.at = user_path(root) / "domainnet"
         self.size = size
         self.fit: Fit = fit
         self.split = split

@@ -211,6 +211,11 @@ class FederatedDataModule(Checked, LightningDataModule):
         began = time.monotonic()
         pool = load_pool(self.source)
         splits = self.partition.split(pool, numpy_generator(self.partition_seed, "partition"))
+        if not isinstance(splits, ClientSplits):
+            raise ConfigurationError(
+                f"{type(self.partition).__name__}.split gives {str(splits)[:80]}; expected ClientSplits (of assign, in "
+                "its place, lists of images)"
+            )
         if len(splits.train) != self.num_clients:
             raise ConfigurationError(
                 f"{type(self.partition).__name__} has given images to {len(splits.train)} clients, and there are "

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Bits, Seed, Size
 from datamodules.decoded_cache import BESIDE, cache_folder, size_said
 from datamodules.folders import DecodedImages, decode_images
@@ -75,7 +76,7 @@ class HuggingFaceImages(OwnImages):
                 "data.source.init_args.hub is empty; name a data set of the Hub, such as ylecun/mnist, or leave it out"
             )
         if hub is not None:
-            Path(root).expanduser().mkdir(parents=True, exist_ok=True)
+            user_path(root).mkdir(parents=True, exist_ok=True)
         super().__init__(name, root, size, fit, split_seed, bits, cache)
         self.image = image
         self.what = hub or str(self.at)

@@ -1,11 +1,11 @@
 """Office-Caltech10 (Gong et al., "Geodesic Flow Kernel for Unsupervised Domain Adaptation", CVPR 2012)."""
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import Fit, list_class_folders, read_images
@@ -45,7 +45,7 @@ class OfficeCaltech10(ImageSource):
     domain_names = ("amazon", "caltech", "dslr", "webcam")
 
     def __init__(self, root: str = "data", size: Size = 224, split_seed: Seed = 0, fit: Fit = "squash") -> None:
-        self.root = Path(root).expanduser()
+        self.root = user_path(root)
         self.size = size
         self.split_seed = split_seed
         self.fit: Fit = fit

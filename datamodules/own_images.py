@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Bits, Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.decoded_cache import BESIDE
@@ -68,7 +69,7 @@ class OwnImages(ImageSource):
         cache: str | None = BESIDE,
     ) -> None:
         self.name = _own_name(name)
-        self.at = Path(root).expanduser()
+        self.at = user_path(root)
         self.size = size
         self.fit: Fit = fit
         self.split_seed = split_seed

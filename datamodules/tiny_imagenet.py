@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from datamodules.archives import fetch, unpack_folder
 from datamodules.folders import list_class_folders, read_images, without_copies
 from datamodules.source import ImagePool, ImageSource
@@ -90,7 +91,7 @@ class TinyImageNet(ImageSource):
     class_names = tuple(CLASSES.values())
 
     def __init__(self, root: str = "data", download: bool = False) -> None:
-        self.root = Path(root).expanduser()
+        self.root = user_path(root)
         self.download = download
 
     def load(self) -> ImagePool:

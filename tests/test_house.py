@@ -18,6 +18,7 @@ FLOORS = (
         "benchmark.masked",
         "benchmark.yaml_files",
         "benchmark.config_files",
+        "benchmark.paths",
         "benchmark.locks",
         "benchmark.shipped",
         "benchmark.drawing",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.seeds import derived_seed
 
 if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
@@ -75,7 +76,7 @@ def load_clip(
     elif weights == "hub":
         _load_file(model, name, _download(name, tag), resize)
     elif checkpoint_path is not None:
-        _load_file(model, name, Path(checkpoint_path).expanduser(), resize)
+        _load_file(model, name, user_path(checkpoint_path), resize)
     return model.requires_grad_(False).eval(), tokenizer
 
 

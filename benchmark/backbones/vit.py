@@ -21,6 +21,7 @@ from benchmark.backbones.vit_layers import (
 )
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.ranges import Checked, Size
 from benchmark.seeds import keyed_initialization
 
@@ -263,7 +264,10 @@ class TimmViT(PromptedViT):
                 "and only then"
             )
         if weights == "embedded" and name != "micro_vit":
-            raise ConfigurationError(f"embedded weights exist for micro_vit only, got name={name!r}")
+            raise ConfigurationError(
+                f"embedded weights exist for micro_vit only, got name={name!r}; use weights='hub' (downloaded), 'file' "
+                "with its checkpoint_path, or 'random'"
+            )
         if name == "micro_vit":
             from benchmark.backbones.micro import micro_vit_path  # importing it makes the name known to timm
 
@@ -274,7 +278,7 @@ class TimmViT(PromptedViT):
             if weights == "hub":
                 vit = _download(name, image_size)
         if checkpoint_path is not None:
-            _load_file(vit, name, Path(checkpoint_path).expanduser())
+            _load_file(vit, name, user_path(checkpoint_path))
         super().__init__(vit)
         pretrained: dict[str, Any] = vit.pretrained_cfg  # type: ignore[assignment]
         self.mean = tuple(pretrained["mean"])

@@ -11,7 +11,7 @@ from typing import Any
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.vit import PromptedViT
 from benchmark.checks import methods, partitions, sources
-from benchmark.checks.outcome import printed
+from benchmark.checks.outcome import FailedCheck, own_errors, printed
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.run.choices import NOT_GIVEN, constructor_parameters
@@ -55,8 +55,12 @@ def check(target: str, files: Sequence[Path]) -> bool:
     """
     sys.path.insert(0, os.getcwd())
     prepare_process()
-    with quiet():
-        return _check(target, files)
+    try:
+        with quiet(), own_errors():
+            return _check(target, files)
+    except FailedCheck as failed:
+        print(f"FAILED  It can be made and checked: {failed}", flush=True)
+        return False
 
 
 def _check(target: str, files: Sequence[Path]) -> bool:
@@ -122,6 +126,8 @@ def _class_of(target: str) -> type:
         found: Any = locate(target)
     except ErrorDuringImport as error:
         raise ConfigurationError(f"{target} cannot be imported: {error.value}") from error
+    except SystemExit as error:
+        raise ConfigurationError(f"{target} cannot be imported: its module calls sys.exit({error.code})") from error
     kinds = (FederatedMethod, ServerRule, Partition, ImageSource)
     if not inspect.isclass(found):
         raise ConfigurationError(

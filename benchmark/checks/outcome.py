@@ -1,12 +1,15 @@
 """What a check comes to: nothing, or what is wrong and what to do."""
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from benchmark.errors import ConfigurationError
+from benchmark.engine.mistakes import authors_line
+from benchmark.errors import ConfigurationError, causes
 
 S = TypeVar("S")
 
@@ -17,6 +20,28 @@ class FailedCheck(Exception):  # noqa: N818 (the result of a check is no error o
 
 class NotCheckedError(Exception):
     """A check that there is nothing for; the message says why."""
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Name the author's line of whatever ends otherwise than in a result of a check or in a ConfigurationError.
+
+    Raises:
+        FailedCheck: something does, ``sys.exit`` included.
+    """
+    try:
+        yield
+    except (ConfigurationError, FailedCheck, NotCheckedError):
+        raise
+    except (Exception, SystemExit) as error:
+        for each in causes(error):  # the command line's parser wraps what a constructor raises
+            frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(each.__traceback__)]
+            if (found := authors_line(frames)) is not None:
+                break
+        else:
+            each, found = error, frames[-1]
+        said = " ".join(str(each).split())
+        raise FailedCheck(f"line {found[1]} of {found[0]} ends in {type(each).__name__}: {said}") from error
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -55,7 +80,8 @@ def printed(checks: Sequence[Callable[[S], None]], subject: S) -> bool:
     for check in checks:
         title = (check.__doc__ or check.__name__).splitlines()[0].rstrip(".")
         try:
-            check(subject)
+            with own_errors():
+                check(subject)
         except NotCheckedError as reason:
             print(f"-       {title}: not checked, {reason}", flush=True)
         except (FailedCheck, ConfigurationError) as failed:

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from benchmark.checks.outcome import FailedCheck, NotCheckedError, require
-from benchmark.engine.mistakes import authors_line
+from benchmark.checks.outcome import FailedCheck, NotCheckedError, own_errors, require
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.seeds import global_states
 from datamodules.folders import SUFFIXES
 from datamodules.manifest import images_sha256
@@ -74,7 +73,7 @@ class SourceUnderCheck:
         """
         if self.arguments.get("root") is None:
             raise NotCheckedError("it takes no folder as its argument root")
-        return Path(self.arguments["root"]).expanduser()
+        return user_path(self.arguments["root"])
 
 
 def loaded(source: ImageSource) -> ImagePool:
@@ -88,24 +87,6 @@ def loaded(source: ImageSource) -> ImagePool:
         pool = source.load()
     require(isinstance(pool, ImagePool), f"load gives {type(pool).__name__}; give an ImagePool")
     return pool
-
-
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Name the author's line of whatever ends otherwise than in a ConfigurationError.
-
-    Raises:
-        FailedCheck: something does.
-    """
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-        file, line = authors_line(frames) or frames[-1]
-        said = " ".join(str(error).split())
-        raise FailedCheck(f"line {line} of {file} ends in {type(error).__name__}: {said}") from error
 
 
 def require_same(found: ImagePool, expected: ImagePool, otherwise: str) -> None:

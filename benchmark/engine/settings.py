@@ -58,6 +58,20 @@ def check_settings(settings: Any, fitting: bool) -> None:
         _check_recorded(settings)
 
 
+def check_accelerator(settings: Any) -> None:
+    """Refuse an accelerator that this machine has not, before the data are read.
+
+    Raises:
+        ConfigurationError: names it.
+    """
+    named = str(settings.accelerator).lower()
+    kinds = {"gpu": ("cuda", "mps"), "auto": ("cpu",)}.get(named, (named,))
+    if not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
+        raise ConfigurationError(
+            f"trainer.accelerator={named}: PyTorch finds none on this machine; give cpu, or auto for what there is"
+        )
+
+
 def check_precision(precision: str | int | None) -> None:
     """Refuse a precision that couples clients.
 

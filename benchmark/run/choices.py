@@ -15,6 +15,7 @@ import methods
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.server import ServerRule
+from benchmark.shipped import configurations
 from datamodules.partition import Partition
 from datamodules.source import ImageSource
 from methods import servers
@@ -26,6 +27,9 @@ CHOICES: dict[str, type] = {
     "data.source": ImageSource,
     "data.partition": Partition,
 }
+
+#: Where its files are, of those that have some.
+FOLDERS = {"model": "methods/", "data.source": "sources/", "data.partition": "partitions/"}
 
 #: What a method must know of the data, and takes from there.
 LINKED = ("num_classes", "num_clients", "class_names")
@@ -76,8 +80,19 @@ def no_such_class(given: str, hint: Any) -> str:
         by_letters = {name.lower(): name for name in names}
         like = get_close_matches(given.rpartition(".")[2].lower(), by_letters)
         said += f" (did you mean {' or '.join(by_letters[name] for name in like)}?)" if like else ""
+        said += _file_of_name(given, hint)
     listed = f"one of {', '.join(names)}, or " if chosen else ""
     return f"{said}; expected {listed}the dotted path of a class{' of your own' if chosen else ''}"
+
+
+def _file_of_name(given: str, hint: Any) -> str:
+    """The configuration that has the name of a class that there is not, and how it is given."""
+    folder = FOLDERS.get(next((place for place, base in CHOICES.items() if base is hint), ""))
+    letters = given.lower().replace("_", "")
+    names = (name for name in configurations() if folder and name.startswith(folder))
+    found = next((name for name in names if name.removeprefix(folder or "").replace("_", "") == letters), None)
+    option = "--config" if folder == "methods/" else "--data"
+    return "" if found is None else f", but the file {found}: {option}={found}"
 
 
 def _names(base: type) -> dict[str, type]:
@@ -112,8 +127,8 @@ def check_classes(config: Namespace) -> None:
     """Refuse what only shows when a configuration is whole.
 
     Raises:
-        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, or none
-            where a class has no default.
+        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, none
+            where a class has no default, or one that nothing checks.
     """
     for place, base in CHOICES.items():
         if place in config and is_base(config[place].class_path):
@@ -121,7 +136,34 @@ def check_classes(config: Namespace) -> None:
     for name in LINKED:
         if config.model.get("init_args", Namespace()).get(name) is not None:
             raise ConfigurationError(f"model.init_args.{name} comes from the data and is not given; leave it out")
-    _check_given(config.as_dict(), "")
+    plain = config.as_dict()
+    _check_given(plain, "")
+    for place in ("model", "server", "data"):
+        _check_annotated(plain.get(place), place)
+
+
+def _check_annotated(value: Any, place: str) -> None:
+    """Refuse what is given to an argument without a type: any text would do."""
+    if not isinstance(value, dict):
+        return
+    named: Any = locate(value["class_path"]) if isinstance(value.get("class_path"), str) else None
+    given = value.get("init_args") or {}
+    for parameter in constructor_parameters(named) if inspect.isclass(named) else ():
+        bare = parameter.annotation is inspect.Parameter.empty and parameter.name in given
+        option = f"{place}.init_args.{parameter.name}"
+        default = None if parameter.default is inspect.Parameter.empty else parameter.default
+        if bare and given[parameter.name] != default and option not in LINKED_OPTIONS:
+            raise ConfigurationError(f"{option}: {no_type(named.__name__, parameter.name)}")
+    for name, entry in value.items():
+        _check_annotated(entry, f"{place}.{name}")
+
+
+def no_type(of: str, name: str) -> str:
+    """Why an argument of a class is given no value, and what its author does about it."""
+    return (
+        f"{of} gives its argument {name} no type, so that nothing checks its value; write one there, such as "
+        f"{name}: float (every argument has an annotation)"
+    )
 
 
 def _check_given(value: Any, place: str) -> None:

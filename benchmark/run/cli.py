@@ -21,10 +21,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
-from benchmark.engine.settings import RANKS, check_settings, check_strategy, several_devices
+from benchmark.engine.settings import RANKS, check_accelerator, check_settings, check_strategy, several_devices
 from benchmark.errors import ConfigurationError, causes
 from benchmark.files import write_text
 from benchmark.method import FederatedMethod
+from benchmark.paths import check_present_folder, user_path
 from benchmark.ranges import Seed
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
@@ -41,9 +42,10 @@ from benchmark.run.choices import LINKED, check_classes, choices_asked_for
 from benchmark.run.command import PROGRAM
 from benchmark.run.device_errors import of_device
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
+from benchmark.run.given_files import with_files_read
 from benchmark.run.loggers import configured, place, take_back
 from benchmark.run.overview import PARSERS
-from benchmark.run.parser import RETIRED, FederatedParser, with_files_read
+from benchmark.run.parser import RETIRED, FederatedParser, with_strategy
 from benchmark.run.phases import phases_printed, quiet
 from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
@@ -52,6 +54,7 @@ from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
 from benchmark.run.strategy import RanksStrategy, are_connected, check_first, check_started, is_first_process
+from benchmark.run.terminal import outliving_readers
 from benchmark.server import ServerRule
 from benchmark.shipped import version
 from datamodules.federated import FederatedDataModule
@@ -119,7 +122,7 @@ class FederatedCLI(LightningCLI):
                 parser_class=FederatedParser,
                 parser_kwargs=PARSERS | {"version": version()},
                 auto_configure_optimizers=False,
-                args=given if isinstance(given, dict) else with_files_read(given),
+                args=given if isinstance(given, dict) else with_files_read(with_strategy(given)),
                 run=run,
             )
 
@@ -186,8 +189,9 @@ class FederatedCLI(LightningCLI):
         check_started(several_devices(config.trainer))
         if self.subcommand is not None:
             check_first(several_devices(config.trainer))
+            check_accelerator(config.trainer)
         if config.run_dir:
-            config.run_dir = str(Path(config.run_dir).expanduser())  # once: some libraries do so, others do not
+            config.run_dir = str(user_path(config.run_dir))  # once: some libraries do so, others do not
         if self.subcommand is not None:
             config.ckpt_path = _checkpoint_of(config, str(self.subcommand))
         if config.run_dir == "":
@@ -211,6 +215,19 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit" and is_first_process():
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
             print(f"run directory: {self.run_dir}", flush=True)
+
+    def instantiate_classes(self) -> None:
+        """Make method, data and Trainer.
+
+        Raises:
+            ConfigurationError: a constructor ends the program.
+        """
+        try:
+            super().instantiate_classes()
+        except SystemExit as error:
+            raise ConfigurationError(
+                f"a constructor of the run's classes calls sys.exit({error.code}); raise an exception there instead"
+            ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """A Trainer with the recorder, the checkpoint of the last round and the progress display.
@@ -340,7 +357,7 @@ def _checkpoint_of(config: Any, subcommand: str) -> str | None:
     Raises:
         ConfigurationError: the last one of no directory, or one of Lightning's other words for a checkpoint.
     """
-    given: str | None = config.ckpt_path
+    given: str | None = None if config.ckpt_path is None else str(user_path(config.ckpt_path))
     if given in ("best", "hpc") or str(given).startswith("registry"):
         raise ConfigurationError(f"--ckpt_path={given}: a run keeps its last round; give last, or a checkpoint's file")
     if given == "last" and config.run_dir is None:
@@ -380,8 +397,10 @@ def prepare_process() -> None:
 def main(args: list[str] | None = None) -> None:
     """Entry point: one line and exit status 2 for bad input, 128 + n for signal n, 124 where the time was up."""
     prepare_process()
-    with termination_as_interrupt(signal.SIGINT), phases_printed() if is_first_process() else quiet():
+    telling = phases_printed() if is_first_process() else quiet()
+    with outliving_readers(), termination_as_interrupt(signal.SIGINT), telling:
         try:
+            check_present_folder()
             FederatedCLI(with_config_of_run(sys.argv[1:] if args is None else args))
         except StoppedError as stopped:
             end_process(str(stopped), stopped.code)

@@ -1,4 +1,4 @@
-"""What a GPU's own errors mean for a run, in one line."""
+"""What a GPU's own errors, and those of full memory, mean for a run, in one line."""
 
 import re
 import traceback
@@ -20,6 +20,13 @@ def of_device(error: BaseException | None) -> ConfigurationError | None:
                 f"the GPU's memory is full{more}; step fewer clients together (--data.cohort_width), or take smaller "
                 "mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); a run's finished rounds are "
                 "kept, and benchmark resume goes on from there"
+            )
+        if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and "can't allocate memory" in said):
+            tried = re.search(r"allocate (\d+) bytes", said)
+            more = "" if tried is None else f", {int(tried[1]) / 1e9:,.1f} GB more were asked for"
+            return ConfigurationError(
+                f"the machine's memory is full{more}; take smaller images (--data.source.init_args.size), step fewer "
+                "clients together (--data.cohort_width), or keep no features (--data.cache_features=false)"
             )
         operation = re.match(r"(\S+) does not have a deterministic implementation", said)
         if isinstance(each, RuntimeError) and operation:

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.records.stored_run import stored_run
 from benchmark.run.reload import configured_data, data_of_run
@@ -43,7 +44,7 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
             f"the manifest would be written to {beside}, over another file or into a finished run's folder; give the "
             "picture another name"
         )
-    paths = [configuration(name) or Path(name) for name in what]
+    paths = [configuration(name) or user_path(name) for name in what]
     of_runs = [_is_of_a_run(path) for path in paths]
     if any(of_runs):
         options = [f"--{'config' if whole else 'data'}={path}" for path, whole in zip(paths, of_runs, strict=True)]

@@ -25,6 +25,7 @@ from benchmark.engine.trainer_callbacks import given_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod
+from benchmark.paths import user_path
 from benchmark.records.metrics_table import as_read
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
@@ -264,7 +265,7 @@ def _fit_files(
     if run_dir is None:
         cli = FederatedCLI(arguments, run=False)
         return _run(cli.trainer, cli.model, cli.datamodule, cli.recorder)
-    folder = Path(run_dir).expanduser()
+    folder = user_path(run_dir)
     before = _wandb_run()
     try:
         cli = FederatedCLI(["fit", *arguments, f"--run_dir={folder}"])

@@ -13,8 +13,32 @@ COMMANDS = {
     "test": "score what a run has learned on every client's test images",
 }
 
+#: Options of a command, and what the dotted names of others begin with.
+GROUPS = (
+    "config", "data", "help", "model", "print_config", "run_dir", "seed_everything", "server", "trainer", "tuning",
+    "ckpt_path", "verbose", "print_shtab", "optimizer", "lr_scheduler", "weights_only",
+)  # fmt: skip
+
+#: What other programs call an option.
+OTHER_WORDS = {
+    "rounds": "trainer.max_epochs",
+    "num_rounds": "trainer.max_epochs",
+    "global_rounds": "trainer.max_epochs",
+    "epochs": "trainer.max_epochs (rounds) or model.init_args.training.epochs (of a client in a round)",
+    "local_epochs": "model.init_args.training.epochs",
+    "lr": "model.init_args.training.lr",
+    "learning_rate": "model.init_args.training.lr",
+    "seed": "seed_everything",
+    "dataset": "data.source",
+    "method": "model",
+    "algorithm": "model",
+    "output": "run_dir",
+    "output_dir": "run_dir",
+}
+
 OPTIONS = (
-    "Options can stand in files, as --config FILE or by a name that `benchmark configs` lists; later ones win. "
+    "Options can stand in files, as --config FILE or by a name that `benchmark configs` lists; later files win, and "
+    "options win over files. "
     "Classes to choose from: --model.help, --data.source.help, --data.partition.help, --server.help; what one takes: "
     "--model.help FedVPT."
 )

@@ -1,7 +1,6 @@
 """What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
 
 import enum
-import os
 import re
 from argparse import Action, ArgumentError
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
-from benchmark.config_files import read_layers
 from benchmark.engine.settings import RANKS_CLASSES
 from benchmark.errors import ConfigurationError, causes
 from benchmark.ranges import expected
@@ -27,9 +25,11 @@ from benchmark.run.choices import (
     NOT_GIVEN,
     is_base,
     no_such_class,
+    no_type,
 )
-from benchmark.shipped import configuration, no_such_configuration
-from benchmark.yaml_files import check_yaml, read_mapping
+from benchmark.run.given_files import check_file
+from benchmark.run.overview import COMMANDS
+from benchmark.yaml_files import check_yaml
 
 #: Options of earlier versions, which the configurations of their runs hold as null.
 RETIRED = ("optimizer", "lr_scheduler", "weights_only")
@@ -109,11 +109,15 @@ class FederatedParser(LightningArgumentParser):
         if foreign and commands:
             return _RefusedError([foreign[2]], known=commands[foreign[1]]._known())
         if message.startswith(REQUIRED):
-            return _RefusedError(message.removeprefix(REQUIRED).split(", "), NOT_GIVEN)
+            missing = message.removeprefix(REQUIRED).split(", ")
+            return _RefusedError([re.sub(f"^({'|'.join(COMMANDS)})\\.", "", name) for name in missing], NOT_GIVEN)
         found = re.match(r'Parser key "([\w.]+)"|--([\w.]+)\.help: ', message)
         key = (found[1] or found[2]) if found else ""
         if key in RETIRED:
             return _RefusedError([key], known=self._known())
+        untyped = re.search(r"Parameter '(\w+)' from '(?:[\w.]+\.)?(\w+)\.__init__' does not specify a type", message)
+        if untyped:
+            return _RefusedError([key], no_type(untyped[2], untyped[1]))
         name = re.search(r"Problem with given class_path '(.+?)'|Expected a dot import path string: (\S+)", message)
         hint = next((getattr(action, "_typehint", None) for action in self._actions if action.dest == key), None)
         if name and key in CHOICES and (name[2] or is_base(name[1])):
@@ -186,6 +190,9 @@ def _first_unknown(given: str, known: Sequence[str]) -> str:
 
 def _instead(given: str, known: Sequence[str]) -> str:
     """What to write in place of an option that does not exist: those like it, else all that stand there."""
+    for other, takes, suite in (("backbone", "clip", "digits_clip"), ("clip", "backbone", "digits")):
+        if given == f"model.init_args.{other}" and f"model.init_args.{takes}" in known:
+            return f"the method takes model.init_args.{takes}: take a suite for it, such as --config suites/{suite}"
     place, found, name = given.rpartition("init_args.")
     if found and not any(option.startswith(place + found) for option in known):  # it takes no class
         there = {place + option.removeprefix(place).partition(".")[0] for option in known if option.startswith(place)}
@@ -209,89 +216,6 @@ def with_strategy(arguments: Sequence[str]) -> list[str]:
     if not places or not arguments[places[0]].startswith("--trainer.strategy."):
         return [*arguments]
     return [*arguments[: places[0]], f"--trainer.strategy={RANKS_CLASSES[0]}", *arguments[places[0] :]]
-
-
-def with_files_read(arguments: Sequence[str]) -> list[str]:
-    """A command line with what its configuration files give together in place of those that take others to be whole.
-
-    Raises:
-        ConfigurationError: a file that it names is no configuration, or only part of one.
-    """
-    kept: list[str | int] = []  # a number where a configuration file stands
-    paths: list[Path] = []
-    given = iter(with_strategy(arguments))
-    for argument in given:
-        name, equals, value = argument.partition("=")
-        if name not in ("-c", "--config", "--data", "--trainer"):
-            kept.append(argument)
-            continue
-        value = value if equals else next(given, "")
-        group = name.removeprefix("--") if name in ("--data", "--trainer") else ""
-        path = configuration(value)
-        if any(sign in value for sign in ("{", "\n", ": ")):  # a text in place of a file
-            kept += [argument] if equals else [argument, value]
-        elif path is None and not os.path.exists(value) and not value.endswith((".yaml", ".yml")):
-            raise ConfigurationError(no_such_configuration(value))
-        elif group:
-            check_file(path or Path(value), group)
-            kept.append(f"{name}={path}")
-        else:
-            kept.append(len(paths))
-            paths.append(path or Path(value))
-    layers: dict[int, list[str]] = {at: [] for at in range(len(paths))}
-    found = read_layers(paths)
-    bare = next((layer for layer in found if "model" in layer.given), None)
-    if bare and not bare.names_class:
-        before = [entry.partition("=")[0] for entry in kept[: kept.index(bare.at)] if isinstance(entry, str)]
-        if not {"--model", "--model.class_path", "--config", "-c"} & set(before):  # a text in place of a file may, too
-            raise ConfigurationError(
-                f"{bare.path} gives settings of a method, and no file says which; "
-                "add --config configs/methods/<name>.yaml, or give --model before it"
-            )
-    for layer in found:
-        _check_entries(layer.composed, "", layer.path, ())
-        text = str(layer.path) if layer.composed is None else yaml.safe_dump(layer.composed)
-        layers[layer.at].append(f"--config={text}")
-    return [part for entry in kept for part in (layers[entry] if isinstance(entry, int) else [entry])]
-
-
-def check_file(path: Path, place: str = "", inside: tuple[Path, ...] = ()) -> None:
-    """Refuse a file that is no configuration, by its name, and so the files that it names.
-
-    Args:
-        path: of a YAML file.
-        place: the option whose value it holds, such as ``data``; empty for a whole configuration.
-        inside: the files that name this one.
-
-    Raises:
-        ConfigurationError: it cannot be read as a mapping (see :func:`read_mapping`), contains itself, or gives what is
-            no name as the name of a class.
-    """
-    if path.resolve() in inside:
-        raise ConfigurationError(f"{path} contains itself")
-    _check_entries(read_mapping(path), place, path, (*inside, path.resolve()))
-
-
-def _check_entries(value: Any, place: str, path: Path, inside: tuple[Path, ...]) -> None:
-    if isinstance(value, list):
-        for entry in value:
-            _check_entries(entry, place, path, inside)
-    if isinstance(value, str) and _is_file(value, place, path):
-        check_file(path.parent / value, place, inside)
-    if not isinstance(value, dict):
-        return
-    for key, entry in value.items():
-        option = f"{place}.{key}" if place else str(key)
-        if key == "class_path" and not isinstance(entry, str):
-            raise ConfigurationError(f"{path}: {option}: expected the name of a class, got {str(entry)[:80]}")
-        if option == "data.seed":
-            raise ConfigurationError(f"{path}: data.seed comes from seed_everything; give that in its place")
-        _check_entries(entry, option, path, inside)
-
-
-def _is_file(value: str, place: str, path: Path) -> bool:
-    """Whether a text is the name of a configuration file, seen from the file in which it stands."""
-    return place in ("data", "trainer") or (value.endswith((".yaml", ".yml")) and (path.parent / value).is_file())
 
 
 _load = get_loader("yaml")

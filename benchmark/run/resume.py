@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.records.record_file import is_finished
 from benchmark.run.run_directory import last_checkpoint
 
@@ -27,7 +28,7 @@ def with_config_of_run(arguments: list[str]) -> list[str]:
     """``test --run_dir=RUN_DIR`` takes the configuration of that run, where none is given."""
     given = _named(arguments)
     if arguments[:1] in (["validate"], ["test"]) and given.run_dir and given.config is None:
-        return [arguments[0], f"--config={config_of(Path(given.run_dir).expanduser())}", *arguments[1:]]
+        return [arguments[0], f"--config={config_of(user_path(given.run_dir))}", *arguments[1:]]
     return arguments
 
 
@@ -58,7 +59,7 @@ def fit_again(run_dir: Path, options: Sequence[str]) -> list[str]:
 def run_dir_of_fit(arguments: Sequence[str]) -> Path | None:
     """The run directory that a command line of ``fit`` names; None where it names none."""
     given = _named(arguments).run_dir
-    return Path(given).expanduser() if list(arguments[:1]) == ["fit"] and given else None
+    return user_path(given) if list(arguments[:1]) == ["fit"] and given else None
 
 
 def what_is_kept(run_dir: Path | None, arguments: Sequence[str], rounds_of: Callable[[Path], int] | None = None) -> str:

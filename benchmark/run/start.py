@@ -1,4 +1,4 @@
-"""Entry point of ``lightning-cli``: one line for a signal that comes in the seconds in which libraries are imported."""
+"""Entry point of ``lightning-cli``: what can be said before libraries are imported, and a signal in those seconds."""
 
 import gc
 import os
@@ -7,13 +7,19 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from benchmark.errors import ConfigurationError
+from benchmark.paths import check_present_folder
+from benchmark.run.given_files import with_files_read
 from benchmark.run.overview import overview
-from benchmark.run.resume import run_dir_of_fit, what_is_kept
+from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
 from benchmark.run.run_directory import last_checkpoint
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Import the program and run it; a signal before it runs ends in one line, with what an earlier command has kept.
+    """Import the program and run it.
+
+    A signal before it runs ends in one line, with what an earlier command has kept; so do files and options that are
+    wrong, as far as that can be seen without the libraries.
 
     Args:
         arguments: of ``lightning-cli``, in place of those of the process.
@@ -21,7 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     if given in ([], ["-h"], ["--help"], ["--version"]):
         overview().parse_args(given)
-    run_dir = run_dir_of_fit(given)
+    try:
+        check_present_folder()
+        with_files_read(with_config_of_run(given))
+        run_dir = run_dir_of_fit(given)
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     kept = "" if run_dir is None or not last_checkpoint(run_dir).is_file() else f": {what_is_kept(run_dir, given)}"
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -61,6 +61,7 @@ from pydantic import ConfigDict, with_config
 
 from benchmark.cells.given_options import check_override
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.records.record import METRICS
 from benchmark.shipped import shipped
 from benchmark.yaml_files import as_declared, read_mapping
@@ -189,7 +190,7 @@ def load_table(name: str) -> Table:
     Raises:
         ConfigurationError: no such table, an unknown or missing key, a value of the wrong type.
     """
-    path = shipped(name if name.endswith((".yaml", ".yml")) else f"configs/tables/{name}.yaml")
+    path = shipped(user_path(name if name.endswith((".yaml", ".yml")) else f"configs/tables/{name}.yaml"))
     if not path.is_file():
         known = sorted(entry.stem for entry in shipped("configs/tables").glob("*.yaml"))
         raise ConfigurationError(f"there is no table {path}; tables here: {', '.join(known)}")

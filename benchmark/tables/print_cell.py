@@ -6,6 +6,7 @@ import yaml
 
 from benchmark.cells.identity import cell_command
 from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
 from benchmark.run.command import resolved
 from benchmark.tables.cells import make_cell
 from benchmark.tables.layout import load_table, preset_of, rows_of
@@ -38,7 +39,7 @@ def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: st
     if len(alike := [entry.name for entry in chosen.data if entry.label == data]) > 1 and data not in alike:
         raise ConfigurationError(f"{where} has several data groups {data!r}; say which: {', '.join(alike)}")
     cell = make_cell(rows[row], preset, chosen, groups[data], chosen.seeds[0])
-    folder = None if data_dir is None else Path(data_dir).expanduser()
+    folder = None if data_dir is None else user_path(data_dir)
     arguments = cell_command(cell, Path("runs") / cell.name, folder or Path("{data_dir}"), ())[1:]
     options = {key: value for key, value in resolved(arguments).items() if key not in ("run_dir", "ckpt_path")}
     heading = f"# {table.title}: {rows[row].label} on {groups[data].label}, preset {preset}.\n"

@@ -11,6 +11,7 @@ from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
 from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_text
+from benchmark.paths import user_path
 from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
@@ -125,7 +126,7 @@ def data_folder(data_dir: str | Path | None, cells: Iterable[Cell], where: str) 
     Raises:
         ConfigurationError: it is no folder, or none is given and a cell needs one.
     """
-    folder = None if data_dir is None else Path(data_dir).expanduser()
+    folder = None if data_dir is None else user_path(data_dir)
     if folder is None and any("{data_dir}" in entry for cell in cells for entry in cell.overrides):
         raise ConfigurationError(f"{where} reads data sets: give their folder with --data_dir or DATA_DIR")
     if folder is not None and not folder.is_dir():

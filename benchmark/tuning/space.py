@@ -37,7 +37,7 @@ class Choice:
 
     def argument(self, position: int) -> str:
         """What gives a run the value at a position."""
-        return f"--{self.option}={json.dumps(self.values[position])}"
+        return f"--{self.option}={json.dumps(self.values[position], default=str)}"  # YAML knows dates
 
 
 def read_space(configs: Sequence[str], row: str) -> dict[str, list[Any]]:

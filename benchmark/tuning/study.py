@@ -5,7 +5,6 @@ the same however many studies go on at once, and after a kill at any moment. The
 values were tried and what they came to, the runs hold everything else.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from benchmark.records.source_code import changed_files
 from benchmark.records.summary import LOWER_IS_BETTER, average_by_round
 from benchmark.records.words import metric_number
 from benchmark.seeds import derived_seed
+from benchmark.tuning.study_file import ENDED, open_study, optuna_library, score_of, told
 from benchmark.tuning.task import Task, Trial
 
 #: Trials drawn at random, the row's own values among them, before earlier ones guide what is drawn.
@@ -44,11 +44,12 @@ class Study:
             stays, with another ending.
 
     Raises:
-        ConfigurationError: Optuna is missing, another process has the study, or it is one of another search space.
+        ConfigurationError: Optuna is missing, another process has the study, or its file is refused
+            (:func:`benchmark.tuning.study_file.open_study`).
     """
 
     def __init__(self, task: Task, folder: Path, runs_dir: Path, present_code: bool = False) -> None:
-        _optuna()
+        optuna_library()
         self.task = task
         self.runs_dir = runs_dir
         self.error = ""
@@ -58,15 +59,17 @@ class Study:
         if not self.lock.acquire():
             raise ConfigurationError(f"the study {task.name} is being tuned by {holder}; wait for it to end")
         self.lock.write("held")
-        self._load()
-        self._check_facts()
-        if present_code and any(changed_files(record.code or {}) for record in self.records):
-            self.storage.engine.dispose()
-            self.file.rename(self.file.with_suffix(f".{time.time_ns()}"))
+        try:
             self._load()
-            self._check_facts()
-        if not self.optuna.trials:
-            self.optuna.enqueue_trial({choice.option: choice.own for choice in task.choices})
+            if present_code and any(changed_files(record.code or {}) for record in self.records):
+                self.storage.engine.dispose()
+                self.file.rename(self.file.with_suffix(f".{time.time_ns()}"))
+                self._load()
+            if not self.optuna.trials:
+                self.optuna.enqueue_trial({choice.option: choice.own for choice in task.choices})
+        except BaseException:
+            self.lock.release()
+            raise
         self.trial: Any = None  # of Optuna
         self.cell: Cell | None = None
         self.run_dir = runs_dir  # of the present trial
@@ -74,29 +77,9 @@ class Study:
         self.seen = 0  # evaluations of the present trial that were looked at
 
     def _load(self) -> None:
-        optuna = _optuna()
-        self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
-        self.optuna = optuna.create_study(
-            storage=self.storage,
-            study_name=self.task.name,
-            direction="minimize" if self.task.metric in LOWER_IS_BETTER else "maximize",
-            pruner=optuna.pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=max(1, self.task.rounds // 3)),
-            load_if_exists=True,
-        )
-
-    def _check_facts(self) -> None:
-        facts = self.task.facts
-        before = self.optuna.user_attrs.get("tuned", facts)
-        if before != facts:
-            changed = [name for name in facts if before.get(name) != facts[name]]
-            self.close()
-            raise ConfigurationError(
-                f"the study {self.file} has another {' and '.join(changed)}: "
-                f"{str({name: before.get(name) for name in changed})[:200]} there, "
-                f"{str({name: facts[name] for name in changed})[:200]} here; remove the file to tune anew (runs that "
-                "are there are not run again)"
-            )
-        self.optuna.set_user_attr("tuned", facts)
+        warmup = max(1, self.task.rounds // 3)
+        pruner = optuna_library().pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=warmup)
+        self.storage, self.optuna = open_study(self.file, self.task, self.runs_dir, pruner)
 
     def close(self) -> None:
         """Let go of the study."""
@@ -113,7 +96,7 @@ class Study:
 
         Each value is drawn with a sampler of its own, so that a trial can be begun, killed and begun again.
         """
-        optuna = _optuna()
+        optuna = optuna_library()
         if self.done:
             self.trial = self.cell = None
             return None
@@ -137,7 +120,7 @@ class Study:
 
     def _seed(self, trial: int, drawn: str) -> None:
         seed = derived_seed(self.task.cell.seed, "tuning", trial, drawn) % 2**32
-        self.optuna.sampler = _optuna().samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=seed)
+        self.optuna.sampler = optuna_library().samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=seed)
 
     def watch(self) -> int:
         """:meth:`pruned_after`, of a run that goes on: cheap as long as it has evaluated nothing new."""
@@ -184,7 +167,7 @@ class Study:
 
     def settle(self, outcome: Outcome, seconds: float) -> None:
         """Note how the present trial's run has ended; :attr:`error` says where no trial can be made of it."""
-        states = _optuna().trial.TrialState
+        states = optuna_library().trial.TrialState
         assert self.cell is not None
         diverged = outcome.run_dir is None and DIVERGED in outcome.error
         if outcome.run_dir is None and not outcome.ended_early and not diverged:
@@ -205,7 +188,7 @@ class Study:
                 return
             self.optuna.set_user_attr("images", images)
             seconds = record.seconds["total"]
-            score = record.summary[self.task.point]["val"][self.task.metric]["last"]["average"]
+            score = score_of(record, self.task)
         self.trial.set_user_attr("run", self.cell.name)
         self.trial.set_user_attr("seconds", seconds)
         if pruned:
@@ -218,12 +201,11 @@ class Study:
     @property
     def trials(self) -> list[Trial]:
         """Those that have ended, of the first as many as are asked for."""
-        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "diverged"}
         ended = [trial for trial in self.optuna.trials if trial.state.is_finished()]
         return [
             Trial(
                 trial.number,
-                names[trial.state.name],
+                ENDED[trial.state.name],
                 self.task.values(trial.params),
                 self.task.rounds if trial.state.name == "COMPLETE" else max(trial.intermediate_values, default=0),
                 trial.user_attrs["seconds"],
@@ -276,31 +258,26 @@ class Studies:
 
     def after(self, cell: Cell, outcome: Outcome, seconds: float) -> list[Cell]:
         """Tell the studies, print what the trial has come to, and give their next trials."""
-        found = self._at(cell)
-        for study in found:
-            study.settle(outcome, seconds)
-            if not study.error:
-                print(f"  {study.last_line()}", flush=True)
-        following = [study.next() for study in found if not study.error]
+        following = [_next(study, outcome, seconds) for study in self._at(cell)]
         return [cell for cell in following if cell is not None]
 
     def _at(self, cell: Cell) -> list[Study]:
         return [s for s in self.studies if s.cell is not None and s.cell.name == cell.name and not s.error]
 
 
+def _next(study: Study, outcome: Outcome, seconds: float) -> Cell | None:
+    """Tell a study how its trial has ended, and print it; its next one, if there is one and its file can be used."""
+    try:
+        with told(study.file):
+            study.settle(outcome, seconds)
+            if study.error:
+                return None
+            print(f"  {study.last_line()}", flush=True)
+            return study.next()
+    except ConfigurationError as error:
+        study.error = str(error)
+        return None
+
+
 def _last(values: dict[int, float]) -> float | None:
     return values[max(values)] if values else None
-
-
-def _optuna() -> Any:
-    """Optuna, without its remarks.
-
-    Raises:
-        ConfigurationError: it is missing.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigurationError("tuning needs Optuna: pip install 'federated-prompt-benchmark[tune]'") from error
-    optuna.logging.set_verbosity(logging.ERROR)
-    return optuna

@@ -106,6 +106,8 @@ def tune_table(
             f"rows of {where} train for {' and '.join(map(str, asked))} rounds; give --rounds, so that trials of all "
             "rows have the same number"
         )
+    for task in tasks.values():
+        _check_values(task, folder)
     stem = f"{Path(name).stem}_{preset}"
     make_folder(results / "tables")
     every_trial = make_folder(results / "tuning") / f"{stem}.csv"
@@ -178,6 +180,32 @@ def _task(
         last,
         trials,
     )
+
+
+def _check_values(task: Task, data_dir: Path | None) -> None:
+    """Refuse a value of a search space that its run would refuse.
+
+    All values are given on one command line, whose options are checked one by one; only a refusal is looked for.
+
+    Raises:
+        ConfigurationError: names row, option and value.
+    """
+    command = cell_command(task.cell, Path(), data_dir, ())[1:]
+    given = [choice.argument(at) for choice in task.choices for at in range(len(choice.values))]
+    try:
+        resolved([*command, *given])
+        return
+    except ConfigurationError as error:
+        refused = error
+    for argument in given:
+        try:
+            resolved([*command, argument])
+        except ConfigurationError as error:
+            option, _, value = argument.removeprefix("--").partition("=")
+            raise ConfigurationError(
+                f"row {task.row}: search: {option}: the value {value} is refused ({error})"
+            ) from error
+    raise refused
 
 
 def _open(tasks: dict[str, Task], work: Work) -> dict[str, Study]:

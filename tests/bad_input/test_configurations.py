@@ -203,10 +203,10 @@ def test_a_file_that_is_no_configuration_is_named(case: str, capsys: pytest.Capt
 
 def test_a_suite_alone_asks_for_a_method(capsys: pytest.CaptureFixture[str]) -> None:
     suite = ROOT / "configs" / "suites" / "digits.yaml"
-    line = refused(capsys, main, ["fit", f"--config={suite}", "--run_dir=run", "--model=FedProx"])
+    line = refused(capsys, main, ["fit", f"--config={suite}", "--run_dir=run"])
     assert line == (
         f"error: {suite} gives settings of a method, and no file says which; "
-        "add --config configs/methods/<name>.yaml, or give --model before it"
+        "add --config configs/methods/<name>.yaml, or give --model"
     )
 
 

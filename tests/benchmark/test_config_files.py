@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from refusal import refused
 
 import methods
 from benchmark.commands import main as benchmark_main
-from benchmark.config_files import read_layers
+from benchmark.config_files import read_content, read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.run.cli import main
+from benchmark.run.given_files import with_files_read
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted(CONFIGS.glob("methods/*.yaml"))}
@@ -97,6 +100,19 @@ def test_either_order_resolves_to_the_same_and_options_win_over_both() -> None:
     assert not {"base", "method", "per_method"} & set(first)
     between = resolved(f"--config={suite}", "--model.init_args.training.lr=0.5", f"--config={prox}")
     assert between["model"]["init_args"]["training"] == first["model"]["init_args"]["training"] | {"lr": 0.5}
+
+
+def test_an_option_before_a_file_wins_as_one_after_it() -> None:
+    run, options = (
+        f"--config={RUNS[0].with_stem('fedprox_digits')}",
+        ["--trainer.max_epochs=3", "--model.training.lr=0.5"],
+    )
+    before, after = resolved(*options, run), resolved(run, *options)
+    assert before == after
+    assert (before["trainer"]["max_epochs"], before["model"]["init_args"]["training"]["lr"]) == (3, 0.5)
+    other = resolved("--model=FedAvg", run)
+    assert other == resolved(run, "--model=FedAvg")
+    assert other["model"]["class_path"] == "methods.FedAvg"
 
 
 def test_a_scale_changes_a_suite_that_stands_before_it() -> None:
@@ -209,6 +225,86 @@ def test_files_that_cannot_be_put_together_are_refused_in_one_line(folder: Path,
         read_layers([Path("bad.yaml")])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def _chain(key: str, number: int) -> None:
+    """A file ``l0.yaml`` that names another one, and so on."""
+    for n in range(number):
+        Path(f"l{n}.yaml").write_text(f"{key}: l{n + 1}.yaml\n" if key == "x" else f"{key}: [l{n + 1}.yaml]\n")
+    Path(f"l{number}.yaml").write_text("run_dir: x\n")
+
+
+def _fan(key: str) -> None:
+    """Eight files, each of which names the next one ten times."""
+    for n in range(8):
+        Path(f"l{n}.yaml").write_text(f"{key}: [{', '.join([f'l{n + 1}.yaml'] * 10)}]\n")
+    Path("l8.yaml").write_text("run_dir: x\n")
+
+
+BOMBS = {
+    "a chain of bases": (lambda: _chain("base", 2000), "is named by a file that another one names, and so on 40 times"),
+    "a chain of inclusions": (lambda: _chain("x", 2000), "is named by a file that another one names, and so on 40 t"),
+    "bases ten times each": (lambda: _fan("base"), "is named after 1,000 files of one configuration; name fewer"),
+    "inclusions ten times each": (lambda: _fan("x"), "is named after 1,000 files of one configuration; name fewer"),
+    "much in a file that is named often": (
+        lambda: [
+            Path("l0.yaml").write_text(f"x: [{', '.join(['l1.yaml'] * 900)}]\n"),
+            Path("l1.yaml").write_text(f"y: [{', '.join(['1'] * 900)}]\n"),
+        ],
+        "the files of one configuration hold more than 20,000 values",
+    ),
+    "a million keys": (
+        lambda: Path("l0.yaml").write_text("".join(f"key{n}: 1\n" for n in range(1_000_000))),
+        "has more than 1,048,576 bytes; expected a YAML file that one wrote",
+    ),
+    "many keys": (
+        lambda: Path("l0.yaml").write_text("".join(f"k{n}: 1\n" for n in range(60_000))),
+        "more than 50,000 values; expected a file that one wrote",
+    ),
+    "a base that is a FIFO": (
+        lambda: [os.mkfifo("l1.yaml"), Path("l0.yaml").write_text("base: [l1.yaml]\n")],
+        "l1.yaml cannot be read: it is no regular file",
+    ),
+    "a base in a loop of links": (
+        lambda: [os.symlink("l1.yaml", "l1.yaml"), Path("l0.yaml").write_text("base: [l1.yaml]\n")],
+        "l1.yaml cannot be read: Too many levels of symbolic links",
+    ),
+    "a base with a NUL": (
+        lambda: Path("l0.yaml").write_text('base: ["a\\0b"]\n'),
+        "cannot be read: embedded null byte",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["--config=l0.yaml", "--data=l0.yaml"])
+@pytest.mark.parametrize("case", BOMBS)
+def test_files_that_name_too_much_are_refused_soon(case: str, command: str, folder: Path) -> None:
+    made, words = BOMBS[case]
+    made()
+    if command.startswith("--data") and "bas" in case:
+        pytest.skip("the files of data stand on no others")
+    began = time.process_time()
+    with pytest.raises(ConfigurationError) as caught:
+        with_files_read(["fit", command, "--model=FedVPT", "--data.batch_size=1"])
+    assert time.process_time() - began < 2
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_inclusions_of_what_makes_a_cell_are_bounded_alike(folder: Path) -> None:
+    for made, words in (
+        (lambda: _chain("x", 2000), "is named by a file that another one names, and so on 40 times"),
+        (
+            lambda: [Path(f"l{n}.yaml").write_text("x: " + "[" * 30 + f"l{n + 1}.yaml" + "]" * 30) for n in range(3)],
+            "more than 40 mappings and lists inside each other, with its files",
+        ),
+        (lambda: _fan("x"), "is named after 1,000 files of one configuration"),
+        (BOMBS["much in a file that is named often"][0], "hold more than 20,000 values"),
+    ):
+        made()
+        with pytest.raises(ConfigurationError, match=words):
+            read_content(Path("l0.yaml"))
 
 
 # --- data of several files ---

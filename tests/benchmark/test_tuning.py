@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from pydoc import locate
@@ -24,6 +22,7 @@ import torch
 import yaml
 from federation import Ragged, TinyImages, build, fit
 from finished_run import write_finished_run
+from hand_made_study import CHOICES, ROUNDS, after, curve, finish, opened, rows, run, states, task, write_round
 from refusal import refused
 
 from benchmark.cells.identity import Cell, content_hash
@@ -32,10 +31,7 @@ from benchmark.cells.queue import run_cells
 from benchmark.cells.work import Work
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
-from benchmark.records.evaluations import write_evaluation
 from benchmark.records.keeping import keep_record
-from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.run.command import resolved
 from benchmark.tables.lines import Line
@@ -43,7 +39,7 @@ from benchmark.tables.run_table import chosen_table
 from benchmark.tuning.blocks import tuning_block
 from benchmark.tuning.space import Choice, read_space, with_own_values
 from benchmark.tuning.study import COMPLETE_TRIALS, Studies, Study
-from benchmark.tuning.task import Task, Trial
+from benchmark.tuning.task import Trial
 from benchmark.tuning.trials_file import Tuned, kept_trials, trials_csv
 from benchmark.tuning.tune import tune_table
 from datamodules.federated import FederatedDataModule
@@ -53,7 +49,6 @@ from methods.text_prompt import TextPromptMethod
 pytest.importorskip("optuna")
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
-ROUNDS = 4
 
 
 # --- search spaces ---
@@ -122,95 +117,6 @@ def test_ones_own_space_goes_before_the_methods(tmp_path: Path, monkeypatch: pyt
 
 
 # --- studies, with runs that are written by hand ---
-
-CHOICES = (
-    Choice("model.lr", (0.01, 0.03, 0.1, 0.3, 1.0), 1),
-    Choice("model.momentum", (0.0, 0.5, 0.9), 0),
-    Choice("model.kind", ("a", None, "c"), 2),
-)
-
-
-def task(name: str = "alpha-digits-s0", trials: int = 10, choices: Sequence[Choice] = CHOICES) -> Task:
-    return Task(
-        "Alpha",
-        "Digits",
-        name,
-        Cell(f"{name}-00000000", (), (), 0),
-        tuple(choices),
-        "server",
-        "accuracy",
-        ROUNDS,
-        trials,
-    )
-
-
-def curve(cell: Cell) -> list[float]:
-    """Score after each round, from 0 on: the best rate is 0.3, and momentum helps."""
-    given = dict(entry.removeprefix("--").split("=", 1) for entry in cell.overrides)
-    lr, momentum = float(given["model.lr"]), float(given["model.momentum"])
-    top = 0.9 - 0.15 * abs(math.log10(lr / 0.3)) + 0.05 * momentum - 0.02 * (given["model.kind"] == "null")
-    return [0.1 + (top - 0.1) * n / ROUNDS for n in range(ROUNDS + 1)]
-
-
-def rows(number: int, score: float) -> pd.DataFrame:
-    found = [(number, client, "server", "val", "accuracy", score + 0.01 * client - 0.005) for client in (0, 1)]
-    return pd.DataFrame(found, columns=list(COLUMNS))
-
-
-def write_round(folder: Path, scores: Sequence[float], number: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_evaluation(folder, number, rows(number, scores[number]))
-
-
-def finish(folder: Path, scores: Sequence[float], seed: int = 0, **fields: Any) -> Outcome:
-    record = RunRecord(
-        method="Alpha",
-        dataset="Rooms",
-        setting="one domain per client",
-        seed=seed,
-        client_names=("a", "b"),
-        test_sizes=(10, 10),
-        manifest_hash="abc",
-        device="cpu",
-        environment={},
-        rounds=ROUNDS,
-        rounds_trained=ROUNDS,
-        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
-        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=1,
-        **fields,
-    )
-    images = {name: value for name, value in fields.items() if name == "images_sha256"}
-    write_finished_run(folder, record, pd.concat([rows(n, score) for n, score in enumerate(scores)]), **images)
-    return Outcome(folder)
-
-
-def run(study: Study) -> None:
-    """Do all of a study's trials, a slow one that is pruned and quick ones that end before anybody looks."""
-    cell = study.cell or study.next()
-    while cell is not None:
-        cell = after(study, cell)
-
-
-def after(study: Study, cell: Cell) -> Cell | None:
-    """Do one trial; the next one."""
-    folder, scores = study.runs_dir / cell.name, curve(cell)
-    course = Studies([study])
-    if study.trial.number % 2:
-        for number in range(1, ROUNDS + 1):
-            write_round(folder, scores, number)
-            if reason := course.reason_to_end(cell):
-                assert reason == f"pruned after round {number}"
-                return next(iter(course.after(cell, Outcome(None, reason, ended_early=True), 1.0)), None)
-    return next(iter(course.after(cell, finish(folder, scores), 1.0)), None)
-
-
-def states(study: Study) -> list[tuple[int, str, dict[str, Any], int, float | None]]:
-    return [(t.number, t.state, t.values, t.rounds, t.score) for t in study.trials]
-
-
-def opened(folder: Path, *arguments: Any, **given: Any) -> Study:
-    return Study(task(*arguments, **given), folder / "studies", folder / "runs")
 
 
 def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(tmp_path: Path) -> None:
@@ -644,6 +550,34 @@ def test_bad_input_is_refused_in_one_line(
     Path("sparse.yaml").write_text(yaml.safe_dump(TABLE | {"rows": sparse}))
     assert said in refused(capsys, main, ["tune", *arguments])
     assert Path("calls.txt").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("[0.01, -1]", "the value -1 is refused (model.init_args.training.lr: expected a number from 0 on, got -1)"),
+        ("[0.01, .nan]", "the value NaN is refused (model.init_args.training.lr: expected a number from 0 on"),
+        ("[0.01, x]", 'the value "x" is refused (model.init_args.training.lr: expected a number from 0 on'),
+        ("[null, 0.01]", "the value null is refused (model.init_args.training.lr: expected a number from 0 on"),
+        ("[0.01, [1]]", "the value [1] is refused (model.init_args.training.lr: "),
+        ("[2020-01-01, 0.1]", 'the value "2020-01-01" is refused (model.init_args.training.lr: '),
+    ],
+)
+def test_a_value_that_a_run_would_refuse_is_named_before_any_trial(root: Path, values: str, said: str) -> None:
+    Path("own.yaml").write_text(
+        f"base: [{ROOT}/configs/methods/fedavg.yaml]\nsearch: {{model.init_args.training.lr: {values}}}\n"
+    )
+    own = {
+        "label": "Own",
+        "name": "own",
+        "configs": ["own.yaml", f"{ROOT}/configs/suites/digits.yaml"],
+        "point": "server",
+    }
+    Path("bad.yaml").write_text(yaml.safe_dump(TABLE | {"rows": [own], "baseline": None}))
+    with pytest.raises(ConfigurationError, match=re.escape(f"row Own: search: model.init_args.training.lr: {said}")):
+        tune_table("bad.yaml", trials=2, rounds=ROUNDS, program=(sys.executable, "fake_run.py"))
+    assert Path("calls.txt").read_text() == ""
+    assert not list(Path().glob("runs/.studies/*"))
 
 
 # --- no test image ---

@@ -24,6 +24,7 @@ from benchmark.figures.pfedpt.sizes import sizes_figure
 from benchmark.figures.pfedpt.sources import Drawing, Sources
 from benchmark.figures.pfedpt.tsne import tsne_figure
 from benchmark.files import write_text
+from benchmark.paths import user_path
 from benchmark.records.grouped_runs import read_run
 from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import make_cell
@@ -116,7 +117,7 @@ def make_figure(
     if run_dirs and spec.rows is not None and len(run_dirs) != len(spec.rows):
         wanted = f"{len(spec.rows)} ({'; '.join(spec.rows)})" if spec.rows else "none"
         raise ConfigurationError(f"{name} is drawn from {wanted} runs, got {len(run_dirs)} with --run_dir")
-    folder = None if data_dir is None else Path(data_dir).expanduser().absolute()
+    folder = None if data_dir is None else user_path(data_dir).absolute()
     cells, partitions = _cells(spec, given, preset_name, preset), _partitions(given, preset_name, preset)
     needed = cells or partitions.values()
     if folder is None and not run_dirs and any("{data_dir}" in entry for cell in needed for entry in cell.overrides):

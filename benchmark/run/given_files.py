@@ -1,0 +1,216 @@
+"""A command line's files and options, put together and checked before any library is imported."""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from benchmark.config_files import Layer, Reading, names_file, read_layers, real
+from benchmark.errors import ConfigurationError
+from benchmark.run.overview import COMMANDS, GROUPS, OTHER_WORDS
+from benchmark.shipped import configuration, no_such_configuration
+from benchmark.yaml_files import mapping_of
+
+#: Options whose value may be a file.
+FILES = ("--config", "--data", "--trainer")
+#: Options whose value may begin with a dash.
+VALUED = ("-c", *FILES)
+START = "lightning-cli fit --config fedvpt_digits (`benchmark configs` lists the names)"
+SUITES = "--config suites/digits, or for CLIP --config suites/digits_clip (`benchmark configs suites/` lists them)"
+
+
+def with_files_read(arguments: Sequence[str]) -> list[str]:
+    """A command line with what its configuration files give together in place of those that take others to be whole.
+
+    Options win over files, whichever stand first.
+
+    Raises:
+        ConfigurationError: a file that it names is no configuration, or only part of one; an option that there is not.
+    """
+    parts = list(_parts(arguments))
+    paths = [_file(part) for part in parts if part.name == "--config" and not part.is_text]
+    layers = read_layers(paths)
+    _check_named(parts, layers)
+    asks = any("print_config" in part.name or part.name.endswith(("help", "-h")) for part in parts)
+    if parts and parts[0].name in COMMANDS and not asks:
+        _check_options(parts[1:])
+        _check_whole(parts[0].name, parts[1:], layers)
+    texts: list[list[str]] = [[] for _ in paths]
+    for layer in layers:
+        if layer.composed is None:
+            check_file(layer.path)
+        else:
+            _check_entries(layer.composed, "", layer.path, (), Reading())
+        texts[layer.at].append(f"--config={layer.path if layer.composed is None else _text(layer.composed)}")
+    files = iter(texts)
+    read = [_read(part, files) for part in parts]
+    return [word for part in _options_last(read) for word in part.words]
+
+
+def check_file(path: Path, place: str = "") -> None:
+    """Refuse a file that is no configuration, by its name, and so the files that it names.
+
+    Args:
+        path: of a YAML file.
+        place: the option whose value it holds, such as ``data``; empty for a whole configuration.
+
+    Raises:
+        ConfigurationError: it cannot be read as a mapping (see :func:`benchmark.yaml_files.read_mapping`), contains
+            itself or too much (see :class:`benchmark.config_files.Reading`), or gives what is no name as the name of a
+            class.
+    """
+    reading = Reading()
+    _check_entries(mapping_of(reading.content(path), path), place, path, (real(path),), reading)
+
+
+def _check_entries(value: Any, place: str, path: Path, inside: tuple[Path, ...], reading: Reading) -> None:
+    reading.count(path)
+    if isinstance(value, list):
+        for entry in value:
+            _check_entries(entry, place, path, inside, reading)
+    if isinstance(value, str) and (place in ("data", "trainer") or names_file(value, path)):
+        other = path.parent / value
+        if real(other) in inside:
+            raise ConfigurationError(f"{other} contains itself")
+        _check_entries(mapping_of(reading.content(other, inside), other), place, other, (*inside, real(other)), reading)
+    if not isinstance(value, dict):
+        return
+    for key, entry in value.items():
+        option = f"{place}.{key}" if place else str(key)
+        if key == "class_path" and not isinstance(entry, str):
+            raise ConfigurationError(f"{path}: {option}: expected the name of a class, got {str(entry)[:80]}")
+        if option == "data.seed":
+            raise ConfigurationError(f"{path}: data.seed comes from seed_everything; give that in its place")
+        _check_entries(entry, option, path, inside, reading)
+
+
+# ----------------------------------------------------------------------------------------------------------- in parts
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command, or an option with its value.
+
+    Attributes:
+        name: ``fit``, ``--config``, ``--data.batch_size``.
+        value: empty where there is none.
+        words: of the command line.
+    """
+
+    name: str
+    value: str
+    words: Sequence[str]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the value is YAML itself in place of a file's name."""
+        return any(sign in self.value for sign in ("{", "\n", ": "))
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it is neither the command nor a configuration file."""
+        return self.name.startswith("-") and self.name != "--config"
+
+    @property
+    def names_class(self) -> bool:
+        """Whether it says which class there is, as itself or in a file."""
+        last = self.value.rpartition(".")[2]
+        is_class = last.isidentifier() and last[0].isupper()
+        return not self.name.endswith("+") and (self.name in FILES or self.name.endswith("class_path") or is_class)
+
+
+def _parts(arguments: Sequence[str]) -> Iterator[Part]:
+    """A command line in parts."""
+    left = deque(arguments)
+    while left:
+        first = left.popleft()
+        name, equals, value = first.partition("=")
+        words = [first]
+        if first.startswith("-") and not equals and left and (name in VALUED or not left[0].startswith("--")):
+            value = left.popleft()
+            words.append(value)
+        yield Part("--config" if name == "-c" else name, value, words)
+
+
+def _read(part: Part, layers: Iterator[list[str]]) -> Part:
+    """An option with the path of the file that it names, and configurations as they were read."""
+    if part.name not in FILES or part.is_text:
+        return part
+    if part.name == "--config":
+        return replace(part, words=next(layers))
+    path = _file(part)
+    check_file(path, part.name.removeprefix("--"))
+    return replace(part, words=[f"{part.name}={path}"])
+
+
+def _file(part: Part) -> Path:
+    """The file that an option names.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    path = configuration(part.value)
+    if path is None and not os.path.exists(part.value):
+        raise ConfigurationError(no_such_configuration(part.value))
+    return path or Path(part.value)
+
+
+def _options_last(parts: Sequence[Part]) -> Iterator[Part]:
+    """Options after the files, over which they win; one that names a class before them too: they may set it up."""
+    last = max((at for at, part in enumerate(parts) if part.name == "--config"), default=-1)
+    for at, part in enumerate(parts):
+        if at > last or not part.is_option or part.names_class:
+            yield part
+        if at == last:
+            yield from (early for early in parts[:last] if early.is_option)
+
+
+def _text(options: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(options))
+
+
+# ---------------------------------------------------------------------------------------------------- first mistakes
+
+
+def _check_options(parts: Sequence[Part]) -> None:
+    """Refuse an option under a word that other programs have for it, or one that is misspelled at its beginning."""
+    for part in parts:
+        name = part.name.removeprefix("--").rstrip("+")
+        first = name.partition(".")[0]
+        if name in OTHER_WORDS:
+            raise ConfigurationError(f"there is no option {name!r}; did you mean {OTHER_WORDS[name]}?")
+        like = get_close_matches(first, GROUPS, 1, 0.8)
+        if part.name.startswith("--") and first not in GROUPS and like:
+            raise ConfigurationError(f"there is no option {name!r}; did you mean {name.replace(first, like[0], 1)}?")
+
+
+def _check_named(parts: Sequence[Part], layers: Sequence[Layer]) -> None:
+    """Refuse settings of a method where nothing says which method."""
+    settings = next((layer for layer in layers if "model" in layer.given), None)
+    if settings and not any(layer.names_class for layer in layers) and not _begins(parts, "--model"):
+        raise ConfigurationError(
+            f"{settings.path} gives settings of a method, and no file says which; "
+            "add --config configs/methods/<name>.yaml, or give --model"
+        )
+
+
+def _check_whole(command: str, parts: Sequence[Part], layers: Sequence[Layer]) -> None:
+    """Refuse a command that says nothing of a method or of its data, with what is missing."""
+    method = next((layer for layer in layers if "model" in layer.given), None)
+    has_data = any("data" in (layer.composed or layer.given) for layer in layers) or _begins(parts, "--data")
+    if method is None and not has_data and not _begins(parts, "--model"):
+        scored = "" if command == "fit" else f"give --run_dir=RUN_DIR of a run to {command}, or "
+        raise ConfigurationError(f"neither a method nor data are given; {scored}begin with {START}")
+    if not has_data:
+        named = f"{method.path} is a method" if method else "a method is given"
+        raise ConfigurationError(f"{named}, and its backbone, data and rounds are missing; add a suite: {SUITES}")
+
+
+def _begins(parts: Sequence[Part], option: str) -> bool:
+    """Whether an option that begins so is given, or a text in place of a file, which may hold it."""
+    return any(part.name.startswith(option) or (part.name == "--config" and part.is_text) for part in parts)
