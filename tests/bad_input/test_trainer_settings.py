@@ -113,8 +113,9 @@ def test_validate_scores_held_out_training_images_alone(capsys: pytest.CaptureFi
     cli = FederatedCLI(BASE[:-1], run=False)
     with pytest.raises(ConfigurationError, match="holds none out"):
         cli.trainer.validate(cli.model, datamodule=cli.datamodule)
-    held = ["--data.val_fraction=0.3", "--data.partition=IID", "--data.partition.num_clients=3", "--run_dir=held"]
-    main(["fit", *BASE, "--data.clients_per_round=2", "--trainer.max_epochs=1", *held])
+    held = ["--data.val_fraction=0.3", "--data.partition=IID", "--data.partition.num_clients=3"]
+    held += ["--data.clients_per_round=2", "--run_dir=held"]
+    main(["fit", *BASE, "--trainer.max_epochs=1", *held])
     average = read_record("held").summary["server"]["val"]["accuracy"]["last"]["average"]
     last = "--ckpt_path=held/checkpoints/last.ckpt"
     for given in (["--run_dir=held"], [last, "--config=held/config.yaml"], [last, *BASE[:-1], *held[:-1]]):
