@@ -120,7 +120,9 @@ def show(arguments: argparse.Namespace) -> int:
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
-    tuned = record.tuning and f"values chosen among {record.tuning['trials']} trials on {record.tuning['chosen_on']}"
+    tuned, trials = "", record.tuning
+    if trials:
+        tuned = f"values chosen among {trials['trials']} trials on {trials['chosen_on']}"
     server = f" with {record.other_server}" if record.other_server else ""
     clients = f"{len(record.client_names)} clients"
     run = f"{record.method}{server} on {record.dataset} ({record.setting}), seed {record.seed}, {clients}"

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark.paths import user_path
 from datamodules.pixels import ABOUT, DIGEST_BYTES
 
 #: Seen from a data set's folder.
@@ -96,7 +97,7 @@ def cache_folder(root: Path, given: str | None) -> Path | None:
     """
     if given is None:
         return None
-    folder = root / Path(given).expanduser()
+    folder = root / user_path(given)
     # A link that came with the data set would have files written anywhere.
     if given == BESIDE and folder.is_symlink():
         warnings.warn(

@@ -75,7 +75,7 @@ class FederatedParser(LightningArgumentParser):
         added: list[str] = super().add_class_arguments(theclass, nested_key, *more, **settings)
         for action in self._actions:
             if hint := getattr(action, "_typehint", None):
-                action._typehint = whole_numbers_first(hint)
+                vars(action)["_typehint"] = whole_numbers_first(hint)  # jsonargparse has no public way
         return added
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:

@@ -19,7 +19,7 @@ from benchmark.records.metrics_table import PARTS
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.records.source_code import changed_files
-from benchmark.records.summary import LOWER_IS_BETTER, average_by_round
+from benchmark.records.summary import average_by_round
 from benchmark.records.words import metric_number
 from benchmark.seeds import derived_seed
 from benchmark.tuning.study_file import ENDED, open_study, optuna_library, score_of, told
