@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from federation import CONF, build, federation
-from ray.scripts.scripts import cli as ray_program
 from refusal import refused
 
 import datamodules
@@ -135,6 +134,8 @@ def check(words: list[str]) -> None:
             assert arguments.index("lightning-cli") > 0
             check(arguments[arguments.index("lightning-cli") :])
         case "ray":
+            from ray.scripts.scripts import cli as ray_program  # takes seconds, for one command of the pages
+
             program = ray_program.commands[arguments[0]]
             assert program.make_context(arguments[0], arguments[1:])
         case "source":
