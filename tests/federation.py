@@ -53,25 +53,28 @@ class Ragged(Partition):
     """Clients of very different sizes; each is tested on six images."""
 
     sizes: ClassVar[tuple[int, ...]] = SIZES
+    tested: ClassVar[tuple[int, ...]] = (6,) * len(SIZES)
 
     def __init__(self, num_clients: int = 11) -> None:
         self.num_clients = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Consecutive runs of the pool."""
-        ends = np.cumsum(self.sizes[: self.num_clients])
-        train = [np.arange(end - size, end) for end, size in zip(ends, self.sizes, strict=False)]
-        test = [np.arange(110 + 6 * k, 116 + 6 * k) for k in range(self.num_clients)]
+        train, test = (
+            np.split(np.arange(start, start + sum(sizes)), np.cumsum(sizes)[:-1])
+            for start, sizes in ((0, self.sizes[: self.num_clients]), (110, self.tested[: self.num_clients]))
+        )
         return ClientSplits([t.astype(np.int64) for t in train], [t.astype(np.int64) for t in test])
 
 
 class Few(Ragged):
-    """Six clients: with one image, with less than a batch, with exactly one, and with several that end in part of one.
+    """Six clients with one image, less than a batch of four, exactly one, and several whose last is not full.
 
-    For what every method is asked, eleven times: four clients of a round make two cohorts of up to three.
+    So are their test images. Every method is asked eleven things of them; four clients of a round are two cohorts.
     """
 
     sizes = (9, 1, 17, 3, 4, 6)
+    tested = (6, 2, 3, 1, 4, 2)
 
     def __init__(self, num_clients: int = 6) -> None:
         super().__init__(num_clients)
