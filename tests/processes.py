@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from benchmark.cells.forks import leave_endings_to_the_server
+
 FORKS = multiprocessing.get_context("forkserver")
 #: Imported once for all of them; it also keeps the server of forks silent.
 IMPORTED = "benchmark.run.imported"
@@ -121,6 +123,7 @@ def _run(command: list[str], cwd: str, environment: dict[str, str], descriptors:
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [cwd, *paths, *(path for path in sys.path if path not in paths)]
     multiprocessing.set_start_method(None, force=True)  # the loader's workers are this run's children
+    leave_endings_to_the_server()
     sys.argv = [option if option == "-c" else program, *arguments]
     try:
         if option == "-c":
