@@ -10,7 +10,12 @@ ENGINE ?= local
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
 TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
 FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
-.PHONY: help install test test-slow test-gpu check pfedpt-figures report reproduction bench docs clean $(TABLES)
+# A developer's loop: files of units and equations, of which no test takes a second, and the contract of two methods.
+FAST := methods/test_contract methods/test_alone methods/test_fedkgcoop methods/test_fedotp methods/test_variational
+FAST += $(addprefix benchmark/test_,plans metrics straight_line placing seeds ranges yaml_files server)
+FAST += $(addprefix benchmark/test_,prompts pixel_prompts paired)
+FAST += $(addprefix datamodules/test_,partition partition_few_shot partition_domains split_record federated manifest)
+.PHONY: help install test test-fast test-slow test-gpu check pfedpt-figures report reproduction bench docs clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +36,9 @@ install: $(STAMP) ## make .venv with everything in it
 
 test: $(STAMP) ## run the tests, and name the slowest
 	$(BIN)/python -m pytest --durations=25
+
+test-fast: $(STAMP) ## run quick units and equations and the contract of two methods, for a developer's loop: FAST above
+	$(BIN)/python -m pytest --durations=10 $(FAST:%=tests/%.py) -k "not test_contract or HeadTune or (PromptFL and not PromptFLFT)"
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m slow

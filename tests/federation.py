@@ -1,10 +1,15 @@
 """A tiny federation for tests: eleven ragged clients, 8 classes of synthetic images, and how to run a method on it."""
 
+import copy
+import os
+import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import yaml
 
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
@@ -47,15 +52,32 @@ class TinyImages(ImageSource):
 class Ragged(Partition):
     """Clients of very different sizes; each is tested on six images."""
 
+    sizes: ClassVar[tuple[int, ...]] = SIZES
+    tested: ClassVar[tuple[int, ...]] = (6,) * len(SIZES)
+
     def __init__(self, num_clients: int = 11) -> None:
         self.num_clients = num_clients
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Consecutive runs of the pool."""
-        ends = np.cumsum(SIZES[: self.num_clients])
-        train = [np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=False)]
-        test = [np.arange(110 + 6 * k, 116 + 6 * k) for k in range(self.num_clients)]
+        train, test = (
+            np.split(np.arange(start, start + sum(sizes)), np.cumsum(sizes)[:-1])
+            for start, sizes in ((0, self.sizes[: self.num_clients]), (110, self.tested[: self.num_clients]))
+        )
         return ClientSplits([t.astype(np.int64) for t in train], [t.astype(np.int64) for t in test])
+
+
+class Few(Ragged):
+    """Six clients with one image, less than a batch of four, exactly one, and several whose last is not full.
+
+    So are their test images. Every method is asked eleven things of them; four clients of a round are two cohorts.
+    """
+
+    sizes = (9, 1, 17, 3, 4, 6)
+    tested = (6, 2, 3, 1, 4, 2)
+
+    def __init__(self, num_clients: int = 6) -> None:
+        super().__init__(num_clients)
 
 
 def federation(clients: int, participants: int | None = None, seed: int = 0, classes: int = 8) -> Federation:
@@ -100,8 +122,81 @@ class Witness(ServerRule):
         }
 
 
+#: Arguments of the data that no method's constructor sees.
+AFTERWARDS = {
+    "batch_size",
+    "cache_features",
+    "clients_per_round",
+    "cohort_width",
+    "drop_last",
+    "eval_batch_size",
+    "evaluate_local",
+    "num_workers",
+    "participation",
+}
+
+
 def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
-    """Method and data of ``tests/conf/<conf>.yaml`` on the tiny federation."""
-    args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
-    cli = FederatedCLI(args, run=False)
-    return cli.model, cli.datamodule
+    """Make method and data of ``tests/conf/<conf>.yaml`` on the tiny federation.
+
+    Reading a command line takes most of a second. So a method is made once and copied for all that ask for it with the
+    same options, but for some of the data; the copy, and the state of the global generators, are the same to the bit.
+    """
+    afterwards: dict[str, Any] = {}
+    key = []
+    for override in overrides:
+        name, _, value = override.removeprefix("--data.").partition("=")
+        if override.startswith("--data.") and name in AFTERWARDS:
+            afterwards[name] = yaml.safe_load(value)
+        else:
+            key.append(override)
+    place = (conf, *key, *TinyImages.class_names)  # whose names a test may change
+    if place not in _made:
+        if len(_made) == 8:
+            _made.pop(next(iter(_made)))
+        _made[place] = _Made.by_command_line(conf, overrides)
+    return _made[place].copied(conf, afterwards)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a command line has made, untouched.
+
+    Attributes:
+        method: as constructed.
+        data: as constructed.
+        plain: further arguments of the data.
+        drawn: states of the global generators afterwards, and the variable that holds the seed.
+    """
+
+    method: Any
+    data: FederatedDataModule
+    plain: dict[str, Any]
+    drawn: tuple[Any, ...]
+
+    @classmethod
+    def by_command_line(cls, conf: str, overrides: tuple[str, ...]) -> "_Made":
+        """Read it, and make what it says."""
+        args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
+        cli = FederatedCLI(args, run=False)
+        others = {"source", "partition", "transform", *AFTERWARDS}
+        plain = {name: value for name, value in vars(cli.config.data).items() if name not in others}
+        states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002  Lightning seeds it
+        return cls(cli.model, cli.datamodule, plain, (*states, os.environ["PL_GLOBAL_SEED"]))
+
+    def copied(self, conf: str, afterwards: dict[str, Any]) -> tuple[Any, FederatedDataModule]:
+        """Copies, of the data with other arguments."""
+        torch_state, numpy_state, python_state, os.environ["PL_GLOBAL_SEED"] = self.drawn
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+        files = (yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("data", {}) for name in ("base", conf))
+        configured = {name: value for file in files for name, value in file.items() if name in AFTERWARDS}
+        objects = copy.deepcopy((self.data.source, self.data.partition, self.data._transform))
+        data = FederatedDataModule(*objects, **self.plain | configured | afterwards)
+        data.setup()
+        tokenizers = (module.tokenizer for module in self.method.modules() if hasattr(module, "tokenizer"))
+        return copy.deepcopy(self.method, {id(each): each for each in tokenizers}), data
+
+
+_made: dict[tuple[str, ...], _Made] = {}

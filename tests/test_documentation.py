@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from federation import CONF, build, federation
-from ray.scripts.scripts import cli as ray_program
 from refusal import refused
 
 import datamodules
@@ -87,6 +86,15 @@ def test_every_command_is_one_that_its_program_takes(command: str) -> None:
     check(shlex.split(command))
 
 
+def test_the_files_of_the_fast_tests_are_there() -> None:
+    shown = subprocess.run(
+        ["make", "-n", "-o", ".venv/.installed", "test-fast"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = re.findall(r"tests/\S+\.py", shown.stdout)
+    assert "tests/methods/test_contract.py" in files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
 def check(words: list[str]) -> None:
     """Hand a command to the real parser: its options are known, its files, tables and presets are there."""
     kept = sorted(Path("results/runs").glob("fedvpt-digits-*"))[0]
@@ -135,6 +143,8 @@ def check(words: list[str]) -> None:
             assert arguments.index("lightning-cli") > 0
             check(arguments[arguments.index("lightning-cli") :])
         case "ray":
+            from ray.scripts.scripts import cli as ray_program  # takes seconds, for one command of the pages
+
             program = ray_program.commands[arguments[0]]
             assert program.make_context(arguments[0], arguments[1:])
         case "source":

@@ -7,11 +7,14 @@ serves the runs of this machine's CPU; a process that a GPU was used in can't be
 
 import atexit
 import contextlib
+import gc
+import logging
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -128,6 +131,18 @@ def _taken(handed: Any) -> int:
     return number
 
 
+def leave_endings_to_the_server() -> None:
+    """Forget, in a fork, what imports have asked to be done at the end: to remove W&B's folder for media, for example.
+
+    It is one for all forks, so that the first fork that ended would take it from the others.
+    """
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    for ending in (logging.shutdown, gc.unfreeze):
+        atexit.register(ending)
+
+
 def _run(command: list[str], runner: Connection, log: int, lock: int, environment: dict[str, str]) -> None:
     """Be the run: what :func:`benchmark.cells.this_machine.start` asks of a new process, and then its program.
 
@@ -158,6 +173,7 @@ def _run(command: list[str], runner: Connection, log: int, lock: int, environmen
         os.set_inheritable(lock, True)
         os.execve(command[0], command, environment)
     multiprocessing.set_start_method(None, force=True)  # the loader's workers are this run's children
+    leave_endings_to_the_server()
     sys.argv = [PROGRAM[-1], *command[len(PROGRAM) :]]
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as for `python -m`: methods and data of the user's own

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from federation import CONF
+from processes import Forked
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 8
@@ -26,9 +26,9 @@ def command(conf: str, run_dir: Path) -> list[str]:
     ]
 
 
-def start(conf: str, run_dir: Path) -> subprocess.Popen[bytes]:
+def start(conf: str, run_dir: Path) -> Forked:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(conf, run_dir), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return Forked(command(conf, run_dir), Path.cwd(), environment)
 
 
 def killed_at_random(conf: str, run_dir: Path, seed: int) -> int:
@@ -46,7 +46,7 @@ def killed_at_random(conf: str, run_dir: Path, seed: int) -> int:
                 kills += 1
                 break
             time.sleep(0.01)
-        output = process.communicate()[0].decode()
+        output = process.communicate()[0]
         assert process.returncode in (0, -signal.SIGKILL), output
     return kills
 
@@ -65,7 +65,7 @@ def _tensors(value: object, name: str) -> dict[str, torch.Tensor]:
 
 def check(conf: str, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    output = (process := start(conf, whole)).communicate()[0].decode()
+    output = (process := start(conf, whole)).communicate()[0]
     assert process.returncode == 0, output
     assert killed_at_random(conf, killed, seed=len(conf)) >= 2
     expected, found = outcome(whole), outcome(killed)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from federation import CONF
+from processes import Forked
 
 from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import finished_rounds, read_checkpoint
@@ -31,12 +32,18 @@ def test_the_signal_is_found_among_errors_that_are_made_of_each_other() -> None:
     assert interrupting_signal(first) is signal.SIGHUP
 
 
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+
+
+def forked(*arguments: str, cwd: Path) -> Forked:
+    return Forked([*PROGRAM, *arguments], cwd, os.environ | ENVIRONMENT, apart=True)
+
+
 def start(*arguments: str, cwd: Path, terminal: int | None = None) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     said = subprocess.PIPE if terminal is None else terminal
     command = [*PROGRAM, *arguments]
     return subprocess.Popen(
-        command, env=environment, cwd=cwd, stdout=said, stderr=said, text=True, preexec_fn=_heed_ctrl_c
+        command, env=os.environ | ENVIRONMENT, cwd=cwd, stdout=said, stderr=said, text=True, preexec_fn=_heed_ctrl_c
     )
 
 
@@ -45,13 +52,13 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def wait_until_there(path: Path, process: "subprocess.Popen[str]") -> None:
+def wait_until_there(path: Path, process: "subprocess.Popen[str] | Forked") -> None:
     while not path.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
 
-def stopped(process: "subprocess.Popen[str]", number: signal.Signals) -> str:
+def stopped(process: "subprocess.Popen[str] | Forked", number: signal.Signals) -> str:
     """The one line that a signal is answered with."""
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
@@ -67,7 +74,7 @@ def stopped(process: "subprocess.Popen[str]", number: signal.Signals) -> str:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_says_what_is_kept_and_goes_on_from_there(number: signal.Signals, tmp_path: Path) -> None:
     last = tmp_path / "run/checkpoints/last.ckpt"
-    process = start("fit", *BASE, "--trainer.max_epochs=4000", "--run_dir=run", cwd=tmp_path)
+    process = forked("fit", *BASE, "--trainer.max_epochs=4000", "--run_dir=run", cwd=tmp_path)
     wait_until_there(last, process)
     line = stopped(process, number)
     rounds = finished_rounds(last)
@@ -79,7 +86,7 @@ def test_a_stopped_run_says_what_is_kept_and_goes_on_from_there(number: signal.S
     assert program == "benchmark"
     again = fit_again(*(tmp_path / name for name in arguments[1:]), [f"--trainer.max_epochs={rounds + 1}"])
     assert arguments == ["resume", "run"]
-    process = start(*again, cwd=tmp_path)
+    process = forked(*again, cwd=tmp_path)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     assert verify_record(tmp_path / "run") == []

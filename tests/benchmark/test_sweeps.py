@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,10 +18,14 @@ import yaml
 from benchmark.records.record_file import read_record
 from benchmark.run.cli import main
 
-utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+
+
+@cache
+def utils() -> Any:
+    """W&B's own functions for sweeps, which take seconds to import."""
+    return pytest.importorskip("wandb.sdk.launch.sweeps.utils")
 
 
 def commands(sweep: dict[str, Any]) -> list[list[str]]:
@@ -29,12 +34,12 @@ def commands(sweep: dict[str, Any]) -> list[list[str]]:
     grid = itertools.product(*(sweep["parameters"][name]["values"] for name in names))
     made = []
     for point in grid:
-        variables = utils.create_sweep_command_args(
+        variables = utils().create_sweep_command_args(
             {"args": {n: {"value": v} for n, v in zip(names, point, strict=True)}}
         )
         variables |= {"program": [sweep["program"]], "env": ["/usr/bin/env"]}
         command: list[str] = []
-        for part in utils.create_sweep_command(list(sweep["command"])):
+        for part in utils().create_sweep_command(list(sweep["command"])):
             command += variables[part[2:-1]] if part.startswith("${") else [part]
         made.append(command)
     return made
@@ -42,7 +47,7 @@ def commands(sweep: dict[str, Any]) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_a_sweep_is_one_for_wandb_and_chooses_nothing_on_test_images(path: Path) -> None:
-    sweep = utils.load_sweep_config(str(path))
+    sweep = utils().load_sweep_config(str(path))
     assert sweep["method"] == "grid"
     assert all(set(entry) == {"values"} and entry["values"] for entry in sweep["parameters"].values())
     if "metric" in sweep:

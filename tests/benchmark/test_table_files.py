@@ -15,7 +15,8 @@ from benchmark.tables.paper import read_paper
 
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, dict[str, Any]] = {
-    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs/tables").glob("*.yaml"))
+    path.stem: yaml.load(path.read_bytes(), yaml.CSafeLoader)
+    for path in sorted((ROOT / "configs/tables").glob("*.yaml"))
 }
 
 

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federation import CONF, SIZES, build, fit, learned
+from federation import CONF, Few, fit, learned
+from federation import build as build_tiny
 from lightning.pytorch.callbacks import Callback
 
 import methods
@@ -31,7 +32,16 @@ METHODS = sorted(methods.__all__)
 #: Methods that train nothing take no step, so that they have no checkpoint.
 UNTRAINED = ["ZeroShotCLIP"]
 TRAINED = [name for name in METHODS if name not in UNTRAINED]
+#: A method's tests come one after the other, so that they share what was made for it.
+of_each = partial(pytest.mark.parametrize, "conf", scope="module")
+#: Six clients, of which four train in a round.
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4")
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+
+
+def build(conf: str, *overrides: str) -> Any:
+    """A method and its data on few clients."""
+    return build_tiny(conf, *FEW, *overrides)
 
 
 def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
@@ -70,7 +80,7 @@ def run(conf: str, *overrides: str, rounds: int = 3, callbacks: list[Callback] |
     return method
 
 
-@pytest.mark.parametrize("conf", METHODS)
+@of_each(METHODS)
 @pytest.mark.parametrize(("width", "workers"), [(3, 0), (8, 2), ("auto", 0)])
 def test_cohort_width_and_workers_change_nothing(
     conf: str, width: int | str, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +91,7 @@ def test_cohort_width_and_workers_change_nothing(
         assert method.trainer.datamodule.loaders.width == method.simulation.federation.participants > 1
 
 
-@pytest.mark.parametrize("conf", TRAINED)
+@of_each(TRAINED)
 def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
     method = require_roles(subject(conf))
     assert method.roles.trained, "a method that trains nothing has its place in UNTRAINED"
@@ -89,32 +99,32 @@ def test_training_moves_what_it_should_and_nothing_frozen(conf: str) -> None:
     assert documented(conf) == [set(method.shared), set(method.personal), rule]
 
 
-@pytest.mark.parametrize("conf", METHODS)
-def test_the_checks_see_eleven_clients_of_which_seven_train(conf: str) -> None:
+@of_each(METHODS)
+def test_the_checks_see_six_clients_of_which_four_train(conf: str) -> None:
     _, data = build(conf)
     data.setup()
-    assert (data.num_clients, data.participants) == (11, 7)
-    assert tuple(len(rows) for rows in data.splits.train) == SIZES
+    assert (data.num_clients, data.participants) == (6, 4)
+    assert tuple(len(rows) for rows in data.splits.train) == Few.sizes
 
 
 @pytest.mark.parametrize("check", [check_order_of_clients, check_resting_clients, check_messages])
-@pytest.mark.parametrize("conf", METHODS)
+@of_each(METHODS)
 def test_every_method_keeps_what_it_must(conf: str, check: Callable[[MethodUnderCheck], None]) -> None:
     check(subject(conf))
 
 
 @pytest.mark.parametrize("check", [check_images, check_resume])
-@pytest.mark.parametrize("conf", TRAINED)
+@of_each(TRAINED)
 def test_every_method_that_trains_keeps_what_it_must(conf: str, check: Callable[[MethodUnderCheck], None]) -> None:
     check(subject(conf))
 
 
-@pytest.mark.parametrize("conf", UNTRAINED)
+@of_each(UNTRAINED)
 def test_what_trains_nothing_sends_nothing_and_stays_as_it_is(conf: str) -> None:
     wire = Wire()
     method = run(conf, callbacks=[wire])
     assert method.roles.trained == method.roles.slots == ()
-    assert len(wire.down) == len(wire.up) == 3 * 7
+    assert len(wire.down) == len(wire.up) == 3 * 4
     assert not any(wire.down + wire.up)
     scores = {n.split("/", 1)[1]: v for n, v in learned(method).items() if n.startswith("metric.0/")}
     assert any("accuracy" in name for name in scores)
@@ -131,7 +141,7 @@ class NoEpochs(Callback):
         pl_module.local_phases = lambda: phases
 
 
-@pytest.mark.parametrize("conf", METHODS)
+@of_each(METHODS)
 def test_zero_local_epochs_change_nothing(conf: str) -> None:
     untouched, data = build(conf)
     fit(untouched, data, 0)
