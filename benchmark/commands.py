@@ -13,8 +13,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from benchmark.cells.places import add_place, chosen_place
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, printable
 from benchmark.paths import check_present_folder, user_path
+from benchmark.run.process_numbers import check_numbers
 from benchmark.run.terminal import outliving_readers
 from benchmark.shipped import configuration, configurations, version
 
@@ -155,7 +156,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def _text(said: str) -> str:
     """What a file said, without characters that would steer a terminal."""
-    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in said)
+    return printable(said, kept="\n")
 
 
 def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:
@@ -415,6 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # what an ASCII terminal cannot show ends no command
             stream.reconfigure(errors="replace")
     try:
+        check_numbers()
         check_present_folder()
         parsed = parser().parse_args(arguments)
         trains = parsed.run in (table, tune, figure)

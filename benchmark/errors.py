@@ -1,4 +1,4 @@
-"""The one exception for bad input, and what an exception was made of."""
+"""The one exception for bad input, what an exception was made of, and text that is fit for a terminal."""
 
 from collections.abc import Iterator
 
@@ -19,3 +19,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def printable(said: str, kept: str = "") -> str:
+    """Return text of others without characters that would steer a terminal.
+
+    Args:
+        said: the text.
+        kept: further characters to keep, such as the end of a line.
+    """
+    return "".join(each if each.isprintable() or each in kept else "\N{REPLACEMENT CHARACTER}" for each in said)

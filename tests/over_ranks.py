@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from benchmark.run.meeting import OneFolder
 from benchmark.run.strategy import RanksStrategy
 
 FORK = multiprocessing.get_context("fork")
@@ -28,12 +29,29 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def over_ranks(count: int, work: Callable[[RanksStrategy], Any]) -> list[Any]:
-    """What ``work`` returns, or raises, in each of so many processes, by rank."""
-    port, ends, started = free_port(), [], []
+def at_a_port() -> dict[str, str]:
+    """The environment of processes that a launcher has started, which meet at a port."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
+def over_ranks(
+    count: int, work: Callable[[RanksStrategy], Any], at: dict[str, str] | None = None, timeout: float = 60.0
+) -> list[Any]:
+    """What ``work`` returns, or raises, in each of so many processes, by rank.
+
+    Args:
+        count: of processes.
+        work: given the strategy.
+        at: environment that says where they meet; a folder by default, as where ``lightning-cli`` starts them.
+        timeout: the strategy's.
+    """
+    folder = OneFolder.new()
+    given = {"WORLD_SIZE": str(count), **(folder.environment if at is None else at)}
+    ends, started = [], []
     for rank in range(count):
         here, there = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=_one, args=(rank, count, port, work, there))
+        environment = {"LOCAL_RANK": str(rank), **given}
+        process = FORK.Process(target=_one, args=(environment, work, timeout, there))
         process.start()
         there.close()
         ends.append(here)
@@ -44,6 +62,7 @@ def over_ranks(count: int, work: Callable[[RanksStrategy], Any]) -> list[Any]:
         for process in started:
             process.kill()
             process.join()
+        folder.remove()
 
 
 def _received(end: Connection) -> Any:
@@ -54,18 +73,12 @@ def _received(end: Connection) -> Any:
         return None
 
 
-def _one(rank: int, count: int, port: int, work: Callable[[RanksStrategy], Any], end: Connection) -> None:
+def _one(environment: dict[str, str], work: Callable[[RanksStrategy], Any], timeout: float, end: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    os.environ |= {
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
+    os.environ |= environment
     try:
-        made = work(RanksStrategy(timeout=60.0))
+        made = work(RanksStrategy(timeout=timeout))
     except Exception as error:
         made = error
     stream = io.BytesIO()
@@ -92,6 +105,7 @@ def run_over(
     rounds: int = 2,
     ckpt_path: str | None = None,
     save_to: Path | None = None,
+    at: dict[str, str] | None = None,
 ) -> tuple[dict[str, Tensor], list[Any], list[int]]:
     """What a run over so many ranks leaves behind, what was counted, and the bytes of clients' rows by rank."""
 
@@ -103,7 +117,7 @@ def run_over(
 
     if count == 1:
         return work(RanksStrategy())
-    first, *_ = results = over_ranks(count, work)
+    first, *_ = results = over_ranks(count, work, at)
     for result in results:
         if not isinstance(result, tuple):
             raise AssertionError(result) from (result if isinstance(result, Exception) else None)

@@ -28,7 +28,7 @@ class ClientScores(Metric):
     loss_sum: Tensor
 
     def __init__(self, num_clients: int, num_classes: int) -> None:
-        super().__init__()
+        super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
         # One class more, which no image has: what has no prediction is predicted to be it.
         self.add_state("counts", torch.zeros(num_clients, num_classes + 1, 3, dtype=torch.int64), dist_reduce_fx="sum")

@@ -1,5 +1,6 @@
 """Which of the Trainer's settings a federated run can have: ranks, whole rounds, evaluations to record."""
 
+import os
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,8 @@ PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
 #: The strategy for several devices, by its name and by its class's.
 RANKS = "ranks"
 RANKS_CLASSES = ("benchmark.run.strategy.RanksStrategy",)
+#: Most processes for each CPU core: they take turns, and each has its own copy of the images.
+PER_CORE = 4
 
 
 def check_settings(settings: Any, fitting: bool) -> None:
@@ -34,6 +37,7 @@ def check_settings(settings: Any, fitting: bool) -> None:
         raise ConfigurationError(
             f"trainer.accelerator is one of {', '.join(sorted(accelerators))}; got {settings.accelerator}"
         )
+    _check_processes(settings.devices)
     strategy = getattr(settings.strategy, "class_path", settings.strategy)
     if strategy not in ("auto", RANKS, *RANKS_CLASSES) and not hasattr(strategy, "ranks"):
         raise ConfigurationError(_other_strategy(strategy))
@@ -69,6 +73,38 @@ def check_accelerator(settings: Any) -> None:
     if not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
         raise ConfigurationError(
             f"trainer.accelerator={named}: PyTorch finds none on this machine; give cpu, or auto for what there is"
+        )
+
+
+def _check_processes(devices: Any) -> None:
+    """Refuse more processes than a machine could serve, before Lightning makes a list of their devices.
+
+    Raises:
+        ConfigurationError: they are.
+    """
+    cores = os.cpu_count() or 1
+    if str(devices).isdecimal() and int(devices) > PER_CORE * cores:
+        raise ConfigurationError(
+            f"trainer.devices={devices}: each device has a process of its own, and this machine's {cores} CPU cores "
+            f"serve at most {PER_CORE * cores} ({PER_CORE} each); give trainer.devices={cores}, or fewer"
+        )
+
+
+def check_work(processes: int, clients: int, which: str) -> None:
+    """Refuse processes of which some would have nothing to do.
+
+    Args:
+        processes: of the run.
+        clients: that are dealt to them.
+        which: of the federation they are, for the message.
+
+    Raises:
+        ConfigurationError: there are fewer clients.
+    """
+    if processes > max(clients, 1):
+        raise ConfigurationError(
+            f"trainer.devices times trainer.num_nodes is {processes}, and {which} {clients}: whole clients are dealt "
+            f"to devices, so give at most {clients} in all"
         )
 
 

@@ -10,9 +10,9 @@ from benchmark.engine.rounds import Server
 from benchmark.engine.trainer_callbacks import given_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
+from benchmark.run.process_numbers import is_first_process
 from benchmark.run.progress import RoundProgress
 from benchmark.run.recorder import Recorder
-from benchmark.run.strategy import is_first_process
 from benchmark.server import ServerRule
 
 

@@ -21,7 +21,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
-from benchmark.engine.settings import RANKS, check_accelerator, check_settings, check_strategy, several_devices
+from benchmark.engine.settings import (
+    RANKS,
+    check_accelerator,
+    check_settings,
+    check_strategy,
+    check_work,
+    several_devices,
+)
 from benchmark.errors import ConfigurationError, causes
 from benchmark.files import write_text
 from benchmark.method import FederatedMethod
@@ -47,13 +54,14 @@ from benchmark.run.loggers import configured, place, take_back
 from benchmark.run.overview import PARSERS
 from benchmark.run.parser import RETIRED, FederatedParser, with_strategy
 from benchmark.run.phases import phases_printed, quiet
+from benchmark.run.process_numbers import check_first, check_numbers, check_started, is_first_process
 from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
 from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
 from benchmark.run.signals import interrupting_signal, termination_as_interrupt
-from benchmark.run.strategy import RanksStrategy, are_connected, check_first, check_started, is_first_process
+from benchmark.run.strategy import RanksStrategy, are_connected
 from benchmark.run.terminal import outliving_readers
 from benchmark.server import ServerRule
 from benchmark.shipped import version
@@ -186,6 +194,7 @@ class FederatedCLI(LightningCLI):
                 config.pop(name, None)
         check_classes(config)
         check_settings(config.trainer, fitting=self.subcommand in ("fit", None))
+        check_numbers()
         check_started(several_devices(config.trainer))
         if self.subcommand is not None:
             check_first(several_devices(config.trainer))
@@ -262,8 +271,14 @@ class FederatedCLI(LightningCLI):
         """The server's rule that ``--server`` gives."""
         return cast(ServerRule | None, self.config_init.get(str(self.subcommand), self.config_init).get("server"))
 
+    @property
+    def _processes(self) -> int:
+        strategy = self.trainer.strategy
+        return strategy.count if isinstance(strategy, RanksStrategy) else 1
+
     def before_fit(self) -> None:
-        """Compare a checkpoint with this run before any training."""
+        """Compare a checkpoint with this run before any training, and its processes with its clients."""
+        check_work(self._processes, self.datamodule.participants, "the clients of a round are")
         path = self.config.fit.ckpt_path
         if path is not None:
             content = read_checkpoint(path)
@@ -282,6 +297,7 @@ class FederatedCLI(LightningCLI):
                 f"lightning-cli {self.subcommand} scores what a run has learned: give --run_dir=RUN_DIR, or "
                 "--ckpt_path=RUN_DIR/checkpoints/last.ckpt (scores before any training: fit --trainer.max_epochs=0)"
             )
+        check_work(self._processes, self.datamodule.num_clients, "the clients of the federation are")
 
     before_test = _before_scoring
 

@@ -1,18 +1,19 @@
-"""The ranks of a run as processes that talk by ``torch.distributed``."""
+"""The ranks of a run as processes."""
 
-import pickle
+import os
 import time
 from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmark.engine.ranks import Ranks
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, printable
 from benchmark.federation import Values
+from benchmark.run.links import Links, Work
+from benchmark.run.plain_values import decode, encode
 from benchmark.run.pulse import BROKEN, OtherRankError, Pulse
 
 T = TypeVar("T")
@@ -25,26 +26,31 @@ CPU = torch.device("cpu")
 #: Longest pause, in seconds, between two looks at whether others have come.
 PAUSE = 0.002
 
+#: Most bytes of plain values that a rank tells at a time.
+PLAIN = 2**30
+
 
 class ProcessRanks(Ranks):
-    """One of several processes; the default process group is theirs.
+    """One of several processes.
 
     Waiting is a loop that also hears of ranks that have ended, so that nobody waits for one that is gone.
 
     Args:
         device: of this process.
         pulse: started.
+        links: to the others.
 
     Attributes:
         received: bytes that came from other ranks so far.
         seconds: spent in waiting and in copying so far.
     """
 
-    def __init__(self, device: torch.device, pulse: Pulse) -> None:
+    def __init__(self, device: torch.device, pulse: Pulse, links: Links) -> None:
         self.rank = pulse.rank
         self.count = pulse.count
         self.device = device
         self.pulse = pulse
+        self.links = links
         self.received = 0
         self.seconds = 0.0
 
@@ -54,20 +60,25 @@ class ProcessRanks(Ranks):
         Raises:
             OtherRankError: one has ended.
         """
-        if self.pulse.trouble is not None:
-            raise self.pulse.trouble
+        self.pulse.look()
 
     def everybody(self, label: str, mine: T) -> list[T]:
         """Return what each rank gives, in the order of ranks.
 
         Raises:
-            ConfigurationError: ranks are at different points.
+            ConfigurationError: ranks are at different points, or one gives no plain values.
             OtherRankError: one has ended.
         """
-        data = torch.frombuffer(bytearray(pickle.dumps((label, mine))), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(encode(label, (label, mine))), dtype=torch.uint8)
         sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
+        for rank, size in enumerate(sizes):
+            if not 0 < size <= PLAIN:
+                raise ConfigurationError(
+                    f"{label}: rank {rank} has {size:,} bytes to tell; expected 1 to {PLAIN:,}, of the same version of "
+                    "this program on all ranks"
+                )
         parts = self._all_gather(_padded(data, max(sizes)))
-        given = [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+        given = [_read(label, rank, part[:size]) for rank, (part, size) in enumerate(zip(parts, sizes, strict=True))]
         if others := sorted({other for other, _ in given} - {label}):
             raise ConfigurationError(
                 f"ranks are at different points of the run, {label!r} and {others[0]!r}: does a callback of the "
@@ -78,7 +89,7 @@ class ProcessRanks(Ranks):
     def gather(self, label: str, mine: Values) -> list[Values]:
         """Return the tensors of each rank, in the order of ranks."""
         layouts = self.everybody(label, _layout(mine))
-        sizes = [_bytes(layout) for layout in layouts]
+        sizes = self._sizes(label, layouts)
         on_device = any(kind != "cpu" for layout in layouts for _, _, kind in layout.values())
         device = self.device if on_device else CPU
         parts = (
@@ -96,24 +107,42 @@ class ProcessRanks(Ranks):
         layouts = self.everybody(label, [_layout(parcel) for parcel in parcels])
         mine = [{} if rank == self.rank else theirs[self.rank] for rank, theirs in enumerate(layouts)]
         sent = [_packed({} if rank == self.rank else parcel, CPU) for rank, parcel in enumerate(parcels)]
-        sizes = [_bytes(layout) for layout in mine]
+        sizes = self._sizes(label, mine)
         arrived = torch.empty(sum(sizes), dtype=torch.uint8)
-        # Not by isend, whose end can't be asked for without waiting for it.
-        self._wait(dist.all_to_all_single(arrived, torch.cat(sent), sizes, [len(each) for each in sent], async_op=True))
+        self._wait(self.links.all_to_all(arrived, sizes, sent))
         self.received += len(arrived)
         return [
             parcels[rank] if rank == self.rank else _unpacked(part, layout)
             for rank, (part, layout) in enumerate(zip(arrived.split(sizes), mine, strict=True))
         ]
 
+    def _sizes(self, label: str, layouts: Sequence[Layout]) -> list[int]:
+        """Return the bytes of each rank's tensors, of which this process must have room for all.
+
+        Raises:
+            ConfigurationError: it can't, or these are no layouts.
+        """
+        try:
+            sizes = [_bytes(layout) for layout in layouts]
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{label}: a rank tells of no tensors ({error}); do all ranks have the same version of this program?"
+            ) from None
+        if sum(sizes) > (room := _memory(self.device)):
+            raise ConfigurationError(
+                f"{label}: the ranks would send {sum(sizes):,} bytes at a time, and this one has {room:,}; train fewer "
+                "clients in a round, or a smaller model"
+            )
+        return sizes
+
     def _all_gather(self, mine: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(mine) for _ in range(self.count)]
+        parts = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.count)]
         if mine.numel():
-            self._wait(dist.all_gather(parts, mine, async_op=True))
+            self._wait(self.links.all_gather(parts, mine))
         self.received += (self.count - 1) * mine.numel() * mine.element_size()
         return parts
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Work) -> None:
         began, pause = time.perf_counter(), PAUSE / 64
         while not work.is_completed():
             self.look()
@@ -140,7 +169,26 @@ def _layout(values: Values) -> Layout:
 
 
 def _bytes(layout: Layout) -> int:
+    if any(size < 0 for shape, _, _ in layout.values() for size in shape):
+        raise ValueError("sizes below 0")
     return sum(prod(shape) * dtype.itemsize for shape, dtype, _ in layout.values())
+
+
+def _read(label: str, rank: int, data: Tensor) -> Any:
+    try:
+        theirs, value = decode(data.numpy().tobytes())
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{label}: rank {rank} has sent what can't be read ({printable(str(error))}): do all ranks have the same "
+            "version of this program?"
+        ) from None
+    return theirs, value
+
+
+def _memory(device: torch.device) -> int:
+    """Return all bytes of the device and of the host, whichever are more."""
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(host, torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 0)
 
 
 def _packed(values: Values, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.paths import check_present_folder
 from benchmark.run.given_files import with_files_read
 from benchmark.run.overview import overview
+from benchmark.run.process_numbers import check_numbers
 from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
 from benchmark.run.run_directory import last_checkpoint
 
@@ -28,12 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given in ([], ["-h"], ["--help"], ["--version"]):
         overview().parse_args(given)
     try:
+        check_numbers()
         check_present_folder()
         with_files_read(with_config_of_run(given))
         run_dir = run_dir_of_fit(given)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    # What torch would say of connections, stacks of its own included, the run says in a line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     kept = "" if run_dir is None or not last_checkpoint(run_dir).is_file() else f": {what_is_kept(run_dir, given)}"
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -4,11 +4,9 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -18,67 +16,24 @@ from benchmark.engine.ranks import Ranks
 from benchmark.engine.settings import RANKS
 from benchmark.errors import ConfigurationError, causes
 from benchmark.ranges import PositiveFloat
+from benchmark.run.meeting import Arrival, Member, OneFolder, OnePort, while_looking
+from benchmark.run.process_numbers import check_range
 from benchmark.run.processes import ProcessRanks
 from benchmark.run.pulse import BEAT, OtherRankError, Pulse
 from benchmark.run.signals import interrupting_signal
 
 T = TypeVar("T")
 
-#: Seconds in which all processes of a run must have come: each reads the data, and the weights, by itself.
-ARRIVAL = 1800.0
 #: Seconds that the others are given to end after one has.
 GRACE = 10.0
-#: Waits are ended by ``Pulse`` alone: a rank may have more to do than the others for as long as it lives.
-FOREVER = timedelta(days=365)
 
-
-#: What schedulers and launchers call the number of a process, from 0.
-PROCESS_NUMBERS = ("RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RANK", "LOCAL_RANK")
-
-
-def is_first_process() -> bool:
-    """Whether this process is the one that writes and prints, before and after there is a Trainer."""
-    return all(os.environ.get(name, "0") == "0" for name in PROCESS_NUMBERS)
+#: Whether this process has others to talk to.
+_connected = False
 
 
 def are_connected() -> bool:
     """Whether this process has others to talk to."""
-    return dist.is_available() and dist.is_initialized()
-
-
-def check_first(several: bool) -> None:
-    """Refuse a run of one device in a process that is not the first of several: it would neither lock nor say anything.
-
-    Args:
-        several: as for ``check_started``.
-
-    Raises:
-        ConfigurationError: the environment, perhaps a scheduler's, gives it another number.
-    """
-    one_of = next((name for name in PROCESS_NUMBERS if os.environ.get(name, "0") != "0"), None)
-    if not several and one_of is not None:
-        raise ConfigurationError(
-            f"{one_of}={os.environ[one_of]} in the environment says that this is one of several processes, and the "
-            "Trainer's settings are those of one: unset it, or give trainer.devices and trainer.num_nodes"
-        )
-
-
-def check_started(several: bool) -> None:
-    """Refuse to run a whole federation in each of several processes that were started.
-
-    Args:
-        several: whether the Trainer's settings ask for several devices.
-
-    Raises:
-        ConfigurationError: they do not, and there are other processes.
-    """
-    torchrun = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
-    for what, count in (("torchrun", torchrun), ("srun", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))):
-        if not several and count != "1":
-            raise ConfigurationError(
-                f"{what} has started {count} processes, and the Trainer's settings are those of one: give "
-                "trainer.devices, the processes of a machine, and trainer.num_nodes, the machines"
-            )
+    return _connected
 
 
 class RanksStrategy(Strategy):
@@ -100,6 +55,8 @@ class RanksStrategy(Strategy):
         self.command: Sequence[str] = ()
         #: of the engine
         self.ranks: Ranks = Ranks()
+        #: where all ranks are processes of this machine, which one of them has started
+        self.folder = OneFolder.given()
         self._ended = False
 
     # ------------------------------------------------------------------ which process this is
@@ -138,6 +95,7 @@ class RanksStrategy(Strategy):
     def set_world_ranks(self) -> None:
         """Number the processes; the Trainer asks for it."""
         environment = self.environment
+        check_range(environment.local_rank(), len(self.parallel_devices), environment.node_rank(), self.num_nodes)
         environment.set_global_rank(environment.node_rank() * len(self.parallel_devices) + environment.local_rank())
         environment.set_world_size(self.count)
         cast(Any, rank_zero_only).rank = self.global_rank
@@ -152,50 +110,31 @@ class RanksStrategy(Strategy):
         super().setup_environment()
         if self.count == 1 or self.ranks.count > 1:
             return
-        rank, count = self.global_rank, self.count
-        store = self._store(rank)
-        if not dist.is_initialized():
-            cuda = self.root_device.type == "cuda"
-            backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-            group = dist.PrefixStore("group", store)
-            dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=FOREVER)
-        pulse = Pulse(store.clone(), rank, count, self.timeout)
-        self.ranks = ProcessRanks(self.root_device, pulse)
-        self.ranks.everybody("the beginning", rank)
+        global _connected
+        way = self.folder or OnePort(self.environment.main_address, self.environment.main_port)
+        member = Member(self.global_rank, self.count, self.root_device)
+        store = Arrival(way, member, self.local_rank == 0, self._look_at_started).wait()
+        pulse = Pulse(store.clone(), member.rank, member.count, self.timeout, self._is_left)
         pulse.start()
+        links = while_looking(lambda given_up: way.links(member, store), pulse.look)
+        self.ranks = ProcessRanks(self.root_device, pulse, links)
+        _connected = True
+        self.ranks.everybody("the beginning", member.rank)
 
-    def _store(self, rank: int) -> dist.Store:
-        """Connect to the store of all processes, and wait until they have come.
+    def _is_left(self) -> bool:
+        return self.folder is not None and self.folder.is_left()
+
+    def _look_at_started(self) -> None:
+        """Raise if a process of this machine that has not come yet has ended.
 
         Raises:
-            ConfigurationError: they have not.
+            OtherRankError: which.
         """
-        address, port = self.environment.main_address, self.environment.main_port
-        end = time.monotonic() + ARRIVAL
-        here = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store: dist.Store | None = None
-        while store is None:
-            try:
-                wait = timedelta(seconds=GRACE)
-                store = dist.TCPStore(address, port, None, here, wait, wait_for_workers=False, multi_tenant=True)
-            except RuntimeError as error:
-                if time.monotonic() > end or here:
-                    raise ConfigurationError(
-                        f"rank {rank} can't reach the others at {address}:{port}: {str(error).splitlines()[0]}; give "
-                        "the first machine's address as MASTER_ADDR, and a free port as MASTER_PORT"
-                    ) from error
-        store = dist.PrefixStore(f"ranks{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)
-        store.add("arrived", 1)
-        while (arrived := store.add("arrived", 0)) < self.count:
-            if self.launcher is not None:
-                self._launcher.check()
-            if time.monotonic() > end:
-                raise ConfigurationError(
-                    f"{arrived} of {self.count} processes have come within {ARRIVAL:.0f} s; is trainer.devices, times "
-                    "trainer.num_nodes, the number of processes that were started?"
-                )
-            time.sleep(0.01)
-        return store
+        if self.launcher is not None:
+            self._launcher.check()
+        if self._is_left():
+            message = "the process that has started this one ended before the first round"
+            raise OtherRankError(message, 1, told_here=self.local_rank <= 1)
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the other processes know why this one ends."""
@@ -215,12 +154,16 @@ class RanksStrategy(Strategy):
 
     def teardown(self) -> None:
         """Leave together, where nothing has failed."""
+        global _connected
         if isinstance(self.ranks, ProcessRanks):
             if not self._ended:
                 self.ranks.everybody("the end", None)
-                dist.destroy_process_group()
+                _connected = False
+            self.ranks.links.close(together=not self._ended)
             self.ranks.pulse.stop()
             self.ranks = Ranks()
+        if self._is_left() and self.folder is not None:
+            self.folder.remove()
         super().teardown()
 
     def model_to_device(self) -> None:
@@ -271,6 +214,8 @@ class _Launcher:
     def __init__(self, strategy: RanksStrategy) -> None:
         self.strategy = strategy
         self.processes: list[subprocess.Popen[bytes]] = []
+        #: that this process has made for them
+        self.folder: OneFolder | None = None
 
     def launch(self, function: Callable[..., T], *args: Any, trainer: Any = None, **kwargs: Any) -> T:
         """Start them and call what the Trainer does; they end with it."""
@@ -282,9 +227,9 @@ class _Launcher:
             raise ConfigurationError(f"trainer: {' '.join(str(error).split())}") from error
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // devices))
-        if not strategy.environment.creates_processes_externally:
-            self._start(devices)
         try:
+            if not strategy.environment.creates_processes_externally:
+                self._start(devices)
             made = function(*args, **kwargs)
         except BaseException:
             if not self.processes:  # those of a cluster hear why from this one, if it is the first
@@ -301,12 +246,13 @@ class _Launcher:
                 f"trainer.devices={devices}: from Python one process runs a federation; use lightning-cli fit, or "
                 "start the processes yourself (torchrun)"
             )
-        shared = {
-            "MASTER_ADDR": strategy.environment.main_address,
-            "MASTER_PORT": str(strategy.environment.main_port),
-            "NODE_RANK": str(strategy.environment.node_rank()),
-            "WORLD_SIZE": str(strategy.count),
-        }
+        shared = {"NODE_RANK": str(strategy.environment.node_rank()), "WORLD_SIZE": str(strategy.count)}
+        if strategy.num_nodes == 1:
+            strategy.folder = self.folder = OneFolder.new()
+            shared |= self.folder.environment
+        else:
+            shared["MASTER_ADDR"] = strategy.environment.main_address
+            shared["MASTER_PORT"] = str(strategy.environment.main_port)
         for local_rank in range(1, devices):
             environment = os.environ | shared | {"LOCAL_RANK": str(local_rank)}
             self.processes.append(subprocess.Popen(strategy.command, env=environment))
@@ -336,3 +282,5 @@ class _Launcher:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self.folder is not None:
+            self.folder.remove()

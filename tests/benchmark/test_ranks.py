@@ -10,7 +10,7 @@ import pytest
 import torch
 from federation import build, fit
 from lightning.pytorch.callbacks import Callback
-from over_ranks import over_ranks, run_over
+from over_ranks import at_a_port, over_ranks, run_over
 
 from benchmark.engine.capacity import balanced
 from benchmark.engine.ranks import dealt, fingerprint
@@ -44,10 +44,10 @@ def alone(conf: str, *overrides: str, rounds: int = 2) -> Any:
     return run_over(1, conf, *overrides, rounds=rounds)
 
 
-def require_same_over(count: int, conf: str, *overrides: str) -> list[int]:
+def require_same_over(count: int, conf: str, *overrides: str, at: dict[str, str] | None = None) -> list[int]:
     """Require what a run over so many ranks leaves behind to be what one leaves; returns bytes of rows by rank."""
     expected, counted, _ = alone(conf, *overrides)
-    found, found_counted, held = run_over(count, conf, *overrides)
+    found, found_counted, held = run_over(count, conf, *overrides, at=at)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(value.nan_to_num(7), found[name].nan_to_num(7)), name
@@ -59,6 +59,11 @@ def require_same_over(count: int, conf: str, *overrides: str) -> list[int]:
 @pytest.mark.parametrize("conf", KINDS)
 def test_the_number_of_ranks_changes_no_bit(conf: str, count: int) -> None:
     require_same_over(count, conf, *FEW, *KINDS[conf])
+
+
+@pytest.mark.parametrize("conf", ["FedAvg", "FedPer"])
+def test_processes_that_a_launcher_has_started_come_to_the_same_bits(conf: str) -> None:
+    require_same_over(3, conf, *FEW, *KINDS[conf], at=at_a_port())
 
 
 def test_there_may_be_more_ranks_than_clients() -> None:
