@@ -152,7 +152,9 @@ def write_table(
     draw_curves(table, rendered.lines, picture)
     failed = {cell: outcome for cell, outcome in outcomes.items() if outcome.run_dir is None}
     return TableResult(
-        *paths.values(),
+        paths["md"],
+        paths["csv"],
+        paths["tex"],
         failed,
         rendered.problems,
         rendered.markdown,
