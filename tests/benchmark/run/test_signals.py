@@ -19,7 +19,7 @@ from benchmark.run.checkpoint import finished_rounds, read_checkpoint
 from benchmark.run.resume import fit_again
 from benchmark.run.signals import Interrupted, interrupting_signal, termination_as_interrupt
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "benchmark.run.cli"]
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--data.cohort_width=1"]
 

@@ -20,7 +20,7 @@ from benchmark.cells.forks import can_fork
 from benchmark.cells.identity import Cell, content_hash
 from benchmark.run.command import PROGRAM
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux")
 
 #: A user's script, without `if __name__ == "__main__"`.

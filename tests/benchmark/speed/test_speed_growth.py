@@ -22,7 +22,7 @@ from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from methods.fedper import FedPer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_growth_measures_state_and_checkpoint() -> None:

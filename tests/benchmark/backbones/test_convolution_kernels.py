@@ -47,7 +47,7 @@ def compare(shape: tuple[int, ...], programs: int) -> None:
 
 def test_they_are_torchs_convolutions_client_by_client() -> None:
     """Each gradient of the filters is one sum, or made of parts."""
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{2 * len(SHAPES)} compared\n"), done.stderr

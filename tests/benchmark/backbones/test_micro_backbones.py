@@ -31,7 +31,7 @@ from benchmark.seeds import torch_generator
 from datamodules.digits import DigitDomains
 from datamodules.source import ImagePool
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

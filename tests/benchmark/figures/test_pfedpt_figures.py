@@ -29,7 +29,7 @@ from benchmark.run.reload import become_client, restore
 from benchmark.tables.cells import make_cell
 from benchmark.tables.layout import load_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MOVEMENT = (
     '--trainer.callbacks=[{"class_path": "benchmark.run.parameter_movement.PersonalMovement", '
     '"init_args": {"parameters": ["visual_prompt"]}}]'

@@ -47,7 +47,7 @@ from datamodules.source import ImagePool
 from methods.text_prompt import TextPromptMethod
 
 pytest.importorskip("optuna")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
 
 

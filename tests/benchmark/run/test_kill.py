@@ -12,7 +12,7 @@ import torch
 from federation import CONF
 from processes import Forked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROUNDS = 8
 
 

@@ -46,7 +46,7 @@ from benchmark.tables.paper import paper_value, read_paper
 from benchmark.tables.render import Rendered, render
 from benchmark.tables.run_table import run_table
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # A run that copies a finished one. Overrides steer it: `--wait=FILE` waits for the file, `--fail=TEXT` fails.
 FAKE_RUN = """

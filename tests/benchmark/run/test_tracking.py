@@ -47,7 +47,7 @@ COSTS = {"communication/clients", "communication/down_bytes", "communication/up_
 
 def run_apart(code: str, *arguments: str, cwd: Path) -> None:
     """Execute code in a process of its own, without what names the W&B service of this process's session."""
-    paths = [str(Path(__file__).parents[2]), str(CONF.parent)]
+    paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
     process = Forked([sys.executable, "-c", code, *arguments], cwd, environment)

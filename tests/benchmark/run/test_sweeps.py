@@ -18,7 +18,7 @@ import yaml
 from benchmark.records.record_file import read_record
 from benchmark.run.cli import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 
 

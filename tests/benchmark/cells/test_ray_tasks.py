@@ -30,7 +30,7 @@ from benchmark.cells.work import Work
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished, read_record
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 #: What differs between two computers and two days.
 MEASURED = {"seconds", "peak_memory_bytes"}
 CELL = Cell("alpha-00000000", (), (), 0)

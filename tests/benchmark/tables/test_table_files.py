@@ -13,7 +13,7 @@ from benchmark.cells.given_options import given_options
 from benchmark.tables.layout import load_table
 from benchmark.tables.paper import read_paper
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TABLES: dict[str, dict[str, Any]] = {
     path.stem: yaml.load(path.read_bytes(), yaml.CSafeLoader)
     for path in sorted((ROOT / "configs/tables").glob("*.yaml"))

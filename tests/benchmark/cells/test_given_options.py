@@ -14,7 +14,7 @@ from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.run.parser import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def given(*overrides: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from benchmark.report.reproduction import write_notes
 from benchmark.tables.frame import LONG_COLUMNS, read_long_frame
 from benchmark.tables.layout import load_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PAPER = """paper,table,dataset,setting,backbone,method,metric,value,std
 pFedPG,1,Office-Caltech10,avg over domains,ViT-B/16,FedVPT,accuracy,94.29,
@@ -135,7 +135,7 @@ def test_the_committed_template_has_every_published_table() -> None:
 
 
 def test_a_part_of_a_tables_csv_is_refused(results: Path) -> None:
-    whole = (Path(__file__).parents[2] / "results/tables/table1_demo.csv").read_bytes()
+    whole = (Path(__file__).parents[3] / "results/tables/table1_demo.csv").read_bytes()
     path = results / "tables" / "first_paper.csv"
     path.write_bytes(whole)
     assert len(read_long_frame(path)) == whole.count(b"\n") - 1
@@ -148,7 +148,7 @@ def test_a_part_of_a_tables_csv_is_refused(results: Path) -> None:
 
 @pytest.mark.parametrize("column", ["low", "pairs", "seeds", "seconds", "bytes_up", "asked", "method"])
 def test_a_tables_csv_with_words_for_numbers_or_without_a_method_is_refused(results: Path, column: str) -> None:
-    table = pd.read_csv(Path(__file__).parents[2] / "results/tables/table1_demo.csv", dtype="str")
+    table = pd.read_csv(Path(__file__).parents[3] / "results/tables/table1_demo.csv", dtype="str")
     path = results / "tables" / "first_paper.csv"
     table.assign(**{column: None if column == "method" else "many"}).to_csv(path, index=False)
     with pytest.raises(ConfigurationError, match=r"first_paper\.csv is not a table's CSV of this version"):
