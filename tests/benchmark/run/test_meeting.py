@@ -37,7 +37,7 @@ from benchmark.run.processes import ProcessRanks
 from benchmark.run.pulse import OtherRankError, Pulse
 from benchmark.run.strategy import RanksStrategy
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BASE = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--trainer.max_epochs=2"]
 CPU = torch.device("cpu")
 
