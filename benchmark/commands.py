@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.cells.places import add_place, chosen_place
 from benchmark.errors import ConfigurationError
+from benchmark.files import file_name, file_path
 from benchmark.shipped import configuration, configurations, version
 
 if TYPE_CHECKING:  # slow to import
@@ -151,7 +152,10 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Go on with a run that was stopped, after the last round it has kept."""
+    """Go on with a run that was stopped, after the last round it has kept.
+
+    Its config.yaml says which classes are imported and called, and with what: resume only directories you trust.
+    """
     from benchmark.run.resume import fit_again
     from benchmark.run.start import main as lightning_cli
 
@@ -252,13 +256,13 @@ def partition(arguments: argparse.Namespace) -> int:
 
 def _add_table(entry: argparse.ArgumentParser, kept: str = "finished runs from results/runs") -> None:
     """Add which table is run, and where."""
-    entry.add_argument("name", help="a table of configs/tables, or a YAML file")
+    entry.add_argument("name", type=file_name, help="a table of configs/tables, or a YAML file")
     entry.add_argument(
         "--preset",
         default="demo",
         help="demo (bundled data and models), paper or another of the table's; default %(default)s",
     )
-    entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
+    entry.add_argument("--data_dir", type=file_name, help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument("--kept", action="store_true", help=f"take {kept} too")
     _add_rerun(entry)
     add_place(entry)
@@ -309,18 +313,22 @@ def parser() -> argparse.ArgumentParser:
         default="demo",
         help="demo (bundled data and models), paper or another of the table's; default %(default)s",
     )
-    entry.add_argument("--data_dir", help="folder of the data sets; default the environment's DATA_DIR")
+    entry.add_argument("--data_dir", type=file_name, help="folder of the data sets; default the environment's DATA_DIR")
     entry.add_argument(
-        "--run_dir", nargs="+", default=[], help="finished runs with a checkpoint, in place of the preset's"
+        "--run_dir",
+        type=file_name,
+        nargs="+",
+        default=[],
+        help="finished runs with a checkpoint, in place of the preset's",
     )
     entry.add_argument("--jobs", type=int, help="runs at a time; default as for tables")
     _add_rerun(entry)
     entry.set_defaults(run=figure)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
-    entry.add_argument("run_dir", type=Path)
+    entry.add_argument("run_dir", type=file_path)
     entry.set_defaults(run=show)
     entry = commands.add_parser("resume", help=resume.__doc__, description=resume.__doc__)
-    entry.add_argument("run_dir", type=Path)
+    entry.add_argument("run_dir", type=file_path)
     entry.add_argument(
         "options", nargs=argparse.REMAINDER, metavar="OPTION", help="of lightning-cli fit: --trainer.max_time=..."
     )
@@ -331,17 +339,17 @@ def parser() -> argparse.ArgumentParser:
     entry = commands.add_parser("check", help=check.__doc__, description=check.__doc__)
     entry.add_argument("target", metavar="CLASS", help="dotted path: my_module.MyMethod")
     entry.add_argument(
-        "--config", type=Path, action="append", default=[], help="of a run that it is part of; default: tiny data"
+        "--config", type=file_path, action="append", default=[], help="of a run that it is part of; default: tiny data"
     )
     entry.set_defaults(run=check)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
-    entry.add_argument("what", nargs="+", metavar="MANIFEST_OR_CONFIG", help="later configurations win")
-    entry.add_argument("picture", type=Path, metavar="PNG", help="where to draw; the manifest goes beside it")
+    entry.add_argument("what", type=file_name, nargs="+", metavar="MANIFEST_OR_CONFIG", help="later configurations win")
+    entry.add_argument("picture", type=file_path, metavar="PNG", help="where to draw; the manifest goes beside it")
     entry.add_argument("--split", choices=("train", "test"), default="train")
     entry.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the data: source.root=/data")
     entry.set_defaults(run=partition)
     entry = commands.add_parser("verify", help=verify.__doc__, description=verify.__doc__)
-    entry.add_argument("run_dirs", type=Path, nargs="*", metavar="RUN_DIR", help=f"default: all of {KEPT_RUNS}")
+    entry.add_argument("run_dirs", type=file_path, nargs="*", metavar="RUN_DIR", help=f"default: all of {KEPT_RUNS}")
     entry.add_argument("--resolve", action="store_true", help="does the configuration still mean the same?")
     entry.add_argument(
         "--rerun",
@@ -351,32 +359,34 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="run again what took at most so long, default %(const)s, and compare every number",
     )
-    entry.add_argument("--data_dir", help="folder of the data sets, for --rerun; default the environment's DATA_DIR")
+    entry.add_argument(
+        "--data_dir", type=file_name, help="folder of the data sets, for --rerun; default the environment's DATA_DIR"
+    )
     entry.set_defaults(run=verify)
     entry = commands.add_parser("keep", help=keep.__doc__, description=keep.__doc__)
-    entry.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    entry.add_argument("run_dirs", type=file_path, nargs="+", metavar="RUN_DIR")
     entry.set_defaults(run=keep)
     entry = commands.add_parser("report", help=report.__doc__, description=report.__doc__)
     entry.add_argument("page", type=Path, nargs="?", default=Path("results/report.html"), help="default %(default)s")
-    entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
-    entry.add_argument("--runs", type=Path, help="a further folder of runs, such as runs")
+    entry.add_argument("--results_dir", type=file_path, default=Path("results"), help="default %(default)s")
+    entry.add_argument("--runs", type=file_path, help="a further folder of runs, such as runs")
     entry.set_defaults(run=report)
     entry = commands.add_parser("wandb-report", help=wandb_report.__doc__, description=wandb_report.__doc__)
     entry.add_argument("project", metavar="ENTITY/PROJECT", help="after `wandb login`")
     entry.set_defaults(run=wandb_report)
     entry = commands.add_parser("reproduction", help=reproduction.__doc__, description=reproduction.__doc__)
-    entry.add_argument("--results_dir", type=Path, default=Path("results"), help="default %(default)s")
+    entry.add_argument("--results_dir", type=file_path, default=Path("results"), help="default %(default)s")
     entry.set_defaults(run=reproduction)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: 0 well, 1 something failed or does not verify, 2 bad input, 130 interrupted."""
-    parsed = parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what an ASCII terminal cannot show ends no command
             stream.reconfigure(errors="replace")
     try:
+        parsed = parser().parse_args(arguments)
         return int(parsed.run(parsed))
     except ConfigurationError as error:
         print(_text(f"benchmark: {error}"), file=sys.stderr)

@@ -4,6 +4,7 @@ torchvision's ``ImageFolder`` decodes at every read, and the ``datasets`` librar
 reads thousands of small batches in any order, so decoded pixels are kept here, in one file that all processes map.
 """
 
+import errno
 import hashlib
 import io
 import math
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import open_regular
 from datamodules.source import ImagePool
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -275,6 +277,7 @@ def _sums(images: NDArray[np.uint8], digests: NDArray[np.uint8]) -> NDArray[np.u
 def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     """The cached array, or None where there is none of this form."""
     try:
+        open_regular(path).close()
         # Copy-on-write: torch wants a writable array, the file never changes.
         array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -285,6 +288,8 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 @contextmanager
 def _replacing(path: Path, shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
     """A mapped array to fill, which takes the place of ``path`` when it is full."""
+    if path.parent.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link")
     path.parent.mkdir(exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
