@@ -179,7 +179,10 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Go on with a run that was stopped, after the last round it has kept."""
+    """Go on with a run that was stopped, after the last round it has kept.
+
+    Its config.yaml says which classes are imported and called, and with what: resume only directories you trust.
+    """
     from benchmark.run.resume import fit_again
     from benchmark.run.start import main as lightning_cli
 

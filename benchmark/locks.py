@@ -5,13 +5,18 @@ filelock does as much, and does not say who holds a lock, nor hands it on to the
 
 import fcntl
 import os
+import re
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder
+
+#: What a lock's file holds: nothing, or a state and who had it.
+OWN_TEXT = re.compile(r"\Z|\w+: process \d+ on ")
 
 
 class FileLock:
@@ -23,16 +28,24 @@ class FileLock:
         path: the file; it is made, and so is its folder.
 
     Raises:
-        ConfigurationError: it can't be made.
+        ConfigurationError: it can't be made, or something else than a lock has its name.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         make_folder(path.parent)
         try:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
+            if path.is_symlink():
+                raise self._no_lock() from None
             raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+        if not stat.S_ISREG(os.fstat(self.descriptor).st_mode) or not OWN_TEXT.match(self.read()):
+            os.close(self.descriptor)
+            raise self._no_lock()
+
+    def _no_lock(self) -> ConfigurationError:
+        return ConfigurationError(f"{self.path} is no lock of a run, and would be written over; move it away")
 
     def acquire(self) -> bool:
         """Take the lock if it is free, else let go of the file."""

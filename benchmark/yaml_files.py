@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import read_regular
 
 T = TypeVar("T")
 
@@ -22,18 +23,14 @@ def read_yaml(path: str | Path) -> Any:
     """The content of a YAML file; None of an empty one.
 
     Raises:
-        ConfigurationError: the file is missing, is no text in UTF-8, or is refused by :func:`parse_yaml`.
+        ConfigurationError: the file is missing, too large, no text in UTF-8, or is refused by :func:`parse_yaml`.
     """
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "no regular file"
             raise ConfigurationError(f"{path} cannot be read: it is {kind}; expected a YAML file")
-        with path.open("rb") as stream:
-            content = stream.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ConfigurationError(f"{path} has more than {MOST_BYTES:,} bytes; expected a YAML file that one wrote")
-        text = content.decode()
+        text = read_regular(path, MOST_BYTES, links=True).decode()
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path} cannot be read: there is no such file, seen from {Path.cwd()}") from error
     except UnicodeDecodeError as error:

@@ -1,13 +1,13 @@
 """The record of a partition: enough to check it, to compare it and to run on it again."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import parse_json, read_regular
 from benchmark.records.hashes import OF_THE_IMAGES
 from datamodules.partition import ClientSplits, Indices, Partition
 from datamodules.partition.client_rows import ClientRows
@@ -15,6 +15,7 @@ from datamodules.source import ImagePool, ImageSource
 from datamodules.split_record import Manifest, SplitRecord, client_lines
 
 FORMAT = 1
+MOST_BYTES = 2**28
 
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "format": int,
@@ -149,7 +150,7 @@ def read_manifest(path: str | Path) -> Manifest:
             two of one name.
     """
     try:
-        manifest = json.loads(Path(path).read_text(encoding="utf-8"))
+        manifest = parse_json(read_regular(path, MOST_BYTES, links=True))
     except OSError as error:
         raise ConfigurationError(f"cannot read the partition manifest {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

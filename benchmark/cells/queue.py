@@ -16,6 +16,8 @@ from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome, finished_outcome, said_of_code
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Attempt, Course, Place, Work
+from benchmark.errors import ConfigurationError
+from benchmark.files import check_no_links, refuse_link
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
 from benchmark.run.run_directory import last_checkpoint
@@ -113,7 +115,13 @@ def run_cells(
                         break
                     cell = pending.popleft()
                     run_dir = work.runs_dir / cell.name
-                    lock = CellLock(run_dir)
+                    try:
+                        refuse_link(run_dir)
+                        check_no_links(run_dir)
+                        lock = CellLock(run_dir)
+                    except ConfigurationError as error:
+                        settle(cell, Outcome(None, str(error)), 0.0)
+                        continue
                     if not lock.acquire():
                         wait_for(cell)
                         continue

@@ -17,6 +17,7 @@ from benchmark.cells.lock import CellLock
 from benchmark.cells.log import last_line
 from benchmark.cells.work import Attempt, Work
 from benchmark.errors import ConfigurationError
+from benchmark.files import refuse_link
 from benchmark.records.record_file import is_finished
 from benchmark.records.source_code import changed_files
 
@@ -190,6 +191,7 @@ def _begun_by_other_code(run_dir: Path) -> bool:
 def _set_aside(run_dir: Path) -> None:
     """Put a run that is to be made again into a folder of its own; the lock stays, others may wait for it."""
     aside = run_dir.parent / ".replaced" / f"{run_dir.name}-{time.time_ns()}"
+    refuse_link(aside.parent)
     aside.mkdir(parents=True)
     for entry in sorted(run_dir.iterdir(), key=lambda path: path.name != "record.json"):  # no record without its files
         if entry.name != "lock":

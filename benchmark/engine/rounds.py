@@ -189,7 +189,7 @@ class Server(Callback):
         """Restore what ``state_dict`` gave.
 
         Raises:
-            ConfigurationError: the checkpoint was saved inside a round.
+            ConfigurationError: the checkpoint was saved inside a round, or holds no state of this run's rule.
         """
         if state_dict["inside_round"]:
             raise ConfigurationError(
@@ -199,4 +199,11 @@ class Server(Callback):
         self.finished_rounds = state_dict["finished_rounds"]
         self.traffic.load_state_dict(state_dict["traffic"])
         self.dropped = dict(state_dict["dropped"])
-        self.rule.load_state_dict(state_dict["rule"])
+        try:
+            self.rule.load_state_dict(state_dict["rule"])
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise ConfigurationError(
+                f"the checkpoint holds no state of the server {type(self.rule).__name__} ({said}); take an unchanged "
+                "copy, or start without --ckpt_path"
+            ) from error

@@ -6,12 +6,11 @@ and from then on that file is what counts.
 
 import contextlib
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from benchmark.records.metrics_table import PARTS, read_table, rows_sha256, write_parquet
+from benchmark.records.metrics_table import PARTS, read_table, round_file, rounds_in, rows_sha256, write_parquet
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -19,7 +18,7 @@ if TYPE_CHECKING:  # slow to import
 
 def write_evaluation(run_dir: Path, round: int, metrics: "pd.DataFrame") -> str:
     """Write the table of one evaluation, whole or not at all; returns the sha256 of its rows."""
-    path = _path(run_dir, round)
+    path = round_file(run_dir / PARTS, round)
     with contextlib.suppress(OSError):  # the file says it better
         path.parent.mkdir(exist_ok=True)
     write_parquet(path, metrics)
@@ -36,8 +35,8 @@ def read_evaluations(run_dir: Path) -> "Iterator[tuple[int, pd.DataFrame]]":
         for round, table in read_table(run_dir / "metrics.parquet").groupby("round", sort=True):
             yield cast(int, round), table
         return
-    for path in sorted((run_dir / PARTS).glob("round-*.parquet")):
-        yield int(path.stem.removeprefix("round-")), read_table(path)
+    for round, path in rounds_in(run_dir / PARTS):
+        yield round, read_table(path)
 
 
 def has_evaluations(run_dir: Path) -> bool:
@@ -46,17 +45,19 @@ def has_evaluations(run_dir: Path) -> bool:
 
 
 def remove_evaluations(run_dir: Path, keep: Mapping[int, str]) -> None:
-    """Leave nothing but the tables of the rounds in ``keep``."""
-    kept = {_path(run_dir, round) for round in keep}
-    for path in (run_dir / PARTS).glob("*"):
-        if path not in kept:
+    """Leave of the rounds' tables those of the rounds in ``keep`` alone; what is no such table stays."""
+    for round, path in rounds_in(run_dir / PARTS):
+        if round not in keep:
             path.unlink()
     (run_dir / "metrics.parquet").unlink(missing_ok=True)
 
 
 def remove_merged(run_dir: Path) -> None:
     """Remove the tables that ``metrics.parquet`` holds."""
-    shutil.rmtree(run_dir / PARTS, ignore_errors=True)
+    with contextlib.suppress(OSError):  # something else lies there
+        for _, path in rounds_in(run_dir / PARTS):
+            path.unlink()
+        (run_dir / PARTS).rmdir()
 
 
 def sha256_of(evaluations: Mapping[int, str]) -> str:
@@ -66,7 +67,3 @@ def sha256_of(evaluations: Mapping[int, str]) -> str:
         evaluations: per round the sha256 of its rows.
     """
     return hashlib.sha256("".join(evaluations[round] for round in sorted(evaluations)).encode()).hexdigest()
-
-
-def _path(run_dir: Path, round: int) -> Path:
-    return run_dir / PARTS / f"round-{round:06d}.parquet"

@@ -1,5 +1,6 @@
 """Finished runs, grouped over seeds and described in a reader's words."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +159,7 @@ def read_run(folder: Path) -> Run:
     try:  # all is read here, where a run with something damaged can be left out
         _ = stored.metrics, run.dataset, run.setting, run.backbone, run.local_work, _source(run)
         _ = run.config.get("data", {}).get("partition_seed"), {**run.config.get("trainer", {})}
-        if (folder / "manifest.json").is_file():  # what is kept of a large one is bound to nothing
+        if os.path.lexists(folder / "manifest.json"):  # what is kept of a large one is bound to nothing
             _ = stored.partition
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{folder / 'config.yaml'} is no configuration of a run ({error})") from error

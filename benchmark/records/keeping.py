@@ -4,14 +4,15 @@ import hashlib
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import json_bytes, make_folder, write_bytes
+from benchmark.files import json_bytes, make_folder, parse_json, read_regular, refuse_link, write_bytes
 from benchmark.records.hashes import canonical, config_hash
-from benchmark.records.record_file import FILES, file_entry, is_finished, parse_json
-from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, verify_record
+from benchmark.records.record_file import LARGEST, file_entry, is_finished
+from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, StoredRun
 from benchmark.yaml_files import parse_yaml
 
 #: Where folders and files of weights are named: the entry, and in it what stands before its value and its key. A long
@@ -31,24 +32,37 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
         ConfigurationError: the run is not finished or does not verify, or another record is kept under this name.
     """
     source = Path(run_dir).resolve()
-    problems = verify_record(source)
+    try:
+        run = StoredRun(source)
+        problems = run.problems
+    except ConfigurationError as error:
+        problems = [str(error)]
     if problems:
         raise ConfigurationError(f"{run_dir} is not kept: {problems[0]}")
     target = Path(destination) / source.name
-    content = {
-        name: (source / name).read_bytes()
-        for name in (*FILES, "partition.json", "record.json")
-        if (source / name).is_file()
-    }
+    refuse_link(target)
+    whole = run.record.files["manifest.json"]
+    content = {name: run.content(name) for name in ("config.yaml", "metrics.parquet")}
+    if whole["bytes"] <= KEPT_MANIFEST_BYTES:
+        content["manifest.json"] = run.content("manifest.json")
+    elif run.partition is not None:
+        content["partition.json"] = _class_counts(run.partition, whole["sha256"])
+    content["record.json"] = read_regular(source / "record.json", LARGEST["record.json"])
     _forget_folder(content)
-    if len(content.get("manifest.json", b"")) > KEPT_MANIFEST_BYTES:
-        content["partition.json"] = _class_counts(content.pop("manifest.json"))
-    if is_finished(target) and (target / "record.json").read_bytes() != content["record.json"]:
+    if is_finished(target) and _record_of(target) != content["record.json"]:
         raise ConfigurationError(f"{target} holds another record of the same name; remove it first to replace it")
     make_folder(target)
     for name, data in content.items():
         write_bytes(target / name, data)
     return target
+
+
+def _record_of(run_dir: Path) -> bytes | None:
+    """The record that is kept there; None where it is no file that can be read."""
+    try:
+        return read_regular(run_dir / "record.json", LARGEST["record.json"])
+    except OSError:
+        return None
 
 
 def _forget_folder(content: dict[str, bytes]) -> None:
@@ -83,13 +97,11 @@ def _value(entry: re.Match[bytes]) -> str:
     return str(next(iter(yaml.safe_load(entry[0].decode()).values())) or "")
 
 
-def _class_counts(manifest: bytes) -> bytes:
-    """A manifest without its indices: who holds how many images of which class, and the whole manifest's sha256."""
-    whole = parse_json(manifest)
+def _class_counts(whole: dict[str, Any], sha256: str) -> bytes:
+    """A partition without its indices: who holds how many images of which class, and the whole manifest's sha256."""
     kept = {name: whole.get(name) for name in ("algorithm", "arguments", "seed", "class_names", "domain_names")}
     kept["clients"] = [
-        {name: client.get(name) for name in ("name", "train_classes", "test_classes")}
-        for client in whole.get("clients", [])
+        {name: client.get(name) for name in ("name", "train_classes", "test_classes")} for client in whole["clients"]
     ]
-    kept["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
+    kept["manifest_sha256"] = sha256
     return canonical(kept) + b"\n"

@@ -2,17 +2,21 @@
 
 import contextlib
 import hashlib
+import io
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_bytes
+from benchmark.files import open_regular, write_bytes
 from benchmark.records.hashes import canonical
 from benchmark.records.record import METRICS, POINTS
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd
+    import pyarrow as pa
 
 
 NAMED = ("point", "split", "metric")
@@ -24,6 +28,8 @@ client's own test images; "val"; "new": of clients that never train; the further
 local training reported), metric (those of :data:`METRICS`, and for "train" what the method names), value float64
 (accuracies are fractions, 0 to 1). A client that was not evaluated in a round has no rows there; rows whose accuracy is
 NaN are dropped as such."""
+MOST_ROWS = 10_000_000
+"""Rows that a small file can have; they take 1.5 GB. A larger file has a byte and more for each of its values."""
 PARTS = "metrics"
 """Folder of the tables of a run that goes on, one for each evaluated round; where ``metrics.parquet`` is, it is the
 whole table and they count for nothing."""
@@ -63,15 +69,66 @@ def read_table(path: Path) -> "pd.DataFrame":
     """A metrics table, columns as in :data:`COLUMNS`.
 
     Args:
-        path: of a file, or of a folder of such files.
+        path: of a file, or of a folder of one for each round.
 
     Raises:
         ConfigurationError: the file is missing or is no metrics table.
     """
-    import pandas as pd
+    import pyarrow as pa
 
+    tables = []
+    for file in [each for _, each in rounds_in(path)] if path.is_dir() else [path]:
+        with readable(file), open_regular(file) as stream:
+            tables.append(_arrow(stream, os.fstat(stream.fileno()).st_size))
     with readable(path):
-        return checked(pd.read_parquet(path)).astype(dict.fromkeys(NAMED, "str"))
+        return checked(pa.concat_tables(tables).to_pandas()).astype(dict.fromkeys(NAMED, "str"))
+
+
+def round_file(folder: Path, round: int) -> Path:
+    """Where the table of a round lies in a folder of them."""
+    return folder / f"round-{round:06d}.parquet"
+
+
+def rounds_in(folder: Path) -> list[tuple[int, Path]]:
+    """Rounds and tables of a folder, in the order of rounds; what has another name is none."""
+    named = ((re.fullmatch(r"round-(\d{6,})\.parquet", path.name), path) for path in folder.glob("*"))
+    return sorted((int(found[1]), path) for found, path in named if found)
+
+
+def parse_table(content: bytes, most: int) -> "pd.DataFrame":
+    """The metrics table that a file of this content holds, with names as categories (:func:`checked`).
+
+    Args:
+        content: of the file.
+        most: rows that it can have.
+
+    Raises:
+        OSError: it is no Parquet file.
+        ValueError: it is no metrics table, or has more rows.
+    """
+    return checked(_arrow(io.BytesIO(content), len(content), most).to_pandas())
+
+
+def _arrow(stream: BinaryIO, size: int, most: int | None = None) -> "pa.Table":
+    """The table of a file of so many bytes, which is not read where it would fill the memory.
+
+    Raises:
+        ValueError: it has other columns, more than ``most`` rows, or more than :data:`MOST_ROWS` and than a row a byte.
+    """
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(stream, read_dictionary=list(NAMED))  # names stay as short as they are stored
+    if sorted(file.schema_arrow.names) != sorted(COLUMNS):
+        raise ValueError(f"a metrics table has the columns {', '.join(COLUMNS)}, got {_few(file.schema_arrow.names)}")
+    bound = max(MOST_ROWS, size)
+    bound = bound if most is None else min(bound, most)
+    if file.metadata.num_rows > bound:
+        raise ValueError(f"it has {file.metadata.num_rows:,} rows, and at most {bound:,} could be the run's")
+    return file.read(use_pandas_metadata=False)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def as_read(metrics: "pd.DataFrame") -> "pd.DataFrame":
@@ -123,7 +180,11 @@ def checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
         raise ValueError("a round or a client has a number of 2^31 or more")
     table = table.astype({"round": "int32", "client": "int32"})
     for column in NAMED:
-        table[column] = pd.Categorical(table[column].astype("str"))
+        if isinstance(table[column].dtype, pd.CategoricalDtype) and table[column].notna().all():
+            named = table[column].cat.rename_categories(str).cat.remove_unused_categories()
+            table[column] = named.cat.reorder_categories(sorted(named.cat.categories), ordered=False)
+        else:
+            table[column] = pd.Categorical(table[column].astype("str"))
     of_training = table["split"] == "train"
     for column, names in (("point", POINTS), ("metric", METRICS)):
         named = table[column][~of_training] if column == "metric" else table[column]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_json
+from benchmark.files import parse_json, read_regular, reason, write_json
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.metrics_table import write_parquet
 from benchmark.records.record import RunRecord, parse_record
 from benchmark.records.summary import summarize
-from benchmark.yaml_files import read_mapping
+from benchmark.yaml_files import MOST_BYTES, read_mapping
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd
@@ -20,6 +20,15 @@ if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for i
 
 SCHEMA = 1
 FILES = ("config.yaml", "manifest.json", "metrics.parquet")
+
+#: Bytes that are read at most of each file of a run.
+LARGEST = {
+    "config.yaml": MOST_BYTES,
+    "manifest.json": 2**28,
+    "metrics.parquet": 2**30,
+    "partition.json": 2**26,
+    "record.json": 2**26,
+}
 
 
 def is_finished(run_dir: str | Path) -> bool:
@@ -71,7 +80,7 @@ def read_record(run_dir: str | Path) -> RunRecord:
     """
     path = Path(run_dir) / "record.json"
     try:
-        payload = parse_json(path.read_bytes())
+        payload = parse_json(read_regular(path, LARGEST["record.json"]))
         expected = payload.pop("record_sha256", None) if isinstance(payload, dict) else None
         content = canonical(payload)
     except (FileNotFoundError, NotADirectoryError):
@@ -81,7 +90,8 @@ def read_record(run_dir: str | Path) -> RunRecord:
             why = "it is not a run directory" if path.parent.is_dir() else "there is no such directory"
         raise ConfigurationError(f"{run_dir} has no record.json: {why}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not a readable record ({error}); remove it and run again") from error
+        said = f"{path} is not a readable record ({reason(error)}); remove it and run again"
+        raise ConfigurationError(said) from error
     if not isinstance(payload, dict) or payload.get("schema") != SCHEMA:
         found = payload.get("schema") if isinstance(payload, dict) else None
         raise ConfigurationError(f"{path} has schema {found!r}, expected {SCHEMA}; run again with this version")
@@ -95,19 +105,3 @@ def read_record(run_dir: str | Path) -> RunRecord:
 
 def file_entry(content: bytes) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-
-
-def parse_json(content: bytes) -> Any:
-    """A JSON value.
-
-    Raises:
-        ValueError: it is none, holds NaN or infinity, or is nested too deeply.
-    """
-    try:
-        return json.loads(content, parse_constant=_not_json)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _not_json(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import io
 import math
 import os
 from collections.abc import Iterator
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import parse_json, read_regular, refuse_link
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
-from benchmark.records.metrics_table import NAMED, check_clients, checked, readable
-from benchmark.records.record_file import FILES, file_entry, parse_json, read_record
+from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
+from benchmark.records.record_file import FILES, LARGEST, file_entry, read_record
 from benchmark.records.summary import summarize
 from benchmark.yaml_files import parse_yaml
 
@@ -42,17 +42,20 @@ class StoredRun:
     def content(self, name: str) -> bytes:
         """One of :data:`FILES`, with the hash that the record has of it."""
         if name not in self._contents:
-            path = self.folder / name
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
-                raise ConfigurationError(f"{path} is missing") from None
-            except OSError as error:
-                raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+            path, content = self.folder / name, self._read(name)
             if file_entry(content) != self.record.files[name]:
                 raise ConfigurationError(f"{path} was changed after the run (its hash does not fit the record)")
             self._contents[name] = content
         return self._contents[name]
+
+    def _read(self, name: str) -> bytes:
+        path = self.folder / name
+        try:
+            return read_regular(path, LARGEST[name])
+        except FileNotFoundError:
+            raise ConfigurationError(f"{path} is missing") from None
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -73,10 +76,10 @@ class StoredRun:
     @functools.cached_property
     def metrics(self) -> "pd.DataFrame":
         """The long table (:data:`benchmark.records.metrics_table.COLUMNS`), of the clients that the record names."""
-        import pandas as pd
-
+        summaries = sum(len(metrics) for splits in self.record.summary.values() for metrics in splits.values())
+        most = summaries * len(self.record.test_sizes) * (self.record.rounds_trained + 1)
         with readable(self.folder / "metrics.parquet"):
-            table = checked(pd.read_parquet(io.BytesIO(self.content("metrics.parquet"))))
+            table = parse_table(self.content("metrics.parquet"), most)
             check_clients(table, self.record.test_sizes)
         return table.astype(dict.fromkeys(NAMED, "str"))
 
@@ -84,12 +87,13 @@ class StoredRun:
     def partition(self) -> dict[str, Any] | None:
         """``manifest.json``, or the class counts that are kept of a large one; None where neither was kept."""
         paths = [self.folder / name for name in ("manifest.json", "partition.json")]
-        path = next((path for path in paths if path.is_file()), None)
+        path = next((path for path in paths if os.path.lexists(path)), None)
         if path is None:
             return None
+        content = self.content(path.name) if path.name in FILES else self._read(path.name)
         try:
-            manifest = parse_json(self.content(path.name) if path.name in FILES else path.read_bytes())
-        except (OSError, ValueError) as error:
+            manifest = parse_json(content)
+        except ValueError as error:
             raise ConfigurationError(f"{path} is no partition of clients: it is not JSON ({error})") from error
         clients = manifest.get("clients") if isinstance(manifest, dict) else None
         if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
@@ -102,7 +106,7 @@ class StoredRun:
         problems: list[str] = []
         missing = self.record.files["manifest.json"]["bytes"] > KEPT_MANIFEST_BYTES
         for name in FILES:
-            if name == "manifest.json" and missing and not (self.folder / name).is_file():
+            if name == "manifest.json" and missing and not os.path.lexists(self.folder / name):
                 continue
             try:
                 self.content(name)
@@ -197,7 +201,7 @@ def stored_run(run_dir: str | Path) -> StoredRun:
 def stored_runs(folder: str | Path) -> "tuple[list[StoredRun], list[str]]":
     """All finished runs directly below a folder, in the order of names, and what cannot be read.
 
-    Directories without a record (runs that go on or failed) are passed over.
+    Directories without a record (runs that go on or failed) are passed over. A link to a directory is not followed.
     """
     runs: list[StoredRun] = []
     problems: list[str] = []
@@ -206,6 +210,7 @@ def stored_runs(folder: str | Path) -> "tuple[list[StoredRun], list[str]]":
     try:
         for path in sorted(Path(folder).glob("*/record.json")):
             try:
+                refuse_link(path.parent)
                 runs.append(stored_run(path.parent))
             except ConfigurationError as error:
                 problems.append(str(error))

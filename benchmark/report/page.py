@@ -1,12 +1,9 @@
 """One HTML page of everything recorded: it opens from disk, needs no network, and without scripts lacks its charts."""
 
 import base64
-import contextlib
-import errno
 import functools
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_text
+from benchmark.files import check_replaceable, read_regular, reason, refuse_link, write_text
 from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import group, read_runs
 from benchmark.report import charts
@@ -37,6 +34,7 @@ if TYPE_CHECKING:  # an extra
     from jinja2 import Template
 
 RESULTS = Path("results")
+LARGEST_FIGURE, LARGEST_CAPTION = 2**25, 2**16
 EXTRA = "the report needs Jinja2 and vl-convert-python: pip install 'federated-prompt-benchmark[report]'"
 
 
@@ -69,8 +67,8 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
 
     Raises:
         ConfigurationError: ``results_dir`` or ``runs_dir`` is no folder (without the usual ``results``, ``runs_dir`` is
-            enough), the page cannot be written where it should, or
-            what makes it is not installed.
+            enough), a link stands for what lies in ``results_dir``, the page cannot be written where it should, or what
+            makes it is not installed.
     """
     optional = runs_dir is not None and results_dir == RESULTS
     for folder in (*([] if optional else [results_dir]), *([runs_dir] if runs_dir else [])):
@@ -79,6 +77,8 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
                 f"{folder} is no folder; start the command in the repository's root, or name with --results_dir the "
                 "folder that has `runs` in it"
             )
+    for name in ("runs", "tables", "paper", "figures"):
+        refuse_link(results_dir / name)
     _check_writable(path)
     template, scripts = _template()
     folders = [*([runs_dir] if runs_dir else []), results_dir / "runs"]
@@ -185,10 +185,10 @@ def _figures(folder: Path, problems: list[str]) -> Sequence[dict[str, str]]:
     for path in sorted(folder.glob("*.png"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)]):
         words, text = path.stem.replace("_", " "), path.with_suffix(".txt")
         try:
-            caption = text.read_text(encoding="utf-8").strip() if text.is_file() else ""
-            content = base64.b64encode(path.read_bytes()).decode()
+            caption = read_regular(text, LARGEST_CAPTION).decode().strip() if os.path.lexists(text) else ""
+            content = base64.b64encode(read_regular(path, LARGEST_FIGURE)).decode()
         except (OSError, UnicodeError) as error:
-            problems.append(f"{path} and its caption cannot be read: {error}")
+            problems.append(f"{path} and its caption cannot be read: {reason(error)}")
             continue
         named = re.search(r"Fig\. \d+ of \w+", caption)
         heading = f"{named[0]}, {path.stem.rpartition('_')[2]}" if named else words[:1].upper() + words[1:]
@@ -204,11 +204,9 @@ def _check_writable(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent), contextlib.suppress(FileNotFoundError):
-            if stat.S_ISDIR(os.stat(path).st_mode):
-                raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            check_replaceable(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigurationError(
-            f"the page cannot be written to {path}: {reason}; give a file in a folder that can be written to"
+            f"the page cannot be written to {path}: {reason(error)}; give a file in a folder that can be written to"
         ) from error

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,7 +14,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmark.engine.saved_state import FORMAT
 from benchmark.errors import ConfigurationError
-from benchmark.files import make_folder, replacing
+from benchmark.files import make_folder, open_regular, replacing
+from benchmark.run.checkpoint_form import check_form, disagreement
 
 #: A checkpoint ends with this and the sha256 of all bytes before, as the comment of its zip archive.
 MARK = b"sha256:"
@@ -74,6 +76,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         return read_checkpoint(path)
 
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a checkpoint of this project, and nothing else: a callback may have its name from a checkpoint.
+
+        Raises:
+            ConfigurationError: something else has the name.
+        """
+        if not Path(path).exists():
+            return
+        try:
+            with open_regular(path) as stream:
+                stream.seek(-COMMENT, 2)
+                whole = stream.read(len(MARK)) == MARK
+        except OSError:  # no file, or a shorter one
+            whole = False
+        if not whole:
+            raise ConfigurationError(f"{path} would be removed, and is no checkpoint of a run; move it away")
+        Path(path).unlink()
+
 
 def _check_readable(states: dict[str, Any]) -> None:
     """Refuse what a callback keeps besides tensors and plain values, which is all that is read of a file."""
@@ -118,7 +138,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"no checkpoint at {path}; give the file, usually RUN_DIR/checkpoints/last.ckpt")
     try:
         _check_hash(Path(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of kinds of tensors that are refused below
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except ConfigurationError:
         raise
     except Exception as error:
@@ -126,6 +148,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{path} can't be read as a checkpoint ({type(error).__name__}); is it whole?"
         ) from error
     _check_content(path, content)
+    try:
+        check_form(content, Path(path).stat().st_size)
+        _check_finite(content)
+    except ValueError as error:
+        raise ConfigurationError(f"{path} can't be continued: {error}") from error
     return content
 
 
@@ -134,16 +161,18 @@ def _check_hash(path: Path) -> None:
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         left = path.stat().st_size - COMMENT - 2
+        stream.seek(max(0, left + 2))
+        if stream.read(len(MARK)) != MARK:  # before all of a large file is read
+            raise ConfigurationError(
+                f"{path} can't be read as a checkpoint: it does not end with its content's hash, as what this version "
+                "of lightning-cli writes does; is it whole?"
+            )
+        stream.seek(0)
         while left > 0 and (part := stream.read(min(left, 2**20))):
             digest.update(part)
             left -= len(part)
         end = stream.read()
     digest.update(b"\0\0")  # the length of the comment, when the hash was made
-    if not end[2:].startswith(MARK):
-        raise ConfigurationError(
-            f"{path} can't be read as a checkpoint: it does not end with its content's hash, as what this version of "
-            "lightning-cli writes does; is it whole?"
-        )
     if end != COMMENT.to_bytes(2, "little") + MARK + digest.hexdigest().encode():
         raise ConfigurationError(
             f"{path} was changed after it was written (its hash does not fit); take an unchanged copy, or start "
@@ -165,12 +194,14 @@ def _check_content(path: str | Path, content: Any) -> None:
             f"{path} is a checkpoint of format {given}, as another version of this project writes it; this one reads "
             f"format {FORMAT}: go on with the version that wrote it, or start without --ckpt_path"
         )
+    if not isinstance(callbacks["server"].get("finished_rounds"), int):
+        raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no 'finished_rounds'")
+
+
+def _check_finite(content: dict[str, Any]) -> None:
     for name, value in content["state_dict"].items():
         if not isinstance(value, torch.Tensor) or not value.isfinite().all():
-            raise ConfigurationError(f"{path} can't be continued: {name} in it holds numbers that are not finite")
-    server = callbacks["server"]
-    if not isinstance(server.get("finished_rounds"), int):
-        raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no 'finished_rounds'")
+            raise ValueError(f"{name} in it holds numbers that are not finite")
 
 
 def check_rounds(path: str | Path, content: dict[str, Any]) -> None:
@@ -190,11 +221,19 @@ def check_rounds(path: str | Path, content: dict[str, Any]) -> None:
             "server.traffic": len(server["traffic"]["rounds"]),
             "loops.fit_loop": content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
         }
-    except (KeyError, TypeError) as error:
+        if server["inside_round"]:
+            return  # whoever loads it says so
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ConfigurationError(f"{path} can't be continued: it does not know how many rounds are done ({said})")
+        wrong = disagreement(content)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path} is no checkpoint of a run: it holds no {error}") from error
-    if not server.get("inside_round") and len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigurationError(f"{path} can't be continued: it does not know how many rounds are done ({said})")
+    if wrong is not None:
+        raise ConfigurationError(
+            f"{path} can't be continued: its {wrong} cannot be of {server['finished_rounds']} rounds; take an "
+            "unchanged copy, or start without --ckpt_path"
+        )
 
 
 def finished_rounds(path: Path) -> int:
@@ -214,6 +253,9 @@ def code_so_far(path: Path) -> dict[str, str]:
 
 class RoundCheckpoint(ModelCheckpoint):
     """Lightning's, by a name of its own: a user's beside it has another state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing is taken from a checkpoint: the one file that it keeps has a fixed name."""
 
 
 def round_checkpoint(run_dir: Path) -> ModelCheckpoint:

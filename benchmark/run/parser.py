@@ -1,19 +1,22 @@
 """What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
 
 import enum
+import inspect
 import re
+import types
 from argparse import Action, ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace, get_loader, set_loader
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
 
 from benchmark.engine.settings import RANKS_CLASSES
 from benchmark.errors import ConfigurationError, causes
@@ -37,6 +40,7 @@ RETIRED = ("optimizer", "lr_scheduler", "weights_only")
 REQUIRED = "the following arguments are required: "
 #: what jsonargparse says of a class_path that is a number, and of init_args that are a list
 NO_CLASS = ("is not iterable", "Not a valid subclass", "has no attribute 'keys'")
+NO_FUNCTION = "a function cannot be named in a configuration; derive a class of your own that has it, and name that"
 
 
 def whole_numbers_first(hint: Any) -> Any:
@@ -45,7 +49,7 @@ def whole_numbers_first(hint: Any) -> Any:
     ``typing`` keeps one ``Optional[Union[int, float]]`` for both orders, that which somebody in the process asked for
     first: which number is meant would depend on what was imported before.
     """
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    parts = get_args(hint) if _is_union(hint) else ()
     if not {int, float} <= {*parts}:
         return hint
     return reduce(or_, [int, *(part for part in parts if part is not int)])
@@ -64,18 +68,30 @@ class FederatedParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)  # an option has one name; a new one may begin alike
         kwargs.setdefault("formatter_class", HelpInWords)
+        #: arguments that are functions, which no configuration can give
+        self.functions: set[str] = set()
         super().__init__(*args, **kwargs)
 
     def add_class_arguments(
         self, theclass: Any, nested_key: str | None = None, *more: Any, **settings: Any
     ) -> list[str]:
-        """Add a constructor's arguments; the help of a method leaves out what it takes from the data."""
+        """Add a constructor's arguments; the help of a method leaves out what it takes from the data.
+
+        Functions for Lightning's classes are not among them: a configuration that names one could import any module,
+        and have any function called with the run.
+        """
         if nested_key == "model":
             settings["skip"] = {*(settings.get("skip") or ()), *LINKED}
         added: list[str] = super().add_class_arguments(theclass, nested_key, *more, **settings)
         for action in self._actions:
             if hint := getattr(action, "_typehint", None):
                 vars(action)["_typehint"] = whole_numbers_first(hint)  # jsonargparse has no public way
+        if _is_of_lightning(theclass):
+            for action in self._actions:
+                if action.dest in added and _has_function(hint := getattr(action, "_typehint", None)):
+                    rest = tuple(part for part in get_args(hint) if not _has_function(part))
+                    vars(action)["_typehint"] = reduce(or_, rest) if _is_union(hint) and rest else Literal[None]
+                    self.functions.add(action.dest)
         return added
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
@@ -132,6 +148,8 @@ class FederatedParser(LightningArgumentParser):
         if name and (name[2] or "has no attribute" in message):
             return _RefusedError([key], no_such_class(name[1] or name[2], CHOICES.get(key, hint)))
         value = re.search(r"G(?:iven|ot) value: ((?!NestedArg|Namespace|[{\[]).{1,80})$", message, re.MULTILINE)
+        if key in self.functions:
+            return _RefusedError([key], NO_FUNCTION)
         takes = expected(hint)
         if takes:
             given = "" if not value else ", got null" if value[1] == "None" else f", got {value[1]}"
@@ -147,6 +165,22 @@ class FederatedParser(LightningArgumentParser):
         )
         said = "; ".join(line for line in lines if line and not line.startswith(noise))
         return _RefusedError([key] if key else [], said + (f"; got {value[1]}" if value else ""))
+
+
+def _is_of_lightning(named: Any) -> bool:
+    """Whether a class is Lightning's, or one's own callback or logger, which may take what Lightning's take."""
+    return inspect.isclass(named) and (
+        issubclass(named, Callback | Logger) or named.__module__.partition(".")[0] == "lightning"
+    )
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _has_function(hint: Any) -> bool:
+    """Whether values of a type are functions, or hold some."""
+    return Callable in (hint, get_origin(hint)) or any(map(_has_function, get_args(hint)))
 
 
 class _RefusedError(ArgumentError):

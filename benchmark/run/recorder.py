@@ -31,6 +31,7 @@ from benchmark.records.metrics_table import PARTS, read_table, rows_sha256
 from benchmark.records.record import Git, RunRecord
 from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
+from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
 from benchmark.run.scores import Values, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
@@ -46,7 +47,8 @@ if TYPE_CHECKING:  # slow to import
 def _made_with(state: dict[str, Any]) -> dict[str, Any]:
     """The configuration that the state of a checkpoint names; nothing if it had none."""
     try:
-        return dict(json.loads(state["config"]) or {})
+        made_with: dict[str, Any] = dict(json.loads(state["config"]) or {})
+        return {name: dict(part) if name in ("data", "trainer") else part for name, part in made_with.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError("the checkpoint can't be continued: it does not hold its configuration") from error
 
@@ -310,7 +312,11 @@ class Recorder(Callback):
                 f"the checkpoint holds {finished} rounds, more than trainer.max_epochs={rounds}; give at least "
                 f"{finished}, or start without --ckpt_path"
             )
-        asked_for = _made_with(state).get("trainer", {}).get("max_epochs", rounds)
+        made_with = _made_with(state)
+        width = made_with.get("data", {}).get("cohort_width")
+        groups = [len(phase.groups) for phase in method.local_phases()]
+        check_counts(checkpoint, method.num_clients, width, groups)
+        asked_for = made_with.get("trainer", {}).get("max_epochs", rounds)
         schedules = {phase.schedule for phase in method.local_phases()} - {"constant"}
         if schedules and asked_for != rounds:
             raise ConfigurationError(
@@ -339,8 +345,10 @@ class Recorder(Callback):
             ConfigurationError: they differ in what can change a result.
         """
         made_with = _made_with(state_dict)
-        if not made_with or self.config is None:
+        if self.config is None:
             return
+        if not made_with:
+            raise ConfigurationError("the checkpoint can't be continued: it does not hold its configuration")
         now = json.loads(json.dumps(self.config, default=str))
         differing = differences({name: made_with.get(name) for name in now}, now)
         if differing:

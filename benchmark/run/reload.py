@@ -10,6 +10,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
 from benchmark.run.data_folder import moved
 from benchmark.run.phases import quiet
+from benchmark.run.resume import config_of
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
@@ -41,7 +42,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     from benchmark.run.checkpoint import read_checkpoint
 
     folder = Path(run_dir)
-    config = read_mapping(folder / "config.yaml")
+    config = read_mapping(config_of(folder))
     checkpoint = last_checkpoint(folder)
     if not checkpoint.is_file():
         raise ConfigurationError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import check_no_links
 from benchmark.paths import user_path
 from benchmark.records.record_file import is_finished
 from benchmark.run.run_directory import last_checkpoint
@@ -15,9 +16,10 @@ def config_of(run_dir: Path) -> Path:
     """The configuration of a run, for the run's own checkpoint.
 
     Raises:
-        ConfigurationError: the folder is none of a run.
+        ConfigurationError: the folder is none of a run, or links in it lead elsewhere.
     """
     config = run_dir / "config.yaml"
+    check_no_links(run_dir)
     if not config.is_file():
         why = "holds no config.yaml, as a run directory does" if run_dir.is_dir() else "is no folder"
         raise ConfigurationError(f"{run_dir} {why}; give the directory that the run named when it began")

@@ -1,15 +1,19 @@
 """A run's directory: made where it can be, held by one process at a time, and free of what killed ones left behind."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import check_no_links
 from benchmark.locks import FileLock
 from benchmark.records.record_file import is_finished
 
 LOCK = ".lock"
+LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
+"""Names of the half-written files of a process that was killed (:func:`benchmark.files.replacing`)."""
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -26,15 +30,19 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
         ckpt_path: the checkpoint that the run goes on from.
 
     Raises:
-        ConfigurationError: the directory can't be made, another process holds it, or it holds what this run would
-            write over: a finished run, or an unfinished one that ``ckpt_path`` is not the last checkpoint of.
+        ConfigurationError: the directory can't be made, another process holds it, it holds links that lead elsewhere
+            (:func:`benchmark.files.check_no_links`), or what this run would write over: a finished run, or an
+            unfinished one that ``ckpt_path`` is not the last checkpoint of.
     """
     made = [folder for folder in (run_dir, *run_dir.parents) if not _is_there(folder)]
     try:
+        if not made:
+            check_no_links(run_dir)
         with _held(run_dir):
             _refuse_to_overwrite(run_dir, ckpt_path)
             for leftover in (*run_dir.glob(".*.tmp"), *run_dir.glob("checkpoints/.*.tmp")):
-                leftover.unlink(missing_ok=True)
+                if LEFTOVER.fullmatch(leftover.name) and leftover.is_file():
+                    leftover.unlink(missing_ok=True)
             try:
                 yield
             finally:
@@ -49,8 +57,9 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(run_dir: Path) -> Iterator[None]:
     try:
+        str(run_dir).encode()  # what prints and files could not hold
         lock = FileLock(run_dir / LOCK)
-    except (ConfigurationError, ValueError) as error:  # ValueError: a NUL in the name
+    except (ConfigurationError, ValueError) as error:  # ValueError: a NUL in the name, or it is no UTF-8
         reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
         raise ConfigurationError(
             f"--run_dir={str(run_dir)!r} can't be used: {reason}; give a folder that can be written to"

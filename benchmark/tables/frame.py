@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import read_regular, reason
 from benchmark.tables.layout import PaperNumber, Table
 from benchmark.tables.lines import Line, Number
 from benchmark.tables.numbers import each_once, span
@@ -29,6 +30,7 @@ summary, "paired" a difference to the baseline with its interval ``low`` to ``hi
 ``finished`` count the seeds, ``codes`` the codes that made them. ``rows`` is how many rows the file has. Accuracies in
 per cent."""
 
+MOST_BYTES = 2**24  # of a table's CSV
 NUMBER = ["line", "kind", "summary", "column"]
 COSTS = ["floats_up", "bytes_up", "bytes_down", "seconds", "peak_memory_bytes"]
 _COUNTS = ["seeds", "asked", "finished", "codes", "rows"]
@@ -110,7 +112,7 @@ def read_long_frame(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode()
         numbers = pd.read_csv(StringIO(text), dtype=_TYPES, keep_default_na=False, na_values=[""])[list(LONG_COLUMNS)]
         if not text.endswith("\n") or not (numbers["rows"] == len(numbers)).all():
             raise ValueError("it is not whole")
@@ -120,8 +122,8 @@ def read_long_frame(path: Path) -> "pd.DataFrame":
             raise ValueError("a data group has no numbers, or a number no method")
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} is not a table's CSV of this version ({type(error).__name__}: {error}); make it again with "
-            "`benchmark table`"
+            f"{path} is not a table's CSV of this version ({type(error).__name__}: {reason(error)}); make it again "
+            "with `benchmark table`"
         ) from error
     numbers = numbers.fillna(dict.fromkeys(["title", "reading", "rounds", "error", "over"], ""))
     further = numbers["reading"].where(numbers["reading"] == "", ", " + numbers["reading"])

@@ -1,14 +1,18 @@
 """Published numbers."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import read_regular
 from benchmark.shipped import shipped
 from benchmark.tables.layout import PaperNumber
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
+
+MOST_BYTES = 2**24
 
 
 def read_paper(paths: Sequence[str]) -> "pd.DataFrame":
@@ -23,9 +27,9 @@ def read_paper(paths: Sequence[str]) -> "pd.DataFrame":
     tables = []
     for path in paths:
         try:
-            table = pd.read_csv(
-                shipped(path), dtype=dict.fromkeys(columns[:-2], "str"), keep_default_na=False, na_values=[""]
-            )
+            content = BytesIO(read_regular(shipped(path), MOST_BYTES, links=True))
+            types = dict.fromkeys(columns[:-2], "str")
+            table = pd.read_csv(content, dtype=types, keep_default_na=False, na_values=[""])
             table = table[columns].astype({"value": "float64", "std": "float64"})
         except (OSError, KeyError, ValueError) as error:
             raise ConfigurationError(f"{path} is not a CSV with the columns {', '.join(columns)}: {error}") from error

@@ -13,6 +13,7 @@ from typing import Any
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
+from benchmark.files import refuse_link
 from benchmark.locks import FileLock
 from benchmark.records.evaluations import read_evaluations
 from benchmark.records.metrics_table import PARTS
@@ -53,6 +54,7 @@ class Study:
         self.task = task
         self.runs_dir = runs_dir
         self.error = ""
+        refuse_link(folder)
         self.file = folder / f"{task.name}.db"
         self.lock = FileLock(folder / f"{task.name}.lock")
         holder = self.lock.read().partition(":")[2].strip()

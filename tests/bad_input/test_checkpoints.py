@@ -77,6 +77,10 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+RECORDER = ("callbacks", "Recorder")
+SERVER = ("callbacks", "server")
+DATA = "FederatedDataModule"
+FIT = ("loops", "fit_loop")
 PROGRESS = ("loops", "fit_loop", "epoch_progress", "current", "processed")
 EDITS: dict[str, tuple[Change, str]] = {
     "a NaN": (first_tensor(with_nan), "in it holds numbers that are not finite"),
@@ -99,6 +103,53 @@ EDITS: dict[str, tuple[Change, str]] = {
     "a hundred epochs": (put(*PROGRESS, 100), "how many rounds are done (server.finished_rounds 2"),
     "inside a round": (put("callbacks", "server", "inside_round", True), "saved inside round 3"),
     "half a configuration": (put("callbacks", "Recorder", "config", '{"a": '), "it does not hold its configuration"),
+    "evaluations a text": (put(*RECORDER, "evaluations", "x"), "callbacks.Recorder.evaluations: Input should be"),
+    "evaluations negative": (put(*RECORDER, "evaluations", -1), "callbacks.Recorder.evaluations: Input should be"),
+    "evaluations beyond": (put(*RECORDER, "evaluations", 10**9), "its callbacks.Recorder.evaluations cannot be of 2 "),
+    "no evaluations": (put(*RECORDER, "evaluations", "del"), "callbacks.Recorder names no evaluations"),
+    "seconds empty": (put(*RECORDER, "seconds", {}), "callbacks.Recorder.seconds.total: Field required"),
+    "seconds a text": (put(*RECORDER, "seconds", "total", "x"), "callbacks.Recorder.seconds.total: Input should be"),
+    "seconds NaN": (put(*RECORDER, "seconds", "evaluation", float("nan")), "callbacks.Recorder.seconds.evaluation: "),
+    "code a list": (put(*RECORDER, "code", [1]), "callbacks.Recorder.code: Input should be a valid dict"),
+    "reports of a number": (put(*RECORDER, "reports", {"a": 1}), "callbacks.Recorder.reports.a: Input should be an i"),
+    "reports of others": (
+        put(*RECORDER, "reports", {"a": torch.zeros(3)}),
+        "its reports cannot be of this run's 11",
+    ),
+    "no configuration": (put(*RECORDER, "config", "null"), "it does not hold its configuration"),
+    "dropped a number": (put(*SERVER, "dropped", 3), "callbacks.server.dropped: Input should be a valid dict"),
+    "dropped of others": (put(*SERVER, "dropped", {11: 1}), "its dropped cannot be of this run's 11 clients"),
+    "dropped too often": (put(*SERVER, "dropped", {1: 9}), "its callbacks.server.dropped cannot be of 2 rounds"),
+    "a rule of another": (
+        put(*SERVER, "rule", {"x": torch.zeros(3)}),
+        "holds no state of the server ServerRule (",
+    ),
+    "traffic of texts": (put(*SERVER, "traffic", "rounds", ["x", "y"]), "callbacks.server.traffic.rounds.0: Input"),
+    "data empty": (put(DATA, {}), "FederatedDataModule.manifest: Field required"),
+    "width a text": (put(DATA, "width", "x"), "FederatedDataModule.width: Input should be a valid integer"),
+    "width zero": (put(DATA, "width", 0), "FederatedDataModule.width: Input should be greater than or equal to 1"),
+    "width beyond": (put(DATA, "width", 10**9), "its width cannot be of this run's 11 clients"),
+    "a version before": (put("pytorch-lightning_version", "0.1.0"), "pytorch-lightning_version: 0.1.0 is before 2.0"),
+    "no version": (put("pytorch-lightning_version", "x"), "pytorch-lightning_version: Invalid version: 'x'"),
+    "five optimizers": (lambda c: c.update(optimizer_states=c["optimizer_states"] * 5), "its optimizer_states cannot"),
+    "optimizers of texts": (put("optimizer_states", ["x"]), "optimizer_states.0: Input should be a valid dict"),
+    "a sparse tensor": (first_tensor(torch.Tensor.to_sparse), "head.weight is no plain tensor whose numbers are"),
+    "a meta tensor": (first_tensor(lambda t: t.to("meta")), "head.weight is no plain tensor whose numbers are in the"),
+    "a quantised tensor": (
+        first_tensor(lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8)),
+        "head.weight is no plain tensor whose numbers are in the file",
+    ),
+    "a tensor of nothing": (first_tensor(lambda t: torch.zeros(1).expand(10**12)), "head.weight is no plain tensor"),
+    "epoch 0": (put("epoch", 0), "its epoch cannot be of 2 rounds"),
+    "epoch 100": (put("epoch", 100), "its epoch cannot be of 2 rounds"),
+    "steps negative": (put("global_step", -5), "global_step: Input should be greater than or equal to 0"),
+    "steps of others": (put("global_step", 5), "its global_step cannot be of 2 rounds"),
+    "batches 999": (
+        put(*FIT, "epoch_loop.batch_progress", "current", "ready", 999),
+        "its loops.fit_loop.epoch_loop",
+    ),
+    "batches in all": (put(*FIT, "epoch_loop.batch_progress", "total", "completed", 1), "its loops.fit_loop.epoch_l"),
+    "loops of texts": (put("loops", "test_loop", "batch_progress", "total", "ready", "x"), "it holds no loops.test_lo"),
     "another seed": (put("FederatedDataModule", "seed", 9), "it was made with seed 9, this run has 3"),
 }
 
@@ -254,6 +305,23 @@ def test_the_log_keeps_the_rounds_before(last: Path) -> None:
     straight, resumed = (pd.read_csv(f"{run}/csv/metrics.csv") for run in ("straight", "run"))
     assert resumed["step"].tolist() == [0, 1, 2, 3]
     pd.testing.assert_frame_equal(resumed, straight, check_like=True)
+
+
+def test_a_path_in_a_checkpoint_removes_nothing(last: Path) -> None:
+    Path("home").mkdir()
+    Path("home/thesis.tex").write_text("precious")
+    content = torch.load(last, weights_only=True)
+    (name,) = (name for name in content["callbacks"] if name.startswith("RoundCheckpoint"))
+    away = Path("run/checkpoints").absolute()
+    content["callbacks"][name] |= {"dirpath": str(away), "best_model_path": f"{away}/../../home"}
+    AtomicCheckpointIO().save_checkpoint(content, last)
+    main(goes_on())
+    assert Path("home/thesis.tex").read_text() == "precious"
+    for path in ("home", "home/thesis.tex"):
+        with pytest.raises(ConfigurationError, match=f"{path} would be removed, and is no checkpoint of a run"):
+            AtomicCheckpointIO().remove_checkpoint(path)
+    AtomicCheckpointIO().remove_checkpoint(last)
+    assert not last.exists()
 
 
 class KeepsNumPy(Callback):

@@ -9,6 +9,7 @@ import yaml
 from federation import CONF
 from refusal import refused
 
+from benchmark import commands
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.run.cli import FederatedCLI, main
@@ -286,3 +287,25 @@ def test_the_configuration_of_an_earlier_run_is_read_as_it_was() -> None:
     assert ended.returncode == 0, ended.stderr
     then, now = yaml.safe_load((run / "config.yaml").read_text()), yaml.safe_load(ended.stdout)
     assert then["model"]["init_args"].items() <= now["model"]["init_args"].items()
+
+
+@pytest.mark.parametrize("given", ["config", "options", "class", "resume"])
+def test_a_configuration_names_no_function_and_so_imports_no_module(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["fit", *files("HeadTune"), "--run_dir=new"]
+    Path("evil.py").write_text("raise SystemExit('a stranger runs')\n")
+    callback = "{class_path: lightning.pytorch.callbacks.LambdaCallback, init_args: {on_fit_start: evil.run}}"
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/checkpoints/last.ckpt").touch()
+    for path in (Path("evil.yaml"), Path("run/config.yaml")):
+        path.write_text(f"trainer: {{callbacks: [{callback}]}}\n")
+    lambdas = "--trainer.callbacks=LambdaCallback"
+    line = {
+        "config": lambda: refused(capsys, main, [*base, "--config=evil.yaml"]),
+        "options": lambda: refused(capsys, main, [*base, lambdas, "--trainer.callbacks.on_fit_start=evil.run"]),
+        "class": lambda: refused(capsys, main, [*base, lambdas, "--trainer.callbacks.on_fit_end.class_path=evil.Run"]),
+        "resume": lambda: refused(capsys, commands.main, ["resume", "run"]),
+    }[given]()
+    assert "a function cannot be named in a configuration; derive a class of your own that has it" in line
+    assert "evil" not in sys.modules
