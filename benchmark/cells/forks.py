@@ -138,8 +138,7 @@ def leave_endings_to_the_server() -> None:
     """
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    for ending in (logging.shutdown, gc.unfreeze):
+    for ending in (logging.shutdown, gc.unfreeze, weakref.finalize._exitfunc):  # type: ignore[attr-defined]
         atexit.register(ending)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pandas as pd
 import pytest
 import yaml
 from federation import CONF
-from processes import Forked
 
 from benchmark.records.record_file import read_record
 from benchmark.run.tracking import flattened
@@ -45,23 +45,17 @@ METRICS = {f"test/{p}/{m}" for p in ("server", "local") for m in ("accuracy", "w
 COSTS = {"communication/clients", "communication/down_bytes", "communication/up_bytes", "seconds/training"}
 
 
-def run_apart(code: str, *arguments: str, cwd: Path) -> None:
-    """Execute code in a process of its own, without what names the W&B service of this process's session."""
-    paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
-    process = Forked([sys.executable, "-c", code, *arguments], cwd, environment)
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four rounds, stopped after two; in a process of its own, since W&B keeps one session for all of a process."""
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "loggers.yaml").write_text(LOGGERS)
     files = [f"--config={CONF / name}" for name in ("base.yaml", "FedVPT.yaml")] + ["--config=loggers.yaml"]
-    run_apart(TWICE, *files, cwd=folder)
+    paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
+    # Without what names the service of this process's session.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", TWICE, *files], cwd=folder, env=environment, check=True)
     return folder / "runs/tracked"
 
 
@@ -201,7 +195,10 @@ def test_each_fit_of_a_process_has_a_wandb_run_of_its_own(tmp_path: Path) -> Non
     }
     whole["trainer"] |= {"max_epochs": 1, "check_val_every_n_epoch": 1}
     (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
-    run_apart(SEEDS, "whole.yaml", cwd=tmp_path)
+    paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", SEEDS, "whole.yaml"], cwd=tmp_path, env=environment, check=True)
     for seed in (1, 2):
         (held,) = (tmp_path / f"runs/seed{seed}/wandb").glob("offline-run-*/run-*.wandb")
         assert held.stat().st_size > 0
