@@ -118,8 +118,10 @@ def show(arguments: argparse.Namespace) -> int:
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
         "per participating client and round"
     )
-    for said in filter(None, (tuned, record.corrected)):
-        console.print(_text(said))
+    if tuned:
+        console.print(_text(tuned))
+    if record.corrected:
+        console.print(_text(record.corrected))
     statistics = ("average", "worst", "worst_decile", "std", "pooled")
     shown = Table("", *(name.replace("_", " ") for name in statistics))
     for point, split, metric, entry in _entries(record.summary):
