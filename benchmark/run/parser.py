@@ -6,6 +6,7 @@ import re
 import types
 from argparse import Action, ArgumentError
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import reduce
 from operator import or_
@@ -83,9 +84,6 @@ class FederatedParser(LightningArgumentParser):
         if nested_key == "model":
             settings["skip"] = {*(settings.get("skip") or ()), *LINKED}
         added: list[str] = super().add_class_arguments(theclass, nested_key, *more, **settings)
-        for action in self._actions:
-            if hint := getattr(action, "_typehint", None):
-                vars(action)["_typehint"] = whole_numbers_first(hint)  # jsonargparse has no public way
         if _is_of_lightning(theclass):
             for action in self._actions:
                 if action.dest in added and _has_function(hint := getattr(action, "_typehint", None)):
@@ -93,6 +91,11 @@ class FederatedParser(LightningArgumentParser):
                     vars(action)["_typehint"] = reduce(or_, rest) if _is_union(hint) and rest else Literal[None]
                     self.functions.add(action.dest)
         return added
+
+    def _add_signature_parameter(self, container: Any, nested_key: str | None, param: Any, *more: Any, **s: Any) -> Any:
+        """Add one argument of a constructor, of a type that means the same in every process."""
+        param = replace(param, annotation=whole_numbers_first(param.annotation))
+        return super()._add_signature_parameter(container, nested_key, param, *more, **s)
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Read a configuration file that :func:`check_file` found to be one."""

@@ -95,7 +95,7 @@ def _taking(hint: Any) -> Any:
 def test_one_batch_is_refused_whatever_was_imported_before() -> None:
     """Both orders of the union in one process each: typing keeps that which was asked for first."""
     code = (
-        "import sys, typing; typing.Optional[typing.Union[{}]]; from benchmark.run.cli import main; "
+        "import sys, typing, fedprompt; typing.Optional[typing.Union[{}]]; from benchmark.run.cli import main; "
         "sys.path.append(sys.argv[1]); main(sys.argv[2:])"
     )
     for order in ("int, float", "float, int"):
@@ -117,6 +117,8 @@ def test_validate_scores_held_out_training_images_alone(capsys: pytest.CaptureFi
     held += ["--data.clients_per_round=2", "--run_dir=held"]
     main(["fit", *BASE, "--trainer.max_epochs=1", *held])
     average = read_record("held").summary["server"]["val"]["accuracy"]["last"]["average"]
+    line = refused(capsys, main, ["validate", *BASE[:-1], *held[:-1], "--run_dir=gone"])
+    assert "no checkpoint at gone/checkpoints/last.ckpt" in line
     last = "--ckpt_path=held/checkpoints/last.ckpt"
     for given in (["--run_dir=held"], [last, "--config=held/config.yaml"], [last, *BASE[:-1], *held[:-1]]):
         capsys.readouterr()
