@@ -77,7 +77,8 @@ class StoredRun:
     def metrics(self) -> "pd.DataFrame":
         """The long table (:data:`benchmark.records.metrics_table.COLUMNS`), of the clients that the record names."""
         summaries = sum(len(metrics) for splits in self.record.summary.values() for metrics in splits.values())
-        most = summaries * len(self.record.test_sizes) * (self.record.rounds_trained + 1)
+        rounds = 1 + max(self.record.rounds, self.record.rounds_trained)
+        most = summaries * len(self.record.test_sizes) * rounds
         with readable(self.folder / "metrics.parquet"):
             table = parse_table(self.content("metrics.parquet"), most)
             check_clients(table, self.record.test_sizes)
