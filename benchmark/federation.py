@@ -110,8 +110,8 @@ class Uploads:
 
 
 @dataclass(frozen=True)
-class Federation:
-    """The facts of a federation: who there is and what each holds, images aside.
+class Terms:
+    """The terms of a federation: public facts, known to the server and to every client, and the same in a deployment.
 
     Attributes:
         seed: seed of the run.
@@ -119,14 +119,14 @@ class Federation:
         training_clients: ids of the clients that can be selected, ascending.
         new_clients: ids of those that never train, ascending.
         participants: clients in a round.
-        train_rows: per client, its training rows of the image pool, int64 [n_k].
-        train_sizes: per client, n_k.
-        held_out: per split, per client, the rows it is evaluated on.
-        class_counts: int64 [N, C], training images of each class.
-        label_spaces: per split that has one, its own classes in the order in which labels are counted.
         batch_size: B.
         drop_last: drop a client's incomplete last batch if it has a full one.
         eval_batch_size: images in one evaluation step.
+        num_classes: C, of the data set.
+        row: rows of a mini-batch, min(B, most training images of any client). A fact of the run: a client's padding and
+            draws do not depend on who else takes part in a round.
+        own_row: rows of ``Client.own_images``, the most training images of any client.
+        label_spaces: per split that has one, its own classes in the order in which labels are counted.
     """
 
     seed: int
@@ -134,15 +134,44 @@ class Federation:
     training_clients: tuple[int, ...]
     new_clients: tuple[int, ...]
     participants: int
+    batch_size: int
+    drop_last: bool
+    eval_batch_size: int
+    num_classes: int
+    row: int
+    own_row: int
+    label_spaces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def classes_of(self, split: str) -> int:
+        """Return among how many classes the images of a split are classified."""
+        return len(self.label_spaces.get(split, range(self.num_classes)))
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What the holders of the images know, each of its own; a simulation has those of all clients.
+
+    Attributes:
+        train_rows: per client, its training rows of the image pool, int64 [n_k].
+        train_sizes: per client, n_k.
+        held_out: per split, per client, the rows it is evaluated on.
+        class_counts: int64 [N, C], training images of each class.
+    """
+
     train_rows: Mapping[int, np.ndarray]
     train_sizes: Mapping[int, int]
     held_out: Mapping[str, Mapping[int, np.ndarray]]
     class_counts: Tensor
-    label_spaces: Mapping[str, tuple[int, ...]]
-    batch_size: int
-    drop_last: bool
-    eval_batch_size: int
 
-    def classes_of(self, split: str) -> int:
-        """Return among how many classes the images of a split are classified."""
-        return len(self.label_spaces[split]) if split in self.label_spaces else self.class_counts.shape[1]
+
+@dataclass(frozen=True)
+class Federation:
+    """A federation as its simulation knows it: the terms, and what every client holds.
+
+    Attributes:
+        terms: what a server's rule is started with.
+        holdings: never a rule's business.
+    """
+
+    terms: Terms
+    holdings: Holdings

@@ -141,22 +141,23 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
             ConfigurationError: the method is for another federation, or its roles, phases or modules make no sense.
         """
         federation, title, ranks = data.federation, type(self).__name__, ranks or Ranks()
+        terms = federation.terms
         if not isinstance(self.training, bool):
             raise ConfigurationError(
                 f"{title}.training is torch's own flag of a module, and {type(self.training).__name__} was put there; "
                 "keep it under another name, such as self.training_settings"
             )
-        if federation.num_clients != self.num_clients:
+        if terms.num_clients != self.num_clients:
             raise ConfigurationError(
-                f"the method is for {self.num_clients} clients, the partition has {federation.num_clients}; set "
+                f"the method is for {self.num_clients} clients, the partition has {terms.num_clients}; set "
                 "model.num_clients to the partition's number"
             )
-        if federation.label_spaces and not self.open_vocabulary:
+        if terms.label_spaces and not self.open_vocabulary:
             raise ConfigurationError(
                 f"{title} classifies among all classes, but the partition gives the splits "
-                f"{', '.join(federation.label_spaces)} label spaces of their own; take a method of the CLIP family"
+                f"{', '.join(terms.label_spaces)} label spaces of their own; take a method of the CLIP family"
             )
-        self.set_label_spaces(dict(federation.label_spaces))
+        self.set_label_spaces(dict(terms.label_spaces))
         own = self.__dict__.setdefault("_own_evaluate_local", self.evaluate_local)
         self.evaluate_local = own if data.evaluate_local is None else data.evaluate_local
         self.roles = read_roles(self)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.ranges import Checked
 from benchmark.seeds import numpy_generator
 
@@ -44,7 +44,7 @@ class ServerRule(Checked, nn.Module):
     simulation does.
     """
 
-    federation: Federation
+    terms: Terms
 
     @property
     def takes_the_mean(self) -> bool:
@@ -54,21 +54,21 @@ class ServerRule(Checked, nn.Module):
         """
         return type(self) is ServerRule
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Make what the rule keeps, before the first round or before a saved state is loaded.
 
         Args:
             initial: what all clients start from of the shared parameters, and of the personal ones that they upload.
-            federation: its facts.
+            terms: public facts of the federation; what clients hold is theirs alone.
         """
-        self.federation = federation
+        self.terms = terms
 
     def select(self, number: int) -> list[int]:
         """Draw the clients of a round (from 1) without replacement, ascending; the same for every rule."""
-        clients, count = self.federation.training_clients, self.federation.participants
+        clients, count = self.terms.training_clients, self.terms.participants
         if count == len(clients):
             return list(clients)
-        rng = numpy_generator(self.federation.seed, "select", number)
+        rng = numpy_generator(self.terms.seed, "select", number)
         # By position: an array of all clients would cost more than the rest of a round where there are very many.
         return sorted(clients[place] for place in rng.choice(len(clients), size=count, replace=False))
 

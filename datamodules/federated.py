@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.plan import Block, Blocks
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Federation
+from benchmark.federation import Federation, Holdings, Terms
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import reordered
@@ -326,21 +326,22 @@ class FederatedDataModule(Checked, LightningDataModule):
     @property
     def federation(self) -> Federation:
         """Who there is and what each holds; known once the data are set up."""
-        return Federation(
+        largest = max(self.train_sizes.values())
+        terms = Terms(
             seed=self.seed,
             num_clients=self.num_clients,
             training_clients=tuple(self.training_clients),
             new_clients=tuple(self.new_clients),
             participants=self.participants,
-            train_rows=self.train_indices,
-            train_sizes=self.train_sizes,
-            held_out=self.held_out,
-            class_counts=self.class_counts,
-            label_spaces=self.label_spaces,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             eval_batch_size=self.eval_batch_size,
+            num_classes=self.num_classes,
+            row=min(self.batch_size, largest),
+            own_row=largest,
+            label_spaces=self.label_spaces,
         )
+        return Federation(terms, Holdings(self.train_indices, self.train_sizes, self.held_out, self.class_counts))
 
     # ------------------------------------------------------------------ loaders
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmark.client_store import ClientStore
 from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.server import ServerRule
 from methods.fedavg import FedAvg
 from methods.losses import column_relation, squared_norm
@@ -20,10 +20,10 @@ class ColumnRule(ServerRule):
     their ids, and ``column``, which of them is the receiver's own. In evaluations nothing is sent.
     """
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Give all clients the initial model."""
-        super().start(initial, federation)
-        self.models = ClientStore(initial, federation.num_clients)
+        super().start(initial, terms)
+        self.models = ClientStore(initial, terms.num_clients)
 
     def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
         """Send the columns, the same to all, and each client's own index, [K]."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmark.client_store import ClientStore
 from benchmark.contract import Client, Group, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
@@ -34,10 +34,10 @@ class ExpertRule(ServerRule):
         #: who has uploaded until now, before the last round, and in it
         self.known: dict[str, list[int]] = {"now": [], "before": [], "last": []}
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Begin with no uploads."""
-        super().start(initial, federation)
-        self.prompts = ClientStore(dict.fromkeys(("now", "before"), initial["context"]), federation.num_clients)
+        super().start(initial, terms)
+        self.prompts = ClientStore(dict.fromkeys(("now", "before"), initial["context"]), terms.num_clients)
 
     def get_extra_state(self) -> dict[str, list[int]]:
         """Return who has uploaded."""
@@ -71,7 +71,7 @@ class ExpertRule(ServerRule):
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Average, and put the uploads in the place of the old ones."""
-        self.prompts.write("before", range(self.federation.num_clients), self.prompts.all_rows("now"))
+        self.prompts.write("before", range(self.terms.num_clients), self.prompts.all_rows("now"))
         self.prompts.write("now", uploads.clients, uploads.values["context"])
         last, before = list(uploads.clients), self.known["now"]
         self.known = {"now": sorted({*before, *last}), "before": before, "last": last}

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from benchmark.contract import Phase
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
@@ -144,9 +144,9 @@ class GeneratorRule(ServerRule):
         self.reduction, self.descriptor_tokens, self.broadcast_base = reduction, descriptor_tokens, broadcast_base
         self.wo_init: Literal["xavier", "zero"] = wo_init
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Make the generator with keyed initial values."""
-        super().start(initial, federation)
+        super().start(initial, terms)
         prompt = initial[PROMPT].cpu().clone()
         if self.kind == "cross_attention" and self.descriptor_tokens not in (1, len(prompt)):
             raise ConfigurationError(
@@ -156,7 +156,7 @@ class GeneratorRule(ServerRule):
         with keyed_initialization("generator"):
             bound = prompt.abs().max().item()
             rows = self.descriptor_tokens if self.kind == "cross_attention" else 1
-            descriptors = torch.empty(federation.num_clients, rows, prompt.shape[1]).uniform_(-bound, bound)
+            descriptors = torch.empty(terms.num_clients, rows, prompt.shape[1]).uniform_(-bound, bound)
             self.generator: nn.Module
             if self.kind == "cross_attention":
                 self.generator = CrossAttentionGenerator(prompt, descriptors, self.wo_init)

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmark.client_store import ClientStore
 from benchmark.contract import Client, MiniBatch
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.ranges import NonNegativeFloat, PositiveFloat
 from benchmark.server import ServerRule
 from methods.text_prompt import TextPromptMethod
@@ -53,10 +53,10 @@ class AttentiveRule(ServerRule):
         self.alpha_k = alpha_k
         self.sigma = sigma
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Give all clients the initial prompt."""
-        super().start(initial, federation)
-        self.prompts = ClientStore({"context": initial["context"]}, federation.num_clients)
+        super().start(initial, terms)
+        self.prompts = ClientStore({"context": initial["context"]}, terms.num_clients)
 
     def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
         """Send the cloud prompts, [K, L, w]."""

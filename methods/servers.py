@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from benchmark.client_store import ClientStore
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.ranges import BelowOne, Few, PositiveFloat, PositiveInt
 from benchmark.server import ServerRule, weighted_mean
 
@@ -31,9 +31,9 @@ class ServerOptimizer(ServerRule):
         super().__init__()
         self.lr = lr
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Make the optimizer."""
-        super().start(initial, federation)
+        super().start(initial, terms)
         self.values = {name: value.detach().to("cpu", copy=True) for name, value in initial.items()}
         self.optimizer = self.make_optimizer(list(self.values.values()))
 
@@ -183,11 +183,11 @@ class ClusteredServer(ServerRule):
         self.cluster_of: Tensor
         self.clustered: Tensor
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Give all clusters the initial values, and no client a cluster (-1)."""
-        super().start(initial, federation)
+        super().start(initial, terms)
         self.models = ClientStore(initial, self.clusters)
-        self.register_buffer("cluster_of", torch.full((federation.num_clients,), -1))
+        self.register_buffer("cluster_of", torch.full((terms.num_clients,), -1))
         self.register_buffer("clustered", torch.tensor(0))  # how many clusters there are, 0 before the clustering round
 
     def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:

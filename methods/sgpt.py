@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.ranges import Few, FewOrNone, UnitInterval
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
@@ -103,9 +103,9 @@ class GroupRule(ServerRule):
         self.prompt_momentum = prompt_momentum
         self.key_momentum = key_momentum
 
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         """Count no selections yet."""
-        super().start(initial, federation)
+        super().start(initial, terms)
         self.register_buffer("selections", torch.zeros(len(initial[GROUP_KEYS]), dtype=torch.float64))
 
     def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:

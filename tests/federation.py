@@ -13,7 +13,7 @@ import yaml
 
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
-from benchmark.federation import Federation, Round, Uploads, Values
+from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.run.cli import FederatedCLI
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
@@ -80,23 +80,22 @@ class Few(Ragged):
         super().__init__(num_clients)
 
 
-def federation(clients: int, participants: int | None = None, seed: int = 0, classes: int = 8) -> Federation:
-    """The facts of a federation without any images, for a rule that is tested alone: client k holds k + 1 rows."""
-    rows = {client: np.arange(client + 1) for client in range(clients)}
-    return Federation(
+def terms(
+    clients: int, participants: int | None = None, seed: int = 0, classes: int = 8, batch_size: int = 4, row: int = 4
+) -> Terms:
+    """The terms of a federation without any images, for a rule or a plan that is tested alone."""
+    return Terms(
         seed=seed,
         num_clients=clients,
         training_clients=tuple(range(clients)),
         new_clients=(),
         participants=clients if participants is None else participants,
-        train_rows=rows,
-        train_sizes={client: len(own) for client, own in rows.items()},
-        held_out={},
-        class_counts=torch.ones(clients, classes, dtype=torch.int64),
-        label_spaces={},
-        batch_size=4,
+        batch_size=batch_size,
         drop_last=False,
         eval_batch_size=4,
+        num_classes=classes,
+        row=row,
+        own_row=row,
     )
 
 

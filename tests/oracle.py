@@ -37,7 +37,7 @@ def mini_batches(data: Any, client: int, round: int, *epochs: int, stage: str = 
         stage: what they are for.
     """
     phases = [LocalTraining(lr=0.0, epochs=number).phase() for number in epochs]
-    plan = RoundPlan([client], data.train_indices, phases, Stage(stage), 4, False, 1, data.seed, round)
+    plan = RoundPlan([client], data.train_indices, data.federation.terms, phases, Stage(stage), 1, round)
     for step in (plan[i] for i in range(len(plan.steps))):
         if step.clients:
             yield images_at(data, step.index[0][step.mask[0]], step.phase)

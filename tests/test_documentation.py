@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation import CONF, build, federation
+from federation import CONF, build, terms
 from refusal import refused
 
 import datamodules
@@ -219,7 +219,7 @@ def test_the_added_rule_runs_is_named_and_goes_on(capsys: pytest.CaptureFixture[
     assert {"benchmark.server", "benchmark.engine.rounds", "methods.headtune"} < set(record.code)
     kind = sys.modules["my_rules"].FedAvgM
     rule, w = kind(beta=0.5), {"w.x": torch.tensor([1.0])}
-    rule.start(w, federation(2))
+    rule.start(w, terms(2))
     for number, expected in ((1, 3.0), (2, 6.0)):  # v = 2; v = 0.5 * 2 + 2
         uploads = Uploads((0, 1), {"w.x": torch.stack([w["w.x"] + 1, w["w.x"] + 3])}, torch.ones(2).double())
         w = rule.aggregate(Round(number, (0, 1), 0), w, uploads)

@@ -176,7 +176,7 @@ def check_resting_clients(subject: MethodUnderCheck) -> None:
     _, data = subject.make()
     data.setup()
     # All but one: a rule may refuse few uploads.
-    most = len(data.federation.training_clients) - 1
+    most = len(data.federation.terms.training_clients) - 1
     if not most:
         raise NotCheckedError("one client trains, and is always selected")
     method, data = subject.make(f"--data.clients_per_round={most}")

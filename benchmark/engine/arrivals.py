@@ -61,7 +61,7 @@ class Arrivals:
         The mean, which takes each parameter by itself, never has more than ``TOGETHER`` bytes of uploads in one place;
         other rules see all of them.
         """
-        shared, sizes = simulation.shared(), simulation.federation.train_sizes
+        shared, sizes = simulation.shared(), simulation.holdings.train_sizes
         if not rule.takes_the_mean:
             uploads = self._uploads(None, simulation.ranks, sizes)
             with unchanged(shared, f"{type(rule).__name__}.aggregate"):

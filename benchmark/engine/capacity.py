@@ -38,17 +38,17 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
         rule: started; sends what a client receives.
         resident: whether the images are gathered on the device, so that they lie there if they fit.
     """
-    most, device = min(WIDEST, simulation.federation.participants), simulation.device
+    most, device = min(WIDEST, simulation.terms.participants), simulation.device
     simulation.images.settle(device, resident)
-    client = simulation.federation.training_clients[0]
+    client = simulation.terms.training_clients[0]
     simulation.store.bring([client])
-    received = simulation.received(rule, Round(1, (client,), simulation.federation.seed), (client,))
+    received = simulation.received(rule, Round(1, (client,), simulation.terms.seed), (client,))
 
     def fitting(images: int) -> int:
         step, upload = bytes_per_client(simulation, received, images, resident)
         room = CPU_STEP
         if device.type == "cuda":
-            room = int(0.6 * free_memory(device)) - upload * simulation.federation.participants
+            room = int(0.6 * free_memory(device)) - upload * simulation.terms.participants
         return max(1, room // step)
 
     fits = most
@@ -58,7 +58,7 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
         if fits == 1:  # in bfloat16 for the casts of frozen weights, perhaps; they are there now, for all clients
             fits = fitting(1)
     if fits > 1:
-        fits = fitting(min(simulation.federation.batch_size, max(simulation.federation.train_sizes.values())))
+        fits = fitting(simulation.terms.row)
     simulation.store.dismiss()
     return min(most, fits)
 
@@ -105,8 +105,8 @@ def bytes_per_client(
     Returns:
         The most bytes that were held at a time, and those of the client's upload.
     """
-    client = simulation.federation.training_clients[0]
-    round = Round(1, (client,), simulation.federation.seed)
+    client = simulation.terms.training_clients[0]
+    round = Round(1, (client,), simulation.terms.seed)
     phases = simulation.phases[Stage.TRAIN]
     with simulation.images.precision(), torch.enable_grad(), HeldBytes(simulation.device) as held:
         initial = {name: simulation.method.get_parameter(name) for name in simulation.roles.slots}
@@ -131,8 +131,8 @@ def bytes_per_client(
 
 def _step(simulation: Simulation, phase: int, images: int, own_end: bool) -> Step:
     """Make a step of the first client on its first image, taken several times."""
-    client = simulation.federation.training_clients[0]
-    index = torch.from_numpy(simulation.federation.train_rows[client][:1]).repeat(images).unsqueeze(0)
+    client = simulation.terms.training_clients[0]
+    index = torch.from_numpy(simulation.holdings.train_rows[client][:1]).repeat(images).unsqueeze(0)
     numbers = simulation.images.pool.transform.augment_numbers
     return Step(
         (client,),

@@ -68,7 +68,7 @@ class Evaluation:
         made = simulation.clients(
             "client_logits", method.client_logits, self._cohort, count, batch, part=part, number=step.number
         )
-        classes = simulation.federation.classes_of(step.split)
+        classes = simulation.terms.classes_of(step.split)
         if not isinstance(made, Tensor) or made.shape != (*batch.y.shape, classes):
             given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
             raise ConfigurationError(
@@ -90,7 +90,7 @@ class Evaluation:
         """Return the scores at a step's point on its split."""
         key, simulation = (step.point, step.split), self.simulation
         if key not in self.scores:
-            self.scores[key] = ClientScores(simulation.federation.num_clients, classes).to(simulation.device)
+            self.scores[key] = ClientScores(simulation.terms.num_clients, classes).to(simulation.device)
         return self.scores[key]
 
     def _values(self, step: Step) -> Values:
@@ -157,12 +157,12 @@ class Evaluation:
         self.scores = {}
         for key in dict.fromkeys(key for theirs in everybody for key in theirs):
             classes = next(theirs[key][1] for theirs in everybody if key in theirs)
-            whole = ClientScores(simulation.federation.num_clients, classes).to(simulation.device)
+            whole = ClientScores(simulation.terms.num_clients, classes).to(simulation.device)
             for theirs, part in zip(everybody, parts, strict=True):
                 if key in theirs:
                     whole.add(theirs[key][0], part["/".join(("counts", *key))], part["/".join(("losses", *key))])
             self.scores[key] = whole
-        whole_federation = range(simulation.federation.num_clients)
+        whole_federation = range(simulation.terms.num_clients)
         for numbers in ranks.everybody("reports", simulation.reports.of(whole_federation)):
             simulation.reports.take_in(whole_federation, numbers)
 

@@ -20,7 +20,7 @@ EVALUATED_STATE = 2**32
 
 def evaluated_clients(federation: Federation) -> dict[Stage, tuple[int, ...]]:
     """Return the clients that train and those that never do, where there are any, by how copies of them are fitted."""
-    clients = {Stage.FINETUNE: federation.training_clients, Stage.ADAPT: federation.new_clients}
+    clients = {Stage.FINETUNE: federation.terms.training_clients, Stage.ADAPT: federation.terms.new_clients}
     return {stage: of for stage, of in clients.items() if of}
 
 
@@ -46,11 +46,13 @@ def evaluation_plans(
     own = sum(value.numel() * value.element_size() for value in map(method.get_parameter, names))
     most = 1 if one_by_one else max(1, EVALUATED_STATE // max(own, 1))
     noisy = overrides(method, "draw_noise") and bool(method.draw_noise(torch.Generator(), 1, Stage.EVALUATE))
-    size = federation.eval_batch_size
+    size = federation.terms.eval_batch_size
     plans = []
     for stage, clients in evaluated_clients(federation).items():
         points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
-        rows = {name: federation.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)}
+        rows = {
+            name: federation.holdings.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)
+        }
         if rows:
             plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy))
     return plans
@@ -71,10 +73,10 @@ def homes(
         one_by_one: a client a step.
     """
     if count == 1:
-        return [0] * federation.num_clients
-    plans = evaluation_plans(method, roles, federation, [*federation.held_out], {}, one_by_one)
+        return [0] * federation.terms.num_clients
+    plans = evaluation_plans(method, roles, federation, [*federation.holdings.held_out], {}, one_by_one)
     owners = Blocks(plans, 1, 0, count).owners
-    return [owners.get(client, 0) for client in range(federation.num_clients)]
+    return [owners.get(client, 0) for client in range(federation.terms.num_clients)]
 
 
 def filling(clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, most: int) -> list[tuple[int, ...]]:

@@ -44,7 +44,7 @@ class ImageFeed:
     ) -> None:
         self.method = method
         self.pool = pool
-        self.federation = federation
+        self.terms, self.holdings = federation.terms, federation.holdings
         self.ranks = ranks
         self.cache_features = cache_features
         #: the Trainer's precision, in which the frozen parts work
@@ -81,7 +81,7 @@ class ImageFeed:
         assert step.images is not None
         assert step.labels is not None
         y = step.labels
-        if step.split in self.federation.label_spaces:
+        if step.split in self.terms.label_spaces:
             y = self._positions_in(step.split, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
         x = step.images if step.images.shape[-3] == 0 else self.pool.input(step.images, step.uniform, self._kind)
         if features is None:
@@ -130,8 +130,8 @@ class ImageFeed:
     def _positions_in(self, split: str, device: torch.device) -> Tensor:
         """Return per class its position in the split's label space; IGNORE where it is not in it."""
         if (split, device) not in self._positions:
-            positions = torch.full((self.federation.class_counts.shape[1],), IGNORE)
-            classes = self.federation.label_spaces[split]
+            positions = torch.full((self.terms.num_classes,), IGNORE)
+            classes = self.terms.label_spaces[split]
             positions[list(classes)] = torch.arange(len(classes))
             self._positions[split, device] = positions.to(device)
         return self._positions[split, device]
@@ -141,8 +141,8 @@ class ImageFeed:
         if self.cache_features is False or "features" not in self.method.inputs:
             return None
         if self._tables is None:
-            held = [rows for split in self.federation.held_out.values() for rows in split.values()]
-            trained = [] if self.pool.transform.augment_numbers else list(self.federation.train_rows.values())
+            held = [rows for split in self.holdings.held_out.values() for rows in split.values()]
+            trained = [] if self.pool.transform.augment_numbers else list(self.holdings.train_rows.values())
             rows = np.unique(np.concatenate(held + trained))
             limited = self.cache_features == "auto"
             self._tables = self._made(rows, limited)
@@ -152,22 +152,21 @@ class ImageFeed:
         """Return what the frozen parts make of each client's training images without augmentation."""
         if self._own is None:
             tables = self._feature_tables()
-            rows = np.unique(np.concatenate(list(self.federation.train_rows.values())))
+            rows = np.unique(np.concatenate(list(self.holdings.train_rows.values())))
             self._own = tables if tables is not None and not tables.augmented else self._made(rows, limited=False)
         return self._own
 
     def _made(self, rows: np.ndarray, limited: bool) -> FeatureTables:
         with self.precision():
-            return FeatureTables(self.method, self.pool, rows, self.federation.eval_batch_size, limited, self.ranks)
+            return FeatureTables(self.method, self.pool, rows, self.terms.eval_batch_size, limited, self.ranks)
 
     def own_images(self, clients: Sequence[int]) -> Values:
         """Return ``Client.own_images`` with a leading K: features, ``label`` and ``mask`` [K, n]."""
         tables = self._own_tables()
-        sizes = self.federation.train_sizes
-        index = torch.zeros(len(clients), max(sizes.values()), dtype=torch.int64)
+        index = torch.zeros(len(clients), self.terms.own_row, dtype=torch.int64)
         mask = torch.zeros(index.shape, dtype=torch.bool)
         for k, client in enumerate(clients):
-            own = torch.from_numpy(self.federation.train_rows[client])
+            own = torch.from_numpy(self.holdings.train_rows[client])
             index[k, : len(own)], mask[k, : len(own)] = own, True
         device = tables.position.device
         label = self.pool.labels[index].to(device)

@@ -63,7 +63,7 @@ class Loaders:
         if self.chosen is None:
             simulation, ranks = self.simulation, self.simulation.ranks
             most = min(ranks.everybody("the cohort width", widest(simulation, self.rule, resident=not self.workers)))
-            sizes = simulation.federation.train_sizes
+            sizes = simulation.holdings.train_sizes
             self.chosen = balanced(most, [sizes[client] for client in self.select(1)], ranks.count)
             log.info("cohorts of up to %d clients are stepped together, by memory", self.chosen)
         return self.chosen
@@ -114,13 +114,11 @@ class Loaders:
         federation = self.simulation.federation
         return RoundPlan(
             clients,
-            federation.train_rows,
+            federation.holdings.train_rows,
+            federation.terms,
             self.simulation.phases[stage],
             stage,
-            federation.batch_size,
-            federation.drop_last,
             self.width,
-            federation.seed,
             number,
             self.simulation.images.pool.transform.augment_numbers,
         )
@@ -138,7 +136,7 @@ class Loaders:
         pool = self.simulation.images.pool
         gathered = _Gathered(blocks, pool.images, pool.labels)
         # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
-        generator = torch_generator(self.simulation.federation.seed, "loader", *key)
+        generator = torch_generator(self.simulation.terms.seed, "loader", *key)
         return DataLoader(gathered, batch_size=None, num_workers=self.workers, generator=generator)
 
 

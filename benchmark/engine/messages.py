@@ -11,32 +11,32 @@ from benchmark.engine.finite import finite_rows
 from benchmark.engine.ranks import Ranks, fingerprint
 from benchmark.engine.roles import Roles, names_under, overrides
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Federation, Round, Values
+from benchmark.federation import Broadcast, Round, Terms, Values
 from benchmark.server import ServerRule
 
 
-def start(rule: ServerRule, initial: Values, federation: Federation) -> None:
+def start(rule: ServerRule, initial: Values, terms: Terms) -> None:
     """Start a rule, and see that it has started its base and the rules inside of it.
 
     Args:
         rule: the server's.
         initial: see :meth:`benchmark.server.ServerRule.start`.
-        federation: its facts.
+        terms: of the federation.
 
     Raises:
         ConfigurationError: its ``start`` calls not that of its base, or not that of a rule that it wraps.
     """
     title = type(rule).__name__
-    first = f"{title}.start must call super().start(initial, federation) before anything else"
+    first = f"{title}.start must call super().start(initial, terms) before anything else"
     try:
-        rule.start(initial, federation)
+        rule.start(initial, terms)
     except AttributeError as error:
-        if error.obj is rule and error.name == "federation":
+        if error.obj is rule and error.name == "terms":
             raise ConfigurationError(first) from error
         raise
     for name, inner in rule.named_modules():
-        if isinstance(inner, ServerRule) and "federation" not in vars(inner):
-            told = f"{title}.start must call self.{name}.start(initial, federation), or the rule inside never starts"
+        if isinstance(inner, ServerRule) and "terms" not in vars(inner):
+            told = f"{title}.start must call self.{name}.start(initial, terms), or the rule inside never starts"
             raise ConfigurationError(told if name else first)
 
 
@@ -68,7 +68,7 @@ def selected(rule: ServerRule, number: int) -> list[int]:
     """
     clients = sorted(rule.select(number))
     if overrides(rule, "select"):
-        strangers = sorted(set(clients) - set(rule.federation.training_clients))
+        strangers = sorted(set(clients) - set(rule.terms.training_clients))
         twice = [one for one, other in pairwise(clients) if one == other]
         said = f"client {twice[0]} twice" if twice else "" if clients else "no client"
         said = f"client {strangers[0]}, which does not train," if strangers else said

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmark.contract import Phase, Stage
 from benchmark.engine.plan import Step, cohorts, steps_per_epoch
+from benchmark.federation import Terms
 from benchmark.seeds import derived_seed, keyed_bits
 
 
@@ -18,12 +19,10 @@ class RoundPlan:
     Args:
         clients: the clients of this round.
         indices: per client, its rows of the pool, int64 [n_k].
+        terms: of the federation: the mini-batches' size, their rows and the seed.
         phases: in order.
         stage: what the steps are for.
-        batch_size: B, mini-batch size of every client.
-        drop_last: drop a client's incomplete last batch where it has at least one full one.
         width: K, clients stepped together.
-        seed: seed of the run.
         round: number of the round, from 1.
         augment_numbers: uniform numbers drawn for each image (0: none).
     """
@@ -32,27 +31,21 @@ class RoundPlan:
         self,
         clients: Sequence[int],
         indices: Mapping[int, np.ndarray],
+        terms: Terms,
         phases: Sequence[Phase],
         stage: Stage,
-        batch_size: int,
-        drop_last: bool,
         width: int,
-        seed: int,
         round: int,
         augment_numbers: int = 0,
     ) -> None:
         self.indices = {client: indices[client] for client in clients}
+        self.terms = terms
         self.phases = phases
         self.stage = stage
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.seed = seed
         self.round = round
         self.augment_numbers = augment_numbers
         self.sizes = sizes = {client: len(rows) for client, rows in self.indices.items()}
         self.cohorts = cohorts(clients, sizes, width)
-        # One row length for the whole round, whatever the cohort width, so that widths do the same arithmetic.
-        self.row = min(batch_size, max(sizes.values()))
         self.steps = [step for cohort in self.cohorts for step in self._lay_out(cohort)]
         self._made: tuple[tuple[tuple[int, ...], int], tuple[Tensor, Tensor]] | None = None
 
@@ -60,7 +53,7 @@ class RoundPlan:
         """Count the steps of each client in an epoch, and in a phase, which never rise along a cohort."""
         planned = self.phases[phase]
         sizes = [self.sizes[client] for client in cohort]
-        per_epoch = np.array([steps_per_epoch(size, self.batch_size, self.drop_last) for size in sizes])
+        per_epoch = np.array([steps_per_epoch(size, self.terms.batch_size, self.terms.drop_last) for size in sizes])
         count = planned.epochs * per_epoch
         return per_epoch, count if planned.steps is None else np.minimum(count, planned.steps)
 
@@ -92,10 +85,10 @@ class RoundPlan:
         """Draw rows and masks of a phase, [steps, K, B] each."""
         per_epoch, own_steps = self._own_steps(cohort, phase)
         sizes = np.array([self.sizes[client] for client in cohort])
-        used = np.minimum(sizes, per_epoch * self.row)
+        used = np.minimum(sizes, per_epoch * self.terms.row)
         step = np.arange(own_steps.max())[:, None]
         epoch, number = np.divmod(step, per_epoch)
-        place = number[..., None] * self.row + np.arange(self.row)  # in its epoch, [steps, K, B]
+        place = number[..., None] * self.terms.row + np.arange(self.terms.row)  # in its epoch, [steps, K, B]
         mask = (place < used[:, None]) & (step < own_steps)[..., None]
         order = self._orders(cohort, phase, sizes, 1 + int(((own_steps - 1) // per_epoch).max()))
         at = np.where(mask[..., :1], epoch[..., None], 0), np.arange(len(cohort))[:, None], np.where(mask, place, 0)
@@ -108,7 +101,7 @@ class RoundPlan:
 
         All are drawn at once; what a client gets depends on its number and the epoch's alone.
         """
-        key = derived_seed(self.seed, f"{self.stage} order", self.round, phase)
+        key = derived_seed(self.terms.seed, f"{self.stage} order", self.round, phase)
         image = np.arange(sizes.max())
         drawn = keyed_bits(key, np.arange(epochs)[:, None, None], np.array(cohort)[:, None], image)
         drawn[:, image >= sizes[:, None]] = np.iinfo(np.uint64).max
@@ -132,7 +125,7 @@ class RoundPlan:
     def _uniform(self, step: Step) -> Tensor | None:
         if not self.augment_numbers or step.stage is not Stage.TRAIN:
             return None
-        key = derived_seed(self.seed, "augment", self.round, step.phase, step.number)
-        number = np.arange(self.row * self.augment_numbers).reshape(self.row, -1)
+        key = derived_seed(self.terms.seed, "augment", self.round, step.phase, step.number)
+        number = np.arange(self.terms.row * self.augment_numbers).reshape(self.terms.row, -1)
         drawn = keyed_bits(key, np.array(step.clients)[:, None, None], number)
         return torch.from_numpy((drawn >> np.uint64(40)).astype(np.float32) * np.float32(2**-24))

@@ -70,7 +70,7 @@ class Server(Callback):
         simulation.images.precision = trainer.precision_plugin.forward_context
         # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
         trainer.precision_plugin.convert_module(pl_module)
-        start(self.rule, method.initial_values(), simulation.federation)
+        start(self.rule, method.initial_values(), simulation.terms)
         self._selected = (0, [])
         self.loaders = data.loaders = Loaders(
             simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients
@@ -86,13 +86,13 @@ class Server(Callback):
     @property
     def evaluated(self) -> Round:
         """The round that an evaluation is of: the last finished one."""
-        return Round(self.finished_rounds, (), self.rule.federation.seed)
+        return Round(self.finished_rounds, (), self.rule.terms.seed)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round; whatever asks to stop inside it (a callback, ``max_time``) is heard at its end."""
         number = trainer.current_epoch + 1
         trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, number)
-        self._round = Round(number, tuple(self.next_clients(number)), self.rule.federation.seed)
+        self._round = Round(number, tuple(self.next_clients(number)), self.rule.terms.seed)
         self.inside_round = True
         self._arrivals = Arrivals()
         self.traffic.start_round()
@@ -171,7 +171,7 @@ class Server(Callback):
         for client in missing:
             self.dropped[client] = self.dropped.get(client, 0) + 1
         if self.dropped:
-            counts = torch.zeros(simulation.federation.num_clients, dtype=torch.float64)
+            counts = torch.zeros(simulation.terms.num_clients, dtype=torch.float64)
             counts[list(self.dropped)] = torch.tensor(list(self.dropped.values()), dtype=torch.float64)
             simulation.reports.put("dropped", counts)
 

@@ -56,13 +56,14 @@ class Simulation:
         self._trained_rows = trained_rows(roles, store.names)
         self.ranks = store.ranks
         self.federation = federation
+        self.terms, self.holdings = federation.terms, federation.holdings
         self.images = images
         self.parameters = Parameters(method)
         self._shapes = {name: tuple(self.parameters[name].shape) for name in roles.trained}
         self.watch = Watch(method, (slots, store))
         self.clients = ClientMap(method, roles, self.watch)
         self.local_steps = LocalSteps(method, self.clients, slots)
-        self.reports = Reports(federation.num_clients)
+        self.reports = Reports(federation.terms.num_clients)
         self.cohort: Cohort | None = None
         #: rounds of the whole run, for schedules
         self.rounds = 0
@@ -130,7 +131,7 @@ class Simulation:
             received,
             previous=self.store.rows_of(own, clients, self.device),
             participated=placed(took_part, self.device) > 0,
-            class_counts=placed(self.federation.class_counts[list(clients)], self.device),
+            class_counts=placed(self.holdings.class_counts[list(clients)], self.device),
             own_images=self.images.own_images(clients) if asked else {},
         )
         if overrides(self.method, "prepare"):
@@ -170,7 +171,7 @@ class Simulation:
         noisy = True
         for step, batch in zip(steps, self.images.fill_all(steps), strict=True):
             if noisy:
-                noise = drawn_noise(self.method, self.federation.seed, step, batch.y.shape[1], self.parameters.first)
+                noise = drawn_noise(self.method, self.terms.seed, step, batch.y.shape[1], self.parameters.first)
                 noisy = bool(noise)
             yield replace(batch, noise=noise) if noisy else batch
 

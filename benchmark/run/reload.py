@@ -56,7 +56,7 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     data.match(method)
     simulation = method.join(data)
     rule, shared = made.rule or method.make_server(), simulation.shared()
-    start(rule, method.initial_values(), simulation.federation)
+    start(rule, method.initial_values(), simulation.terms)
     rule.load_state_dict(content["callbacks"]["server"]["rule"])
     if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
         raise ConfigurationError(

@@ -27,7 +27,7 @@ def round_plan(data: FederatedDataModule, width: int) -> RoundPlan:
     """A round of one epoch with all clients, as the engine plans it."""
     clients = range(data.num_clients)
     phases = [LocalTraining(lr=0.0, epochs=1).phase()]
-    return RoundPlan(clients, data.train_indices, phases, Stage.TRAIN, data.batch_size, False, width, data.seed, 1)
+    return RoundPlan(clients, data.train_indices, data.federation.terms, phases, Stage.TRAIN, width, round=1)
 
 
 def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]], rounds: int, turns: int) -> list[Row]:

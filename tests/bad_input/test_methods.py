@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Federation, Round, Uploads, Values
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.method import FederatedMethod
 from benchmark.run.cli import main
 from benchmark.server import ServerRule
@@ -288,14 +288,14 @@ class ReadsNoImages(FedVPT):
 
 
 class StartsNothing(ServerRule):
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         self.rounds = 0
 
 
 class SelectsAtTheStart(ServerRule):
-    def start(self, initial: Values, federation: Federation) -> None:
+    def start(self, initial: Values, terms: Terms) -> None:
         self.first = self.select(1)
-        super().start(initial, federation)
+        super().start(initial, terms)
 
 
 class Wraps(ServerRule):
@@ -340,12 +340,12 @@ MISTAKES = [
         ReadsNoImages,
         r"ReadsNoImages.client_logits, LINE reads batch.x, and inputs is \('features',\): read batch.features, or add",
     ),
-    (StartsNothing, r"StartsNothing.start must call super\(\).start\(initial, federation\) before anything else"),
+    (StartsNothing, r"StartsNothing.start must call super\(\).start\(initial, terms\) before anything else"),
     (
         SelectsAtTheStart,
-        r"SelectsAtTheStart.start must call super\(\).start\(initial, federation\) before anything else",
+        r"SelectsAtTheStart.start must call super\(\).start\(initial, terms\) before anything else",
     ),
-    (Wraps, r"Wraps.start must call self.inner.start\(initial, federation\), or the rule inside never starts"),
+    (Wraps, r"Wraps.start must call self.inner.start\(initial, terms\), or the rule inside never starts"),
     (WritesAggregate, f"WritesAggregate.aggregate {IN_PLACE}"),
     (WritesAMean, f"WritesAMean.aggregate {IN_PLACE}"),
     (WritesBroadcast, f"WritesBroadcast.broadcast {IN_PLACE}"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import Witness, build, federation, fit, learned
+from federation import Witness, build, fit, learned, terms
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -68,13 +68,13 @@ def test_one_selected_client_hands_its_state_to_the_server() -> None:
 
 def test_selection_is_keyed_without_replacement_and_changes_with_the_round() -> None:
     rule = ServerRule()
-    rule.start({}, federation(20, participants=6, seed=4))
+    rule.start({}, terms(20, participants=6, seed=4))
     rounds = [rule.select(r) for r in range(1, 30)]
     assert rounds == [rule.select(r) for r in range(1, 30)]
     assert all(len(set(r)) == 6 for r in rounds)
     assert len(set(map(tuple, rounds))) > 20
     assert set().union(*map(set, rounds)) == set(range(20))
-    rule.start({}, federation(20, participants=6, seed=5))
+    rule.start({}, terms(20, participants=6, seed=5))
     assert sum(rule.select(r) == known for r, known in enumerate(rounds, 1)) < 3
 
 

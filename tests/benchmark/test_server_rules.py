@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from federation import CONF, build, federation
+from federation import CONF, build, terms
 
 import methods
 from benchmark.contract import Stage
@@ -49,13 +49,13 @@ class Part(NamedTuple):
     def make(self) -> Any:
         """A new rule at the start."""
         rule = self.new_rule()
-        rule.start(self.method.initial_values(), self.simulation.federation)
+        rule.start(self.method.initial_values(), self.simulation.terms)
         return rule
 
     @property
     def uploads(self) -> Uploads:
         """What arrived, put in order."""
-        return Uploads.gathered([self.arrived], self.simulation.federation.train_sizes)
+        return Uploads.gathered([self.arrived], self.simulation.holdings.train_sizes)
 
 
 pytestmark = pytest.mark.xdist_group("server rules")  # several tests read one run
@@ -76,10 +76,10 @@ def part_of(rule: type[ServerRule]) -> Part:
         data.setup()
         simulation = method.join(data)
         made = new_rule()
-        made.start(method.initial_values(), simulation.federation)
+        made.start(method.initial_values(), simulation.terms)
         round = Round(1, tuple(made.select(1)), data.seed)
         facts, phases = simulation.federation, simulation.phases[Stage.TRAIN]
-        plan = RoundPlan(round.clients, facts.train_rows, phases, Stage.TRAIN, 4, False, 4, data.seed, 1)
+        plan = RoundPlan(round.clients, facts.holdings.train_rows, facts.terms, phases, Stage.TRAIN, 4, 1)
         (clients,) = plan.cohorts
         cohort = simulation.begin(clients, Stage.TRAIN, round, simulation.received(made, round, clients))
         optimizers = simulation.local_steps.optimizers(phases)
@@ -128,9 +128,9 @@ def test_the_order_of_arrival_changes_nothing(kind: type[ServerRule]) -> None:
     single = [((c,), {n: v[k : k + 1] for n, v in values.items()}) for k, c in enumerate(clients)]
     results = []
     for arrived in ([part.arrived], single, single[::-1], single[2:] + single[:2]):
-        uploads = Uploads.gathered(arrived, part.simulation.federation.train_sizes)
+        uploads = Uploads.gathered(arrived, part.simulation.holdings.train_sizes)
         assert uploads.clients == part.round.clients == tuple(sorted(clients))
-        assert uploads.weights.tolist() == [part.simulation.federation.train_sizes[c] for c in uploads.clients]
+        assert uploads.weights.tolist() == [part.simulation.holdings.train_sizes[c] for c in uploads.clients]
         for row, client in enumerate(uploads.clients):
             assert_equal(
                 {name: value[row] for name, value in uploads.values.items()},
@@ -187,7 +187,7 @@ def test_a_rule_goes_on_from_its_saved_state(kind: type[ServerRule]) -> None:
     moved = any(not torch.equal(value, start[name]) for name, value in state.items() if isinstance(value, torch.Tensor))
     assert moved or any(not torch.equal(value, part.shared[name]) for name, value in shared.items())
     fresh.load_state_dict(state)
-    everybody = tuple(range(part.simulation.federation.num_clients))
+    everybody = tuple(range(part.simulation.terms.num_clients))
     for number in (2, 3):
         training = replace(part.round, number=number)
         for round, receivers in ((training, part.round.clients), (replace(training, clients=()), everybody)):
@@ -228,11 +228,11 @@ def test_one_client_makes_a_round(kind: type[ServerRule]) -> None:
 
 def test_a_rule_can_be_tested_alone() -> None:
     rule = ServerRule()
-    rule.start({"w": torch.zeros(2)}, federation(clients=3))  # client k holds k + 1 images
+    rule.start({"w": torch.zeros(2)}, terms(3))
     round = Round(number=1, clients=(0, 2), seed=0)
     sent = rule.broadcast(round, {"w": torch.zeros(2)}, round.clients)
     arrived = [((2,), {"w": torch.tensor([[3.0, 6.0]])}), ((0,), {"w": torch.tensor([[1.0, 2.0]])})]
-    uploads = Uploads.gathered(arrived, rule.federation.train_sizes)
+    uploads = Uploads.gathered(arrived, {0: 1, 2: 3})
     new = rule.aggregate(round, sent.common, uploads)
     assert uploads.clients == (0, 2)
     assert new["w"].tolist() == [2.5, 5.0]

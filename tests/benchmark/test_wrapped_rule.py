@@ -9,7 +9,7 @@ import torch
 from federation import build, fit, learned
 
 from benchmark.engine.rounds import Server
-from benchmark.federation import Federation, Round, Uploads, Values
+from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.server import ServerRule
 from methods.servers import FedAdam
 
@@ -29,9 +29,9 @@ class ClippedRule(ServerRule):
         self.rule, self.norm = rule, norm
         self.select, self.broadcast, self.adapt = rule.select, rule.broadcast, rule.adapt
 
-    def start(self, initial: Values, federation: Federation) -> None:
-        super().start(initial, federation)
-        self.rule.start(initial, federation)
+    def start(self, initial: Values, terms: Terms) -> None:
+        super().start(initial, terms)
+        self.rule.start(initial, terms)
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         # Of shared parameters their change is what a client tells, of all else the value itself.

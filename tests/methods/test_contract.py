@@ -88,7 +88,7 @@ def test_cohort_width_and_workers_change_nothing(
     monkeypatch.setattr(capacity, "CPU_STEP", 2**40)  # auto takes as many clients as there are
     method: Any = require_same_at_width(subject(conf), width, workers)
     if width == "auto":
-        assert method.trainer.datamodule.loaders.width == method.simulation.federation.participants > 1
+        assert method.trainer.datamodule.loaders.width == method.simulation.terms.participants > 1
 
 
 @of_each(TRAINED)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+from federation import build, fit, terms
 from live_client import client_of, constructed, gradients, mini_batch, parameters_of
 from text_prompts import metrics, run
 from torch import Tensor
 
 from benchmark.contract import LocalTraining, Stage
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Federation, Round, Uploads
+from benchmark.federation import Round, Uploads
 from benchmark.seeds import torch_generator
 from methods.pfedmoap import ExpertAttention, ExpertRule
 
@@ -82,13 +82,7 @@ def test_the_order_of_experts_and_the_keys_bias_change_nothing_and_equal_ones_sh
 def rule_of(count: int, prompts: Tensor) -> ExpertRule:
     """A server at which these clients have uploaded their prompts in the first round."""
     rule, clients = ExpertRule(count), len(prompts)
-    nobody: dict[str, Any] = {"train_rows": {}, "train_sizes": {}, "held_out": {}, "label_spaces": {}}
-    counts = torch.zeros(clients, 8)
-    rule.start(
-        {"context": torch.zeros_like(prompts[0])},
-        Federation(3, clients, tuple(range(clients)), (), clients, class_counts=counts, batch_size=4, drop_last=False,
-                   eval_batch_size=4, **nobody),
-    )  # fmt: skip
+    rule.start({"context": torch.zeros_like(prompts[0])}, terms(clients, seed=3))
     upload(rule, 1, tuple(range(clients)), prompts)
     return rule
 

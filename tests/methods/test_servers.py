@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from federation import CONF, build, federation, fit, learned
+from federation import CONF, build, fit, learned, terms
 from refusal import refused
 
 from benchmark.engine.rounds import Server
@@ -25,7 +25,7 @@ def round_of(rule: ServerRule, number: int, shared: Values, rows: list[list[floa
 
 
 def started(rule: ServerRule, clients: int = 2) -> ServerRule:
-    rule.start({"w": torch.zeros(2)}, federation(clients))
+    rule.start({"w": torch.zeros(2)}, terms(clients))
     return rule
 
 
@@ -88,7 +88,7 @@ def test_without_momentum_at_rate_one_the_server_is_fedavgs_but_for_rounding() -
     shared = {"w": torch.randn(1000, generator=generator)}
     uploads = Uploads((0, 1), {"w": torch.randn(2, 1000, generator=generator)}, torch.tensor([1.0, 3.0]).double())
     rule = FedAvgM(lr=1.0, momentum=0.0)
-    rule.start(shared, federation(2))
+    rule.start(shared, terms(2))
     mean = ServerRule().aggregate(Round(1, (0, 1), 0), shared, uploads)["w"]
     made = rule.aggregate(Round(1, (0, 1), 0), shared, uploads)["w"]
     ratio = mean / shared["w"]

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import SIZES, build, federation, fit, learned
+from federation import SIZES, build, fit, learned, terms
 from timm.models.vision_transformer import VisionTransformer
 
 from benchmark.backbones.vit import PromptedViT
@@ -201,7 +201,7 @@ def test_a_round_of_the_server_against_a_plain_loop(prompt_momentum: float, key_
     method = tiny(prompt_momentum=prompt_momentum, key_momentum=key_momentum, head="global")
     old = shared_values(method)
     server = method.make_server()
-    server.start(old, federation(2))
+    server.start(old, terms(2))
     weights = torch.tensor([5.0, 1.0, 2.0])
     selections = torch.tensor([[70.0, 0.0, 3.0], [10.0, 2.0, 9.0], [20.0, 60.0, 2.0]])
     updates: list[Values] = []
@@ -326,7 +326,7 @@ def test_sizes_of_the_cifar100_setting() -> None:
         method = SGPT(100, 4, vit_b(), head=head)  # type: ignore[arg-type]
         shared = shared_values(method)
         server = GroupRule(0.5, 0.5)
-        server.start(shared, federation(2))
+        server.start(shared, terms(2))
         sent = server.broadcast(Round(1, (0,), 0), shared, (0,)).common
         frequency = sent.pop("group_frequency")
         assert sum(v.numel() * v.element_size() for v in sent.values()) == 258_048 + more == 4 * 64_512 + more

@@ -23,7 +23,7 @@ from benchmark.checks.outcome import FailedCheck, NotCheckedError
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Federation, Round, Uploads, Values
+from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.server import ServerRule
 from methods.fedper import FedPer
 
@@ -106,8 +106,8 @@ class WithForgettingServer(FedPer):
 class FewerAndOthers(ServerRule):
     """Selects other clients in every call, fewer than the protocol says, and none of the last ones twice."""
 
-    def start(self, initial: Values, federation: Federation) -> None:
-        super().start(initial, federation)
+    def start(self, initial: Values, terms: Terms) -> None:
+        super().start(initial, terms)
         self.register_buffer("asked", torch.tensor(0))
 
     def select(self, number: int) -> list[int]:

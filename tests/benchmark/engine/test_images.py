@@ -36,14 +36,12 @@ def test_steps_that_are_made_in_one_are_those_of_each(arguments: tuple[str, ...]
     fit(method, data, 1)
     phases, facts, images = method.simulation.phases[Stage.TRAIN], data.federation, method.simulation.images
     plan = RoundPlan(
-        facts.training_clients,
-        facts.train_rows,
+        facts.terms.training_clients,
+        facts.holdings.train_rows,
+        facts.terms,
         phases,
         Stage.TRAIN,
-        facts.batch_size,
-        facts.drop_last,
         width=4,
-        seed=facts.seed,
         round=2,
         augment_numbers=images.pool.transform.augment_numbers,
     )

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from federation import terms
 from torch import Tensor
 
 from benchmark.contract import Group, Phase, Stage
@@ -16,6 +17,7 @@ from benchmark.engine.plan import Block, Blocks, cohorts, steps_per_epoch
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.seeds import derived_seed
 
+TERMS = terms(3, batch_size=3, row=3)
 INDICES = {0: np.arange(0, 5), 1: np.arange(10, 12), 2: np.arange(20, 27)}
 
 
@@ -27,12 +29,13 @@ def of(epochs: int) -> Phase:
 def plan(
     width: int, phases: tuple[int, ...] = (2,), drop_last: bool = False, round: int = 1, clients: tuple = (0, 1, 2)
 ) -> RoundPlan:
-    return RoundPlan(clients, INDICES, [of(e) for e in phases], Stage.TRAIN, 3, drop_last, width, 0, round, 2)
+    own = replace(TERMS, drop_last=drop_last)
+    return RoundPlan(clients, INDICES, own, [of(e) for e in phases], Stage.TRAIN, width, round, 2)
 
 
 def fitting(width: int) -> RoundPlan:
     """The fine-tuning of copies, one epoch."""
-    return RoundPlan([0, 1, 2], INDICES, [of(1)], Stage.FINETUNE, 3, False, width, 0, 4)
+    return RoundPlan([0, 1, 2], INDICES, TERMS, [of(1)], Stage.FINETUNE, width, 4)
 
 
 def rows_of(made: RoundPlan, client: int, phase: int = 0) -> list[list[int]]:
@@ -107,7 +110,8 @@ def test_images_are_in_the_order_of_their_keyed_numbers(width: int, drop_last: b
 
 def test_every_order_of_the_images_is_as_likely() -> None:
     clients = range(2400)
-    made = RoundPlan(clients, dict.fromkeys(clients, np.arange(4)), [of(1)], Stage.TRAIN, 4, False, 2400, 5, 9)
+    own = terms(2400, seed=5)
+    made = RoundPlan(clients, dict.fromkeys(clients, np.arange(4)), own, [of(1)], Stage.TRAIN, 2400, 9)
     orders = Counter(tuple(row) for row in made[0].index.tolist())
     assert len(orders) == 24
     # Chi-squared with 23 degrees of freedom is below 49.7 in 999 of 1,000 cases.
@@ -130,7 +134,7 @@ def test_augmentation_numbers_are_a_clients_own() -> None:
 
 def test_augmentation_numbers_are_the_rounds_and_the_seeds_and_of_training_alone() -> None:
     def numbers(seed: int = 0, round: int = 1, stage: Stage = Stage.TRAIN) -> Tensor | None:
-        return RoundPlan([0, 1, 2], INDICES, [of(1)], stage, 3, False, 3, seed, round, 2)[0].uniform
+        return RoundPlan([0, 1, 2], INDICES, replace(TERMS, seed=seed), [of(1)], stage, 3, round, 2)[0].uniform
 
     made = [numbers(), numbers(round=2), numbers(seed=1)]
     drawn = torch.cat([numbers.flatten() for numbers in made if numbers is not None])
@@ -163,9 +167,10 @@ def test_an_incomplete_batch_is_dropped_only_beside_a_full_one() -> None:
     assert [len(rows_of(made, client)) for client in (0, 1, 2)] == [1, 1, 2]
 
 
-def test_rows_are_as_long_as_the_rounds_largest_batch_whatever_the_width() -> None:
-    assert {plan(1, clients=(1,))[0].index.shape[1], plan(3, clients=(1,))[0].index.shape[1]} == {2}
-    assert plan(1)[len(plan(1).steps) - 1].index.shape[1] == 3
+def test_rows_of_a_batch_are_the_terms_whatever_the_width_and_the_rounds_clients() -> None:
+    for width, clients in ((1, (1,)), (3, (1,)), (1, (0, 1, 2)), (3, (0, 1, 2))):
+        made = plan(width, clients=clients)
+        assert {made[step].index.shape[1] for step in range(len(made.steps))} == {TERMS.row}
 
 
 def test_no_epochs_give_one_idle_step_a_cohort() -> None:
@@ -258,7 +263,7 @@ def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
 
 def test_steps_cut_the_epochs_short() -> None:
     def made(*phases: Phase) -> RoundPlan:
-        return RoundPlan([0], {0: np.arange(10)}, phases, Stage.TRAIN, 3, False, 1, 0, 1)
+        return RoundPlan([0], {0: np.arange(10)}, TERMS, phases, Stage.TRAIN, 1, 1)
 
     cut, whole = made(replace(of(2), steps=5), replace(of(3), steps=99)), made(of(2))
     assert [cut[i].phase for i in range(len(cut.steps))] == [0] * 5 + [1] * 12
@@ -269,7 +274,7 @@ def test_steps_cut_the_epochs_short() -> None:
 
 def test_blocks_hold_every_step_once_and_never_two_cohorts() -> None:
     indices = {c: np.arange(c, c + 7) for c in range(5)}
-    made = RoundPlan(list(range(5)), indices, [of(3)], Stage.TRAIN, 3, False, 2, 0, 1)
+    made = RoundPlan(list(range(5)), indices, TERMS, [of(3)], Stage.TRAIN, 2, 1)
     blocks = Blocks([made, made], 4)
     cut = [blocks[i] for i in range(len(blocks))]
     assert [len(b.steps) for b in cut] == [4, 4, 1] * 6

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import terms
 from torch.autograd import DeviceType
 
 from benchmark.backbones.tiny_vit import TinyViT
@@ -36,7 +37,7 @@ def test_padding_is_what_the_last_batches_leave_empty(width: int) -> None:
     # client leave the stacked step after their last batch, so nothing more is padded at any width.
     indices = {0: np.arange(5), 1: np.arange(5, 8), 2: np.arange(8, 10)}
     phases = [LocalTraining(lr=0.0, epochs=1).phase()]
-    plan = RoundPlan(range(3), indices, phases, Stage.TRAIN, 2, False, width, seed=0, round=1)
+    plan = RoundPlan(range(3), indices, terms(3, batch_size=2, row=2), phases, Stage.TRAIN, width, round=1)
     assert widths.padding_share(plan) == pytest.approx(2 / 12)
 
 

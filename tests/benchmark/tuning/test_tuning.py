@@ -588,7 +588,7 @@ TUNING = ("--data.val_fraction=0.25", "--data.val_only=true", "--data.partition=
 def test_only_held_out_training_images_are_known_to_the_engine() -> None:
     method, data = build("FedVPT", *TUNING, "--data.clients_per_round=3")
     fit(method, data, 1)
-    assert set(data.federation.held_out) == {"val"}
+    assert set(data.federation.holdings.held_out) == {"val"}
     assert set(method.evaluation.scores) == {("server", "val"), ("local", "val")}
     held = np.concatenate([*data.held_out["val"].values(), *data.train_indices.values()])
     assert not set(held) & set(np.concatenate(data.splits.test))
