@@ -118,7 +118,7 @@ def test_a_round_is_laid_out_before_the_host_waits_for_the_one_before_it(
         return finite(*arguments)
 
     def laid_out(*arguments: Any) -> Any:
-        said.append(f"laid out {arguments[8]}")
+        said.append(f"laid out {arguments[6]}")
         return plan(*arguments)
 
     monkeypatch.setattr(simulation, "finite_rows_and", fetched)
