@@ -10,7 +10,7 @@ ENGINE ?= local
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
 TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
 FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
-# A developer's loop: files of units and equations, of which no test takes a second, and the contract of two methods.
+# A developer's loop: files of units and equations, whose tests are quick, and the contract of two methods.
 FAST := methods/test_contract methods/test_alone methods/test_fedkgcoop methods/test_fedotp methods/test_variational
 FAST += $(addprefix benchmark/test_,placing seeds ranges yaml_files server)
 FAST += $(addprefix benchmark/engine/test_,plans metrics straight_line)
