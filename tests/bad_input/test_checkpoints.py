@@ -288,7 +288,7 @@ def test_scores_are_of_what_was_learned(
         main([command, *given])
         scores.add(capsys.readouterr().out)
     assert len(scores) == 1
-    assert "point server" in scores.pop()
+    assert "after aggregation" in scores.pop()
 
 
 def test_a_method_that_trains_nothing_is_scored_as_it_is(
@@ -296,7 +296,7 @@ def test_a_method_that_trains_nothing_is_scored_as_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["test", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "ZeroShotCLIP.yaml")])
-    assert "point server" in capsys.readouterr().out
+    assert "after aggregation" in capsys.readouterr().out
 
 
 def test_the_log_keeps_the_rounds_before(last: Path) -> None:

@@ -298,8 +298,10 @@ def test_a_configuration_names_no_function_and_so_imports_no_module(
     callback = "{class_path: lightning.pytorch.callbacks.LambdaCallback, init_args: {on_fit_start: evil.run}}"
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/checkpoints/last.ckpt").touch()
-    for path in (Path("evil.yaml"), Path("run/config.yaml")):
-        path.write_text(f"trainer: {{callbacks: [{callback}]}}\n")
+    Path("evil.yaml").write_text(f"trainer: {{callbacks: [{callback}]}}\n")
+    whole = [yaml.safe_load((CONF / f"{name}.yaml").read_text()) for name in ("base", "HeadTune")]
+    whole[0]["trainer"]["callbacks"] = [yaml.safe_load(callback)]
+    Path("run/config.yaml").write_text(yaml.safe_dump(whole[0] | whole[1]))
     lambdas = "--trainer.callbacks=LambdaCallback"
     line = {
         "config": lambda: refused(capsys, main, [*base, "--config=evil.yaml"]),

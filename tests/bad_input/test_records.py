@@ -286,7 +286,7 @@ def test_a_summary_without_its_round_is_shown(run: Path, capsys: Capsys) -> None
     short = {"clients": 2, "last": {"average": 0.5}, "last10": {"average": 0.5}}
     rewritten(run, summary={"server": {"test": {"accuracy": short}}})
     assert main(["show", str(run)]) == 0
-    assert "0.5000" in capsys.readouterr().out
+    assert "50.00" in capsys.readouterr().out
 
 
 def test_names_do_not_steer_the_terminal(run: Path, capsys: Capsys) -> None:
@@ -314,12 +314,20 @@ def test_a_figure_that_cannot_be_read_is_left_out(run: Path, kind: str, capsys: 
     assert capsys.readouterr().err.startswith("left out: results/figures/x.png and its caption cannot be read")
 
 
-@pytest.mark.parametrize("place", ["/proc/x/page.html", "results", "results/runs/a/record.json/page.html", "a\0b"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("/proc/x/page.html", "cannot be written to"),
+        ("results", "cannot be written to"),
+        ("results/runs/a/record.json/page.html", "cannot be written to"),
+        ("a\0b", "no file can have this name (embedded null byte)"),
+    ],
+)
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(
-    run: Path, place: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    run: Path, place: str, said: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmark.report.page.read_runs", lambda folders: pytest.fail("work was begun"))
-    assert "cannot be written to" in refused(capsys, main, ["report", place])
+    assert said in refused(capsys, main, ["report", place])
 
 
 def test_verify_without_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:

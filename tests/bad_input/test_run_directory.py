@@ -30,7 +30,7 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("afile/x", "--run_dir='afile/x' can't be used: Not a directory"),
         ("/proc/nowhere", "--run_dir='/proc/nowhere' can't be used: No such file or directory"),
         ("runs/" + 300 * "x", "can't be used: File name too long"),
-        ("a\0b", "can't be used: embedded null byte"),
+        ("a\0b", "no file can have this name (embedded null byte)"),
     ],
 )
 def test_no_place_for_a_run(run_dir: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,9 +124,9 @@ def test_validate_scores_held_out_training_images_alone(capsys: pytest.CaptureFi
         capsys.readouterr()
         main(["validate", *given])
         out = capsys.readouterr().out
-        assert "split val, point server" in out
-        assert "split test" not in out
-        assert f"{average:.4f}" in next(line for line in out.splitlines() if "average" in line)
+        assert "val images, after aggregation" in out
+        assert "test images" not in out
+        assert f"{100 * average:.2f}" in next(line for line in out.splitlines() if "average" in line)
 
 
 def test_a_refused_run_leaves_no_directory(capsys: pytest.CaptureFixture[str]) -> None:

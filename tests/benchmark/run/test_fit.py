@@ -221,7 +221,10 @@ def test_methods_and_data_of_wrong_arguments_are_refused() -> None:
             FedVPT(8, wrong, backbone)  # type: ignore[arg-type]
     assert HeadTune("8", 11, backbone).head.out_features == 8  # a text that is a number, as on a command line
     for source, partition in ((TinyImages(), None), (None, Ragged()), (TinyImages, Ragged()), (TinyImages(), "IID")):
-        with pytest.raises(ConfigurationError, match=r"FederatedDataModule: (source|partition) must be"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"FederatedDataModule: (source|partition): expected an object of (ImageSource|Partition)",
+        ):
             FederatedDataModule(source, partition)  # type: ignore[arg-type]
 
 

@@ -30,9 +30,9 @@ def test_a_run_goes_on_from_its_directory_alone(capsys: pytest.CaptureFixture[st
     assert Path("run/metrics.parquet").read_bytes() == Path("whole/metrics.parquet").read_bytes()
     capsys.readouterr()
     cli.main(["test", "--run_dir=run"])
-    out = capsys.readouterr().out.split("point server")[-1]
+    out = capsys.readouterr().out.split("after aggregation")[-1]
     average = read_record("run").summary["server"]["test"]["accuracy"]["last"]["average"]
-    assert f"{average:.4f}" in next(line for line in out.splitlines() if "average" in line)
+    assert f"{100 * average:.2f}" in next(line for line in out.splitlines() if "average" in line)
     line = refused(capsys, commands.main, ["resume", "run"])
     assert "run holds a finished run; for more rounds, in a directory of their own: lightning-cli fit --config=" in line
     more = line.partition("of their own: lightning-cli ")[2].replace("ROUNDS", "3").split()
@@ -67,7 +67,8 @@ def test_a_signal_before_a_run_goes_on_names_what_is_kept_and_the_command(
     assert said(*own[:-1]) == "stopped by SIGTERM: there was nothing to keep yet; the same command starts again"
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/checkpoints/last.ckpt").touch()
-    Path("run/config.yaml").write_text("seed_everything: 3\n")
+    whole = [Path(word.removeprefix("--config=")).read_text() for word in BASE]
+    Path("run/config.yaml").write_text("".join(whole))
     kept = "stopped by SIGTERM: kept up to the last finished round; go on with: "
     more = ["resume", "run", "--trainer.max_epochs=4"]
     assert said(*more, program="benchmark") == f"{kept}benchmark {' '.join(more)}"

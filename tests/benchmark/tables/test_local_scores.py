@@ -88,17 +88,18 @@ def test_averages_of_local_models_are_of_the_clients_that_have_one(
     assert (entry["last"]["worst"], entry["last"]["std"]) == pytest.approx((last.min(), last.std()))
     assert record.summary["server"]["test"]["accuracy"]["clients"] == 11
     said = (
-        f"local {100 * last.mean():.2f} % (worst client {100 * last.min():.2f} %; of the {len(last)} clients that have"
+        f"after local training {100 * last.mean():.2f} % (worst client {100 * last.min():.2f} %; "
+        f"of the {len(last)} clients that have"
     )
     assert said in capsys.readouterr().out
     logged = pd.read_csv(folder / "csv" / "metrics.csv").query("step == 2").iloc[0]
     assert logged["test/local/accuracy"] == pytest.approx(last.mean())
     assert logged["test/local/worst_accuracy"] == pytest.approx(last.min())
     main(["test", f"--run_dir={folder}"])
-    (table,) = capsys.readouterr().out.split("point local")[1].split("point server")[:1]
+    (table,) = capsys.readouterr().out.split("after local training")[1].split("after aggregation")[:1]
     rows = [line for line in table.splitlines() if line.startswith("│")]
     assert sum("." not in row for row in rows) == 11 - len(trained[2])
-    assert f"{last.mean():.4f}" in rows[-1]
+    assert f"{100 * last.mean():.2f}" in rows[-1]
     assert verify_record(folder) == []
 
 
