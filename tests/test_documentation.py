@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation import CONF, build, terms
+from federation import CONF, build, fit, learned, terms
 from refusal import refused
 
 import datamodules
@@ -287,11 +287,22 @@ def test_the_pythons_of_the_pages_run(monkeypatch: pytest.MonkeyPatch, capsys: p
     for name in ("ten_lines", "one_client", "from_files", "restored"):
         importlib.import_module(name)
         shown[name] = capsys.readouterr().out
-    server = re.findall(r"accuracy \(server\) ([\d.]+) %", shown["ten_lines"])
+    server = re.findall(r"accuracy after aggregation ([\d.]+) %", shown["ten_lines"])
     values = [float(value) for value in re.findall(r"accuracy +(\d\.\d+)", shown["ten_lines"])]
     assert sum(values) / len(values) == pytest.approx(float(server[-1]) / 100, abs=1e-4)
     assert f"client 3: tensor({values[3]:.4f})" in shown["one_client"]
     assert read_record("runs/headtune").config_hash in shown["from_files"]
+
+
+@pytest.mark.usefixtures("workplace")
+def test_a_gradient_of_its_own_trains_as_the_pages_say() -> None:
+    settings = [f"--model.init_args.training.{name}" for name in ("momentum=0", "weight_decay=0", "steps=1")]
+    plain, data = build("FedVPT", *settings, "--model.init_args.training.lr=0.1")
+    fit(plain, data, 1)
+    halved, data = build("FedVPT", *settings, "--model.init_args.training.lr=0.2")
+    halved.__class__ = importlib.import_module("own_gradient").Halved
+    fit(halved, data, 1)
+    torch.testing.assert_close(learned(halved), learned(plain), equal_nan=True)
 
 
 def test_the_logger_of_the_pages_is_taken(workplace: Path) -> None:
