@@ -146,7 +146,8 @@ def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do
 
 def test_a_finished_run_says_all_splits_and_the_harmonic_mean_of_base_to_novel() -> None:
     def scores(average: float, worst: float) -> dict[str, Any]:
-        return {"accuracy": {"last": {"average": average, "worst": worst}}, "loss": {"last": {}}}
+        accuracy = {"clients": 3, "last": {"average": average, "worst": worst}}
+        return {"accuracy": accuracy, "loss": {"last": {}}}
 
     of = {"train": {"loss": {}}, "test": scores(0.8, 0.7), "base": scores(0.4, 0.3), "novel": scores(0.2, 0.0)}
     local = {"test": scores(0.9, 0.6), "base": scores(0.5, 0.5), "novel": scores(0.0, 0.0)}

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,14 @@ def test_a_restored_run_has_the_live_runs_logits_and_accuracies(live: Any) -> No
 
 
 def test_what_cannot_be_restored_is_one_clear_line(live: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"run/config\.yaml cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"run is no folder; give the directory"):
         restore(tmp_path / "run")
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.yaml").write_bytes((live.run_dir / "config.yaml").read_bytes())
     with pytest.raises(ConfigurationError, match=r"bare has kept no checkpoints/last\.ckpt, which is needed here; run"):
         restore(bare)
-    (bare / "checkpoints").symlink_to((live.run_dir / "checkpoints").absolute())
+    shutil.copytree(live.run_dir / "checkpoints", bare / "checkpoints")
     config = yaml.safe_load((bare / "config.yaml").read_text())
     config["seed_everything"] = 4
     (bare / "config.yaml").write_text(yaml.safe_dump(config))

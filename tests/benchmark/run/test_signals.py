@@ -165,11 +165,11 @@ def test_what_is_ignored_from_outside_stays_ignored() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_libraries_are_imported_ends_in_one_line(number: signal.Signals, tmp_path: Path) -> None:
     kept = tmp_path / "run/checkpoints/last.ckpt"
-    arguments, said = [], ""
+    arguments, said = [f"--config={CONF / name}.yaml" for name in ("base", "HeadTune")], ""
     if number is signal.SIGTERM:
         kept.parent.mkdir(parents=True)
         kept.touch()
-        arguments = ["--run_dir=run", "--ckpt_path=last"]
+        arguments += ["--run_dir=run", "--ckpt_path=last"]
         said = f": kept up to the last finished round; go on with: lightning-cli fit {' '.join(arguments)}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "benchmark.run.start", "fit", *arguments]
