@@ -129,7 +129,7 @@ def check_no_links(folder: Path) -> None:
                     mode, path = entry.stat(follow_symlinks=False).st_mode, Path(entry.path)
                     if stat.S_ISDIR(mode):
                         below.append(path)
-                    elif not stat.S_ISREG(mode) and not (stat.S_ISLNK(mode) and _stays_inside(path, folder)):
+                    elif not stat.S_ISREG(mode) and not (stat.S_ISLNK(mode) and _is_harmless(path, folder)):
                         kind = "a link that leads elsewhere" if stat.S_ISLNK(mode) else "no file and no folder"
                         raise ConfigurationError(
                             f"{folder} is not used: {path} is {kind}, which no run makes; remove it, or copy there "
@@ -141,9 +141,14 @@ def check_no_links(folder: Path) -> None:
         raise ConfigurationError(f"{folder} cannot be used: {error.strerror or error}") from error
 
 
-def _stays_inside(link: Path, folder: Path) -> bool:
-    """Whether a link stays within the folder, directly below ``folder``, in which it lies."""
+def _is_harmless(link: Path, folder: Path) -> bool:
+    """Whether a link stays within the folder, directly below ``folder``, in which it lies, or is a log of W&B's.
+
+    W&B links the log of its service, in the home folder, from ``wandb/*run-*/logs``; each process makes a new one.
+    """
     parts = link.relative_to(folder).parts
+    if len(parts) == 4 and parts[::2] == ("wandb", "logs") and "run-" in parts[1]:
+        return True
     return len(parts) > 1 and Path(os.path.realpath(link)).is_relative_to(os.path.realpath(folder / parts[0]))
 
 

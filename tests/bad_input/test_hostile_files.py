@@ -140,6 +140,7 @@ def test_a_run_directory_may_be_a_link_itself_and_hold_wandbs_own_links() -> Non
     Path("down/wandb/offline-run-1/logs").mkdir(parents=True)
     Path("down/wandb/latest-run").symlink_to("offline-run-1")
     Path("down/wandb/offline-run-1/logs/debug.log").symlink_to("../../latest-run/logs")
+    Path("down/wandb/offline-run-1/logs/debug-core.log").symlink_to(Path("../home/thesis.tex").resolve())
     Path("runs").symlink_to("down")
     with claimed(Path("runs"), "down/checkpoints/last.ckpt"):
         assert Path("down/.lock").is_file()
