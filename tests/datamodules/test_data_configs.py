@@ -1,11 +1,13 @@
 """Files of configs/sources and configs/partitions that are used together fit each other; no image is read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import open_clip
 import pytest
 import timm
+from federation import terms
 from jsonargparse import ArgumentParser
 
 from benchmark.config_files import read_layers
@@ -103,7 +105,8 @@ def test_each_file_is_used_and_says_who_or_how():
 def test_steps_of_an_epoch_are_the_protocols(parser, names, images, steps):
     data = made(parser, *names)
     phases = [LocalTraining(lr=0.0, epochs=1).phase()]
-    plan = RoundPlan([0], {0: np.arange(images)}, phases, Stage.TRAIN, data.batch_size, data.drop_last, 1, 0, 1)
+    own = replace(terms(1, batch_size=data.batch_size, row=data.batch_size), drop_last=data.drop_last)
+    plan = RoundPlan([0], {0: np.arange(images)}, own, phases, Stage.TRAIN, 1, 1)
     assert len(plan.steps) == steps
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import build, fit
+from federation import build, fit, terms
 
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine import evaluation, noise
@@ -35,7 +35,8 @@ def look_ups(clients: int, finetuned: bool) -> int:
     training = None
     if finetuned:
         phases = [LocalTraining(lr=0.0, epochs=1).phase("head")]
-        training = RoundPlan(range(clients), images, phases, Stage.FINETUNE, 2, False, width=8, seed=0, round=0)
+        own = terms(clients, batch_size=2, row=2)
+        training = RoundPlan(range(clients), images, own, phases, Stage.FINETUNE, width=8, round=0)
     images.looked_up = 0
     EvaluationPlan(range(clients), {"test": images}, training, ("server", "local"), batch_size=6, most_clients=8)
     return images.looked_up

@@ -290,7 +290,7 @@ def test_the_command_draws_several_and_says_where(
     monkeypatch.setattr(pfedpt_figures, "make_figure", fake)
     given = ["figure", "pfedpt_fig5", "pfedpt_fig9", "--preset", "paper", "--data_dir", "/data", "--run_dir", "a"]
     assert commands.main(given) == 0
-    assert called == [(f"pfedpt_fig{n}", "paper", "/data", ["a"], None, False) for n in (5, 9)]
+    assert called == [(f"pfedpt_fig{n}", "paper", "/data", [Path("a")], None, False) for n in (5, 9)]
     assert capsys.readouterr().out.splitlines()[1] == "written: pfedpt_fig9.png, pfedpt_fig9.csv, pfedpt_fig9.txt"
     assert commands.main(["figure", "pfedpt_fig5", "--rerun-changed"]) == 0
     assert called[-1] == ("pfedpt_fig5", "demo", None, [], None, True)
