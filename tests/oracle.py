@@ -53,7 +53,7 @@ def selected(method: Any, data: Any, round: int) -> list[int]:
     """The clients of a round."""
     data.setup()
     rule = ServerRule()
-    rule.start({}, data.federation)
+    rule.start({}, data.federation.terms)
     return sorted(rule.select(round))
 
 
