@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import methods.fedprox
 import methods.fedvpt
+from benchmark.backbones.vit import PromptedViT
 from benchmark.contract import LocalTraining
 from methods.classifier import new_client_training
 from methods.fedvpt import FedVPT
@@ -43,14 +44,14 @@ def test_a_message_holds_the_prompt_and_nothing_else(conf: str, floats: int) -> 
     assert made["up_bytes"] == made["down_bytes"] == 4 * floats
 
 
-class WideStandIn(nn.Module):
+class WideStandIn(PromptedViT):
     """Has the sizes of ViT-B/16 and next to no arithmetic."""
 
     embed_dim = num_features = 768
     depth, patch_size = 12, 16
 
     def __init__(self) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # it has no transformer
         self.scale = nn.Parameter(torch.ones(768))
 
     def forward(self, x: Tensor, prompts: Tensor) -> Tensor:
