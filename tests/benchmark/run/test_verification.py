@@ -26,10 +26,11 @@ else:
 
 
 def write_run(
-    folder: Path, accuracy: float = 0.5, manifest: str = "abc", up: float = 40.0, extra: bool = False
+    folder: Path, accuracy: float = 0.5, manifest: str = "abc", up: float = 40.0, extra: bool = False, local: int = 0
 ) -> Path:
     rows = [(1, client, "server", "test", "accuracy", accuracy - 0.25 * client) for client in (0, 1)]
     rows += [(1, 0, "local", "train", "loss", 1.0)] if extra else []
+    rows += [(1, client, "local", "test", "accuracy", 0.5) for client in range(local)]
     record = RunRecord(
         method="FedAvg",
         dataset="Digits",
@@ -54,6 +55,18 @@ def write_run(
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     return [sys.executable, "-c", AGAIN]
+
+
+def test_a_record_that_counts_initial_models_among_local_ones_is_named(tmp_path: Path) -> None:
+    """Earlier versions did so; of a record without reports of training nobody can tell."""
+    remarks = {local: check_run(write_run(tmp_path / str(local), extra=True, local=local))[1] for local in (1, 2)}
+    said = [remark for remark in remarks[2] if "point 'local'" in remark]
+    assert said == [
+        f"{tmp_path / '2'}: 1 clients have never trained, and its averages at the point 'local' count their initial "
+        "model; run it again for averages of local models alone"
+    ]
+    silent = [*remarks[1], *check_run(write_run(tmp_path / "unknown", local=2))[1]]
+    assert not [remark for remark in silent if "point 'local'" in remark]
 
 
 def test_run_again_the_same_or_not(tmp_path: Path, program: list[str]) -> None:
