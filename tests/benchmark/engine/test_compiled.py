@@ -154,8 +154,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.compiler.reset()
 
 
-#: Rounds of two clients each, whose largest have other numbers of images: rows of other lengths.
-RAGGED = ("--data.batch_size=64", "--data.clients_per_round=2", "--data.cohort_width=2", "--data.compile_steps=default")
+#: Rounds of three clients, in cohorts of two and of one.
+RAGGED = ("--data.batch_size=64", "--data.clients_per_round=3", "--data.cohort_width=2", "--data.compile_steps=default")
 
 
 def test_every_graph_that_is_made_is_checked(eager: list[torch.Size]) -> None:
@@ -163,8 +163,7 @@ def test_every_graph_that_is_made_is_checked(eager: list[torch.Size]) -> None:
     made = graphs_made()
     fit(method, data, 4)
     assert len(set(eager)) > 1
-    assert len(eager) == graphs_made() - made == len(set(eager))
-    assert len(programs(method)) == 1
+    assert len(eager) == graphs_made() - made == len(set(eager)) == len(programs(method))
 
 
 def test_a_later_graph_that_errs_is_refused(eager: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +173,6 @@ def test_a_later_graph_that_errs_is_refused(eager: list[torch.Size], monkeypatch
     method, data = build("FedAvg", *RAGGED)
     with pytest.raises(ConfigurationError, match=r"of FedAvg 2 % off, 0.1 % are allowed"):
         fit(method, data, 4)
-    assert method.server.finished_rounds > 0
     assert len(eager) == 2
 
 

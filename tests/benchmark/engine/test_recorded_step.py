@@ -277,7 +277,7 @@ def test_a_record_that_is_given_up_as_slow_is_not_compared_any_more(monkeypatch:
 
 
 def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "benchmark"):
+    with caplog.at_level(logging.DEBUG, "benchmark"):
         require_equal("FedAvg", "--data.cohort_width=1", change=become(asks=True))
     assert not repeated
     assert "the loss reads client.round.number, where prepare could" in caplog.text
