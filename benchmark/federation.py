@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from benchmark.placing import placed
 
 Values = dict[str, Tensor]
+#: Numbers that a server's rule or a delivery reports of a round, by name: one of the federation, or one a client, [N].
+Facts = dict[str, float | Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,46 @@ class Broadcast:
         return [*self.common.values(), *(own | there).values()]
 
 
+class Parcel(NamedTuple):
+    """What some clients send together.
+
+    Attributes:
+        clients: K ids, in any order.
+        values: per name [K, ...].
+        received: per name of ``values`` that the server had sent, [K, ...], what they began with.
+    """
+
+    clients: tuple[int, ...]
+    values: Values
+    received: Values
+
+    def of(self, clients: Iterable[int]) -> "Parcel":
+        """Keep the rows of these of its clients."""
+        kept = set(clients)
+        if kept.issuperset(self.clients):
+            return self
+        rows = [row for row, client in enumerate(self.clients) if client in kept]
+        return Parcel(
+            tuple(self.clients[row] for row in rows),
+            {name: value[rows] for name, value in self.values.items()},
+            {name: _some(value, rows) for name, value in self.received.items()},
+        )
+
+
+def _some(value: Tensor, rows: Sequence[int]) -> Tensor:
+    """Take rows; one value that is expanded for all of them stays one."""
+    return value[:1].expand(len(rows), *value.shape[1:]) if value.stride(0) == 0 else value[list(rows)]
+
+
+def _together(parts: Sequence[Tensor], order: Tensor | None) -> Tensor:
+    """Put rows behind each other, in an order; one value that is expanded for all of them stays one."""
+    first = parts[0]
+    if len({part.data_ptr() for part in parts}) == 1 and all(len(part) == 1 or part.stride(0) == 0 for part in parts):
+        return first[:1].expand(sum(map(len, parts)), *first.shape[1:])
+    rows = torch.cat([*parts])
+    return rows if order is None else rows.index_select(0, placed(order, rows.device))
+
+
 @dataclass(frozen=True)
 class Uploads:
     """What the server receives in a round.
@@ -69,35 +112,50 @@ class Uploads:
         clients: S ids, ascending, so that no result depends on the order of arrival.
         values: per name [S, ...].
         weights: float64 [S], the clients' numbers of training images.
+        received: per name of ``values`` that the server had sent, [S, ...], what these clients began with; a copy is
+            needed of what is kept beyond the round.
+        started: int64 [S], the round whose broadcast an upload answers.
     """
 
     clients: tuple[int, ...]
     values: Values
     weights: Tensor
+    received: Values = field(default_factory=dict)
+    started: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     @classmethod
-    def gathered(cls, arrived: Sequence[tuple[tuple[int, ...], Values]], sizes: Mapping[int, int]) -> "Uploads":
-        """Put messages together, clients ascending.
+    def gathered(cls, parcels: Sequence[Parcel], sizes: Mapping[int, int], number: int = 1) -> "Uploads":
+        """Put parcels together, clients ascending.
 
         Args:
-            arrived: ids and their values, per name [K, ...], in any order; at least one.
+            parcels: in any order; at least one.
             sizes: per client, its number of training images.
+            number: of the round.
         """
-        clients = [client for ids, _ in arrived for client in ids]
-        ascending = tuple(sorted(clients))
-        values = {name: torch.cat([sent[name] for _, sent in arrived]) for name in arrived[0][1]}
-        if ascending != tuple(clients):
-            order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
-            values = {name: value.index_select(0, placed(order, value.device)) for name, value in values.items()}
+        clients = [client for parcel in parcels for client in parcel.clients]
+        order = sorted(range(len(clients)), key=clients.__getitem__)
+        ascending = tuple(clients[place] for place in order)
+        moved = None if ascending == tuple(clients) else torch.tensor(order)
+        names, began = parcels[0].values, parcels[0].received
         return cls(
             ascending,
-            values,
+            {name: _together([parcel.values[name] for parcel in parcels], moved) for name in names},
             torch.tensor([sizes[client] for client in ascending], dtype=torch.float64),
+            {name: _together([parcel.received[name] for parcel in parcels], moved) for name in began},
+            torch.full((len(ascending),), number),
         )
+
+    @classmethod
+    def nobody(cls, like: Values) -> "Uploads":
+        """Return uploads of no client, of these names and shapes."""
+        none = {name: value.new_zeros(0, *value.shape) for name, value in like.items()}
+        return cls((), none, torch.zeros(0, dtype=torch.float64), dict(none))
 
     def only(self, names: Iterable[str]) -> "Uploads":
         """Keep the tensors of these names."""
-        return replace(self, values={name: self.values[name] for name in names})
+        chosen = tuple(names)
+        received = {name: self.received[name] for name in chosen if name in self.received}
+        return replace(self, values={name: self.values[name] for name in chosen}, received=received)
 
     def of(self, places: Sequence[int]) -> "Uploads":
         """Keep the rows at these places, ascending."""
@@ -106,7 +164,24 @@ class Uploads:
             tuple(self.clients[row] for row in rows),
             {name: value[rows] for name, value in self.values.items()},
             self.weights[rows],
+            {name: value[rows] for name, value in self.received.items()},
+            self.started[rows] if len(self.started) else self.started,
         )
+
+    def updates(self) -> Values:
+        """Return how far clients have moved what they received, end minus received, per name [S, ...]."""
+        return {name: self.values[name] - before for name, before in self.received.items()}
+
+    def matrix(self, names: Iterable[str]) -> Tensor:
+        """Return the updates of these names as rows [S, P]: names sorted, each tensor row-major."""
+        updates = self.updates()
+        return torch.cat([updates[name].flatten(1) for name in sorted(names)], dim=1)
+
+    def from_vector(self, names: Iterable[str], vector: Tensor) -> Values:
+        """Take apart a vector [P] in the order of :meth:`matrix`: per name a tensor of one client's shape."""
+        shapes = {name: self.values[name].shape[1:] for name in sorted(names)}
+        parts = vector.split([shape.numel() for shape in shapes.values()])
+        return {name: part.reshape(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """What happens between rounds: select clients, send to them, and make new shared values of what they upload."""
 
+from collections.abc import Callable
+from typing import Literal, Protocol
+
 import torch
 from torch import Tensor, nn
 
-from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import Checked
 from benchmark.seeds import numpy_generator
 
@@ -35,6 +39,25 @@ def weighted_mean(values: Values, weights: Tensor) -> Values:
     return {name: made[name] for name in values}
 
 
+class Declared(Protocol):
+    """A method as far as a server's rule may ask about it."""
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Prefixes of the parameters that travel."""
+
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """Prefixes of the parameters that stay with their client."""
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """What clients let the server see as well."""
+
+    def make_server(self) -> "ServerRule":
+        """Return the rule that the method brings."""
+
+
 class ServerRule(Checked, nn.Module):
     """FedAvg's server (McMahan et al., AISTATS 2017), and the base of all others.
 
@@ -45,6 +68,13 @@ class ServerRule(Checked, nn.Module):
     """
 
     terms: Terms
+    #: what becomes of a round in which nothing arrives: it is void, or ``aggregate`` is called without uploads
+    empty_rounds: Literal["void", "aggregate"] = "void"
+
+    @property
+    def title(self) -> str:
+        """Return the rule's name in messages and records, with those inside: ``UserLevelPrivacy(Median)``."""
+        return type(self).__name__
 
     @property
     def takes_the_mean(self) -> bool:
@@ -99,3 +129,95 @@ class ServerRule(Checked, nn.Module):
             New values [K, ...] of some parameters of the copies; nothing by default.
         """
         return {}
+
+    @property
+    def around_any(self) -> bool:
+        """Return whether the rule stands around the one that a method brings, and so serves methods with one too."""
+        return False
+
+    def report(self, round: Round) -> Facts:
+        """Return the rule's own numbers after a round, void ones too; nothing by default."""
+        return {}
+
+    def accept(self, method: Declared) -> str | None:
+        """Return why this rule cannot serve a method, or None; asked once, before training."""
+        return None
+
+    def complete(self, own: Callable[[], "ServerRule"]) -> None:
+        """Take the method's own rule where one is needed and none was given; the engine calls it before ``start``."""
+
+
+class WrappedRule(ServerRule):
+    """A rule around another one: what it does not override, the inner rule does.
+
+    Args:
+        inner: the rule inside; None takes the one that the method brings, whatever it is.
+    """
+
+    def __init__(self, inner: ServerRule | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def wrapped(self) -> ServerRule:
+        """Return the inner rule.
+
+        Raises:
+            ConfigurationError: there is none yet: ``complete`` was not called.
+        """
+        if self.inner is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no inner rule yet; give it one, or call complete first"
+            )
+        return self.inner
+
+    @property
+    def title(self) -> str:
+        """Return the names of the whole chain."""
+        return f"{type(self).__name__}({self.inner.title if self.inner is not None else ''})"
+
+    @property
+    def empty_rounds(self) -> Literal["void", "aggregate"]:  # type: ignore[override]
+        """Return what the inner rule says."""
+        return self.wrapped.empty_rounds
+
+    @property
+    def around_any(self) -> bool:
+        """Return whether the innermost rule is the method's."""
+        return self.inner is None or self.inner.around_any
+
+    def complete(self, own: Callable[[], ServerRule]) -> None:
+        """Put the method's own rule inside where none was given."""
+        if self.inner is None:
+            self.inner = own()
+        else:
+            self.inner.complete(own)
+
+    def start(self, initial: Values, terms: Terms) -> None:
+        """Start this rule and the inner one."""
+        super().start(initial, terms)
+        self.wrapped.start(initial, terms)
+
+    def select(self, number: int) -> list[int]:
+        """Have the inner rule select."""
+        return self.wrapped.select(number)
+
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send what the inner rule sends."""
+        return self.wrapped.broadcast(round, shared, clients)
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Make what the inner rule makes."""
+        return self.wrapped.aggregate(round, shared, uploads)
+
+    def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
+        """Answer as the inner rule does."""
+        return self.wrapped.adapt(round, clients, phase, values)
+
+    def report(self, round: Round) -> Facts:
+        """Report what the inner rule reports; further numbers: ``super().report(round) | {...}``."""
+        return self.wrapped.report(round)
+
+    def accept(self, method: Declared) -> str | None:
+        """Ask the inner rule."""
+        return self.wrapped.accept(method)

@@ -23,7 +23,7 @@ FLOORS = (
         "benchmark.shipped",
         "benchmark.drawing",
     ),
-    ("benchmark.federation", "benchmark.server", "benchmark.client_store", "benchmark.contract"),
+    ("benchmark.federation", "benchmark.server", "benchmark.delivery", "benchmark.client_store", "benchmark.contract"),
     ("benchmark.backbones",),
     ("benchmark.engine",),
     ("benchmark.method",),

@@ -1,13 +1,14 @@
 """What the clients of a round have sent, until the server's rule has made new values of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmark.engine.messages import unchanged
+from benchmark.delivery import Delivery
+from benchmark.engine.messages import check_arrived, unchanged
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.reports import Reports
 from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
-from benchmark.federation import Round, Uploads, Values
+from benchmark.federation import Parcel, Round, Uploads, Values
 from benchmark.server import ServerRule
 
 #: Bytes of all clients' values of some parameters that are put together, and folded, at a time.
@@ -19,28 +20,30 @@ class Arrivals:
 
     Attributes:
         missing: clients whose losses or values were not finite.
-        count: clients that sent something.
+        count: clients whose upload has left.
     """
 
     def __init__(self) -> None:
         self.missing: list[int] = []
         self.count = 0
         self._stepped: list[int] = []
-        self._sent: list[tuple[tuple[int, ...], Values]] = []
+        self._sent: list[Parcel] = []
         #: per rank and cohort, the clients that sent something
         self._clients: list[list[tuple[int, ...]]] = []
 
-    def add(self, cohort: tuple[int, ...], clients: tuple[int, ...], sent: Values) -> None:
-        """Take what some clients of a cohort have sent, [K', ...] each."""
+    def add(self, cohort: tuple[int, ...], parcel: Parcel, leaving: Sequence[int]) -> Parcel:
+        """Take what a cohort has to send; return what leaves, of the clients in ``leaving``."""
         self._stepped += cohort
-        self._sent.append((clients, sent))
-        self.count += len(clients)
-        self.missing += sorted(set(cohort) - set(clients))
+        self.missing += sorted(set(cohort) - set(parcel.clients))
+        left = parcel.of(leaving)
+        self._sent.append(left)
+        self.count += len(left.clients)
+        return left
 
     def share(self, round: Round, ranks: Ranks, traffic: Traffic, reports: Reports) -> None:
         """Let all ranks know who has sent, what was counted and what was reported; all of them are here."""
         mine = (
-            [who for who, _ in self._sent],
+            [parcel.clients for parcel in self._sent],
             self._stepped,
             self.missing,
             traffic.rounds[-1],
@@ -55,24 +58,35 @@ class Arrivals:
             if rank != ranks.rank:
                 reports.take_in(stepped, numbers)
 
-    def aggregate(self, rule: ServerRule, round: Round, simulation: Simulation) -> Values:
+    def aggregate(self, rule: ServerRule, delivery: Delivery, round: Round, simulation: Simulation) -> Values | None:
         """Have a rule make new shared values of all ranks' uploads, in host or device memory as they were sent.
 
         The mean, which takes each parameter by itself, never has more than ``TOGETHER`` bytes of uploads in one place;
-        other rules see all of them.
+        other rules see all of them, as the delivery hands them over.
+
+        Returns:
+            New values; None where nothing has arrived and so the round is void.
         """
         shared, sizes = simulation.shared(), simulation.holdings.train_sizes
-        if not rule.takes_the_mean:
-            uploads = self._uploads(None, simulation.ranks, sizes)
-            with unchanged(shared, f"{type(rule).__name__}.aggregate"):
-                return rule.aggregate(round, shared, uploads)
-        new: Values = {}
-        for names in self._groups(shared):
-            part = {name: shared[name] for name in names}
-            uploads = self._uploads(names, simulation.ranks, sizes)
-            with unchanged(part, f"{type(rule).__name__}.aggregate"):
-                new |= rule.aggregate(round, part, uploads)
-        return new
+        if self.count and rule.takes_the_mean and delivery.is_plain:
+            new: Values = {}
+            for names in self._groups(shared):
+                part = {name: shared[name] for name in names}
+                uploads = self._uploads(names, simulation.ranks, sizes, round.number)
+                with unchanged(part, f"{rule.title}.aggregate"):
+                    new |= rule.aggregate(round, part, uploads)
+            return new
+        if self.count:
+            uploads = self._uploads(None, simulation.ranks, sizes, round.number)
+        else:
+            nothing = {name: simulation.parameters[name].detach() for name in simulation.uploaded}
+            uploads = Uploads.nobody(nothing)
+        arrived = delivery.arrive(round, uploads)
+        check_arrived(arrived, delivery, uploads, round)
+        if not arrived.clients and rule.empty_rounds == "void":
+            return None
+        with unchanged(shared, f"{rule.title}.aggregate"):
+            return rule.aggregate(round, shared, arrived)
 
     def _groups(self, shared: Values) -> Iterator[list[str]]:
         """Cut names into runs of which all clients' values take ``TOGETHER`` bytes at most, or of one name."""
@@ -87,18 +101,25 @@ class Arrivals:
         if run or not shared:  # a round without shared parameters has its uploads too
             yield run
 
-    def _uploads(self, names: list[str] | None, ranks: Ranks, sizes: Mapping[int, int]) -> Uploads:
-        """Put the uploads of all ranks together, those of some names or of all."""
-        mine = {
-            f"{number}/{name}": sent[name]
-            for number, (_, sent) in enumerate(self._sent)
-            for name in (sent if names is None else names)
-        }
-        arrived: list[tuple[tuple[int, ...], Values]] = []
+    def _uploads(self, names: Sequence[str] | None, ranks: Ranks, sizes: Mapping[int, int], number: int) -> Uploads:
+        """Put the uploads of all ranks together: of some names, or all of them with what their clients had received."""
+        mine: Values = {}
+        for place, parcel in enumerate(self._sent):
+            chosen = parcel.values if names is None else names
+            mine |= {f"{place}/{name}": parcel.values[name] for name in chosen}
+            for name, rows in parcel.received.items() if names is None else ():
+                mine[f"received {place}/{name}"] = (
+                    rows[:1] if rows.stride(0) == 0 else rows
+                )  # one value for all of them
+        parcels: list[Parcel] = []
         for cohorts, values in zip(self._clients, ranks.gather("uploads", mine), strict=True):
-            of_cohort: list[Values] = [{} for _ in cohorts]
+            of_cohort = [Parcel(clients, {}, {}) for clients in cohorts]
             for key, value in values.items():
-                number, name = key.split("/", 1)
-                of_cohort[int(number)][name] = value
-            arrived += zip(cohorts, of_cohort, strict=True)
-        return Uploads.gathered(arrived, sizes)
+                number_of, name = key.removeprefix("received ").split("/", 1)
+                parcel = of_cohort[int(number_of)]
+                if key.startswith("received "):
+                    parcel.received[name] = value.expand(len(parcel.clients), *value.shape[1:])
+                else:
+                    parcel.values[name] = value
+            parcels += of_cohort
+        return Uploads.gathered([parcel for parcel in parcels if parcel.clients], sizes, number)

@@ -9,6 +9,7 @@ from benchmark.engine.pool import Transform
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Federation, Values
+from benchmark.server import Declared
 
 
 class Images(Protocol):
@@ -48,7 +49,7 @@ class FederatedData(Protocol):
         """The facts, once the images are divided."""
 
 
-class Member(Protocol):
+class Member(Declared, Protocol):
     """A method that takes part in a federation; see ``FederatedMethod``."""
 
     simulation: Simulation

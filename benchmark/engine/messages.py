@@ -1,5 +1,6 @@
 """What travels between clients and a server's rule is checked: what it sends and makes, what they report."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -7,11 +8,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from benchmark.delivery import Delivery, Departure
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.ranks import Ranks, fingerprint
 from benchmark.engine.roles import Roles, names_under, overrides
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Round, Terms, Values
+from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
 from benchmark.server import ServerRule
 
 
@@ -64,13 +66,13 @@ def selected(rule: ServerRule, number: int) -> list[int]:
     """Ask a rule for the clients of a round, ascending.
 
     Raises:
-        ConfigurationError: there is none, one twice, or one that does not train.
+        ConfigurationError: there is one twice, or one that does not train.
     """
     clients = sorted(rule.select(number))
     if overrides(rule, "select"):
         strangers = sorted(set(clients) - set(rule.terms.training_clients))
         twice = [one for one, other in pairwise(clients) if one == other]
-        said = f"client {twice[0]} twice" if twice else "" if clients else "no client"
+        said = f"client {twice[0]} twice" if twice else ""
         said = f"client {strangers[0]}, which does not train," if strangers else said
         if said:
             raise ConfigurationError(
@@ -78,6 +80,82 @@ def selected(rule: ServerRule, number: int) -> list[int]:
                 "of them once"
             )
     return clients
+
+
+def departed(delivery: Delivery, round: Round) -> Departure:
+    """Ask a delivery what becomes of the selected clients.
+
+    Raises:
+        ConfigurationError: it names others, or one that sends without training, or trains without being reached.
+    """
+    made, of = delivery.depart(round, round.clients), round.clients
+    for name in ("reached", "trained", "sent"):
+        clients = getattr(made, name)
+        if not {*clients} <= {*of} or sorted({*clients}) != [*clients]:
+            raise ConfigurationError(
+                f"{delivery.title}.depart gives {name}={clients!r:.60} in round {round.number}; expected some of "
+                f"{of!r:.60}, ascending"
+            )
+        of = clients
+    return made
+
+
+def check_arrived(arrived: Uploads, delivery: Delivery, sent: Uploads, round: Round) -> None:
+    """Refuse uploads that a rule could not read.
+
+    Args:
+        arrived: what the delivery hands to the rule.
+        delivery: that has made it.
+        sent: what it was given.
+        round: which.
+
+    Raises:
+        ConfigurationError: they have other names or shapes than what was sent, not a row for each client, or clients
+            that are not ascending.
+    """
+    said = ""
+    if not isinstance(arrived, Uploads):
+        said = f"returns {type(arrived).__name__}"
+    elif list(arrived.clients) != sorted({*arrived.clients}):
+        said = f"gives clients {arrived.clients!r:.60}, which do not ascend"
+    elif arrived.values.keys() != sent.values.keys():
+        said = f"gives {sorted(arrived.values)}, of {sorted(sent.values)}"
+    else:
+        count = len(arrived.clients)
+        rows = {"weights": arrived.weights, **arrived.values}
+        given = {"weights": sent.weights, **sent.values}
+        for name, value in rows.items():
+            if not said and tuple(value.shape) != (count, *given[name].shape[1:]):
+                said = f"gives {name!r} of shape {tuple(value.shape)}; expected {(count, *given[name].shape[1:])}"
+    if said:
+        raise ConfigurationError(
+            f"{delivery.title}.arrive {said} in round {round.number}; expected uploads as they were sent, a row "
+            "for each client"
+        )
+
+
+def facts_of(round: Round, num_clients: int, *reporting: ServerRule | Delivery) -> Facts:
+    """Return what rules and deliveries report of a round: numbers, and float64 [N] of those that are one a client.
+
+    Raises:
+        ConfigurationError: two report the same name, or a number is not finite, or of another shape.
+    """
+    found: Facts = {}
+    for who in reporting:
+        for name, value in who.report(round).items():
+            said = "which another one reports, too" if name in found else ""
+            if isinstance(value, Tensor) and value.ndim:
+                value = value.detach().double().cpu()
+                if value.shape != (num_clients,):
+                    said = f"of shape {tuple(value.shape)}; expected a number, or {(num_clients,)}: one a client"
+            else:
+                value = float(value)
+                if not math.isfinite(value):
+                    said = f"= {value}; expected a finite number"
+            if said:
+                raise ConfigurationError(f"{who.title}.report gives {name!r} {said} (round {round.number})")
+            found[name] = value
+    return found
 
 
 def check_broadcast(

@@ -6,12 +6,14 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from benchmark.contract import Stage
+from benchmark.delivery import Delivery, Departure
 from benchmark.engine.arrivals import Arrivals
 from benchmark.engine.data import FederatedData, Member
 from benchmark.engine.loaders import Loaders
-from benchmark.engine.messages import check_server_state, selected, start
+from benchmark.engine.messages import check_server_state, departed, facts_of, selected, start
 from benchmark.engine.plan import Block
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
@@ -19,8 +21,11 @@ from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
 from benchmark.engine.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round
+from benchmark.federation import Broadcast, Round, Values
 from benchmark.server import ServerRule
+
+#: The fact of a round from which nothing was made.
+VOID = "void"
 
 
 class Server(Callback):
@@ -30,10 +35,18 @@ class Server(Callback):
 
     Args:
         rule: the weighted mean by default.
+        delivery: what lies between clients and rule; everything arrives by default.
+
+    Attributes:
+        facts: per name that the rule or the delivery reports as one number, and ``void``, by round.
+        client_facts: per name reported as one number a client, float64 [N], of the last round.
     """
 
-    def __init__(self, rule: ServerRule | None = None) -> None:
+    def __init__(self, rule: ServerRule | None = None, delivery: Delivery | None = None) -> None:
         self.rule = ServerRule() if rule is None else rule
+        self.delivery = Delivery() if delivery is None else delivery
+        self.facts: dict[str, dict[int, float]] = {}
+        self.client_facts: Values = {}
         self.traffic = Traffic()
         self.finished_rounds = 0
         self.inside_round = False
@@ -41,8 +54,11 @@ class Server(Callback):
         self.dropped: dict[int, int] = {}
         self._round = Round(0, (), 0)
         self._arrivals = Arrivals()
-        #: the round that was last asked for, and its clients
-        self._selected: tuple[int, list[int]] = (0, [])
+        #: of the round that was last asked for
+        self._selected = Round(0, (), 0)
+        self._departure = Departure((), (), ())
+        #: of the present round
+        self._going = self._departure
 
     @property
     def state_key(self) -> str:
@@ -70,18 +86,23 @@ class Server(Callback):
         simulation.images.precision = trainer.precision_plugin.forward_context
         # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
         trainer.precision_plugin.convert_module(pl_module)
+        self.rule.complete(method.make_server)
+        if refusal := self.rule.accept(method):
+            raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
         start(self.rule, method.initial_values(), simulation.terms)
-        self._selected = (0, [])
+        self.delivery.start(simulation.terms)
+        self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
             simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients
         )
         self.on_divergence = data.on_divergence
 
     def next_clients(self, number: int) -> list[int]:
-        """Return the clients of a round, ascending."""
-        if self._selected[0] != number:
-            self._selected = (number, selected(self.rule, number))
-        return self._selected[1]
+        """Return the clients that train in a round, ascending: those selected, less whom the delivery loses."""
+        if self._selected.number != number:
+            self._selected = Round(number, tuple(selected(self.rule, number)), self.rule.terms.seed)
+            self._departure = departed(self.delivery, self._selected)
+        return list(self._departure.trained)
 
     @property
     def evaluated(self) -> Round:
@@ -92,12 +113,27 @@ class Server(Callback):
         """Begin a round; whatever asks to stop inside it (a callback, ``max_time``) is heard at its end."""
         number = trainer.current_epoch + 1
         trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, number)
-        self._round = Round(number, tuple(self.next_clients(number)), self.rule.terms.seed)
+        self.next_clients(number)
+        self._round, self._going = self._selected, self._departure
         self.inside_round = True
         self._arrivals = Arrivals()
         self.traffic.start_round()
+        self._send_in_vain(cast(Member, pl_module).simulation)
         self.loaders.begin(self.loaders.trained)
         cast(Member, pl_module).simulation.watch.start()
+
+    def _send_in_vain(self, simulation: Simulation) -> None:
+        """Count what those receive who do not train."""
+        idle = tuple(client for client in self._going.reached if client not in {*self._going.trained})
+        if idle and simulation.ranks.rank == 0:
+            self._count_down(simulation.received(self.rule, self._round, idle), len(idle))
+
+    def _count_down(self, received: Broadcast, count: int) -> None:
+        if received.masks:
+            for place in range(count):
+                self.traffic.down(1, received.message(place))
+        else:
+            self.traffic.down(count, received.message())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
         """Broadcast to a cohort at its first step."""
@@ -106,11 +142,7 @@ class Server(Callback):
         simulation.ranks.busy_with = batch.cohort
         if batch.first:
             received = simulation.received(self.rule, self._round, batch.cohort)
-            if received.masks:
-                for place in range(len(batch.cohort)):
-                    self.traffic.down(1, received.message(place))
-            else:
-                self.traffic.down(len(batch.cohort), received.message())
+            self._count_down(received, len(batch.cohort))
             simulation.cohort = simulation.begin(batch.cohort, Stage.TRAIN, self._round, received)
 
     def on_train_batch_end(
@@ -122,13 +154,12 @@ class Server(Callback):
             ConfigurationError: training diverged; the last round's checkpoint is as it was.
         """
         simulation = cast(Member, pl_module).simulation
-        if batch.last:
+        if batch.last and self.delivery.is_plain:
             self.loaders.lay_out_next(self._round.number)  # before the host waits for this one
         if batch.end and simulation.cohort is not None:
-            clients, sent = simulation.end(simulation.cohort)
+            left = self._arrivals.add(batch.cohort, simulation.end(simulation.cohort), self._going.sent)
             simulation.cohort = None
-            self.traffic.up(len(clients), [value[:1] for value in sent.values()])
-            self._arrivals.add(batch.cohort, clients, sent)
+            self.traffic.up(len(left.clients), [value[:1] for value in left.values.values()])
             if self._arrivals.missing and self.on_divergence == "raise":
                 raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
         if trainer.is_last_batch:
@@ -138,16 +169,30 @@ class Server(Callback):
     def _finish(self, simulation: Simulation) -> None:
         simulation.ranks.busy_with = ()
         self._arrivals.share(self._round, simulation.ranks, self.traffic, simulation.reports)
-        if not self._arrivals.count:
+        if self._arrivals.missing and len(self._arrivals.missing) == len(self._going.trained):
             raise ConfigurationError(self._diverged())
-        new = self._arrivals.aggregate(self.rule, self._round, simulation)
-        simulation.set_shared(self.rule, new)
+        new = self._arrivals.aggregate(self.rule, self.delivery, self._round, simulation)
+        self._take_facts(simulation.terms.num_clients, void=new is None)
+        simulation.set_shared(self.rule, new or {})
         check_server_state(self.rule, self._round, simulation.shared(), simulation.ranks)
         self._count_missing(simulation)
         simulation.store.send_home()
         self._arrivals = Arrivals()
         self.finished_rounds = self._round.number
         self.inside_round = False
+
+    def _take_facts(self, num_clients: int, void: bool) -> None:
+        """Take what the rule and the delivery report of the round, and say that it is void."""
+        number = self._round.number
+        found = facts_of(self._round, num_clients, self.rule, self.delivery)
+        if void:
+            found[VOID] = 1.0
+            why = "nothing has arrived" if self._going.trained else "no client trains"
+            warnings.warn(f"round {number} is void: {why}; the server's values stay as they were", stacklevel=1)
+        self.client_facts = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        for name, value in found.items():
+            if not isinstance(value, Tensor):
+                self.facts.setdefault(name, {})[number] = value
 
     def _diverged(self, choice: str = "") -> str:
         """Say who came to values that are not finite, and what to do."""
@@ -183,6 +228,8 @@ class Server(Callback):
             "traffic": self.traffic.state_dict(),
             "dropped": dict(self.dropped),
             "rule": dict(self.rule.state_dict()),
+            "delivery": dict(self.delivery.state_dict()),
+            "facts": {name: dict(values) for name, values in self.facts.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -201,9 +248,11 @@ class Server(Callback):
         self.dropped = dict(state_dict["dropped"])
         try:
             self.rule.load_state_dict(state_dict["rule"])
+            self.delivery.load_state_dict(state_dict.get("delivery", {}))  # none in older checkpoints
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = " ".join(str(error).split())[:200]
             raise ConfigurationError(
-                f"the checkpoint holds no state of the server {type(self.rule).__name__} ({said}); take an unchanged "
+                f"the checkpoint holds no state of the server {self.rule.title} ({said}); take an unchanged "
                 "copy, or start without --ckpt_path"
             ) from error
+        self.facts = {name: dict(values) for name, values in state_dict.get("facts", {}).items()}

@@ -23,7 +23,7 @@ from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.watch import Watch
-from benchmark.federation import Broadcast, Federation, Round, Values
+from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
 from benchmark.placing import placed
 from benchmark.server import ServerRule
 
@@ -73,6 +73,11 @@ class Simulation:
         """Where the method lies."""
         return self.parameters.first.device
 
+    @property
+    def uploaded(self) -> tuple[str, ...]:
+        """Names of the parameters that clients send."""
+        return self.roles.shared + self.roles.uploaded
+
     def shared(self) -> Values:
         """Return the server's values, by name."""
         return {name: self.parameters[name].detach() for name in self.roles.shared}
@@ -83,7 +88,7 @@ class Simulation:
         Raises:
             ConfigurationError: see :func:`benchmark.engine.messages.check_aggregate`.
         """
-        check_aggregate(values, f"{type(rule).__name__}.aggregate", self.shared())
+        check_aggregate(values, f"{rule.title}.aggregate", self.shared())
         if values:
             torch._foreach_copy_([self.parameters[name].data for name in values], [*values.values()])
 
@@ -95,7 +100,7 @@ class Simulation:
         Raises:
             ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
         """
-        shared, title = self.shared(), f"{type(rule).__name__}.broadcast"
+        shared, title = self.shared(), f"{rule.title}.broadcast"
         with float32_outside_of_steps(self.device), unchanged(shared, title):
             sent = rule.broadcast(round, shared, clients)
         check_broadcast(sent, len(clients), title, self.method, self._shapes)
@@ -175,8 +180,8 @@ class Simulation:
                 noisy = bool(noise)
             yield replace(batch, noise=noise) if noisy else batch
 
-    def end(self, cohort: Cohort) -> tuple[tuple[int, ...], Values]:
-        """Keep what stays with the clients; return what they upload, and whose it is, [K', ...] each.
+    def end(self, cohort: Cohort) -> Parcel:
+        """Keep what stays with the clients; return what they upload, [K', ...] each.
 
         A client whose loss or whose values are not finite is left out, and everything of its own stays as it was before
         the round.
@@ -187,7 +192,7 @@ class Simulation:
         check_reported(cohort.totals, self.method, self.roles)
         values = self.slots.detached()
         reported = {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
-        uploads = {name: values[name] for name in self.roles.shared + self.roles.uploaded} | reported
+        uploads = {name: values[name] for name in self.uploaded} | reported
         numbers = [*values.values(), *reported.values(), *([cohort.totals["loss"][0]] if cohort.totals else [])]
         finite, totals = finite_rows_and(numbers, len(cohort.clients), cohort.scalars())
         rows = [k for k, of_row in enumerate(finite) if of_row]
@@ -199,4 +204,15 @@ class Simulation:
         self.reports.add(cohort, rows, totals)
         # Copies: the slots are the next cohort's soon.
         sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}
-        return tuple(cohort.clients[k] for k in rows), sent
+        return Parcel(tuple(cohort.clients[k] for k in rows), sent, _begun(cohort.received, sent, rows))
+
+
+def _begun(received: Broadcast, sent: Values, rows: list[int]) -> Values:
+    """Return what these rows of a cohort had received of what they send, [K', ...] each."""
+    return {
+        name: received.own[name][rows]
+        if name in received.own
+        else received.common[name].expand(len(rows), *received.common[name].shape)
+        for name in sent
+        if name in received.own or name in received.common
+    }

@@ -219,7 +219,8 @@ def check_clients(table: "pd.DataFrame", sizes: Sequence[int]) -> None:
     """
     if len(table) and table["client"].max() >= len(sizes):
         raise ValueError(f"client {table['client'].max()} has values, but there are {len(sizes)} test sizes")
-    everywhere = table[table["point"] == "server"].groupby(["split", "metric"], observed=True)
+    evaluated = (table["point"] == "server") & (table["split"] != "train")
+    everywhere = table[evaluated].groupby(["split", "metric"], observed=True)
     for (split, _), part in everywhere:
         clients = set(part["client"])
         expected = {client for client, size in enumerate(sizes) if size} if split == "test" else clients

@@ -151,6 +151,9 @@ class RunRecord:
         images_sha256: hash of the images, as the partition's manifest has it.
         tuning: a :class:`Tuning`; None where no search chose the run's values.
         corrected: what was corrected in the record, and why, long after the run; None where nothing was.
+        delivery: names of the classes that lay between clients and server; None where everything arrived.
+        facts: per name that the server's rule or the delivery reported as one number of the federation, its value by
+            round; ``void`` is 1 in rounds from which nothing was made.
     """
 
     method: Name
@@ -176,6 +179,8 @@ class RunRecord:
     images_sha256: str | None = None
     tuning: Annotated[dict[str, Any] | None, _Form(Tuning | None)] = None
     corrected: str | None = None
+    delivery: str | None = None
+    facts: dict[str, dict[str, float]] | None = None
 
     @property
     def other_server(self) -> str | None:

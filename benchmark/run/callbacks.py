@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, ProgressBar
 
+from benchmark.delivery import Delivery
 from benchmark.engine.allocator import NoSearchForGarbage
 from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.rounds import Server
@@ -17,7 +18,7 @@ from benchmark.server import ServerRule
 
 
 def round_callbacks(
-    recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, settings: Any
+    recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, delivery: Delivery | None, settings: Any
 ) -> list[Callback]:
     """What makes the Trainer's epochs a recorded federation's rounds: recorder, server where one is given, progress.
 
@@ -27,6 +28,7 @@ def round_callbacks(
         recorder: of the run.
         method: the run's; it brings a server where none is given.
         rule: the server that is given.
+        delivery: what lies between clients and server, where something is given.
         settings: the Trainer's arguments, by name.
 
     Raises:
@@ -36,8 +38,11 @@ def round_callbacks(
     callbacks: list[Callback] = [recorder, NoSearchForGarbage()]
     if rule is not None:
         check_constructed(rule)
-        check_replaceable(method, settings.callbacks)
-        callbacks.append(Server(rule))
+        check_replaceable(method, rule, settings.callbacks)
+    if delivery is not None:
+        check_constructed(delivery)
+    if rule is not None or delivery is not None:
+        callbacks.append(Server(method.make_server() if rule is None else rule, delivery))
     shown = settings.enable_progress_bar is not False and is_first_process() and not has_progress_bar(settings)
     return [*callbacks, RoundProgress()] if shown else callbacks
 
@@ -47,11 +52,12 @@ def has_progress_bar(settings: Any) -> bool:
     return any(isinstance(callback, ProgressBar) for callback in given_callbacks(settings.callbacks))
 
 
-def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
+def check_replaceable(method: FederatedMethod, rule: ServerRule, callbacks: Any) -> None:
     """Refuse a server in place of one that is no mere average, or beside another one.
 
     Args:
         method: the run's.
+        rule: the server that is given.
         callbacks: those given to the Trainer: one, a list, or None.
 
     Raises:
@@ -59,9 +65,9 @@ def check_replaceable(method: FederatedMethod, callbacks: Any) -> None:
             among the callbacks.
     """
     title, own = type(method).__name__, type(method.make_server())
-    if own is not ServerRule:
+    if own is not ServerRule and not rule.around_any:
         raise ConfigurationError(f"server: {title} has a server of its own, {own.__name__}; leave server out")
-    if not method.shared:
+    if not method.shared and not rule.around_any:
         raise ConfigurationError(f"server: {title} shares nothing that a server could make anew; leave server out")
     if any(isinstance(callback, Server) for callback in given_callbacks(callbacks)):
         raise ConfigurationError("server: trainer.callbacks holds a Server as well; leave one of the two out")

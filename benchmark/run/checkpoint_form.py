@@ -46,6 +46,8 @@ class _Server(TypedDict):
     traffic: _Traffic
     dropped: dict[Count, Count]
     rule: dict[str, Any]
+    delivery: NotRequired[dict[str, Any]]  # this and the next are not in older ones
+    facts: NotRequired[dict[Name, dict[Count, float]]]
 
 
 class _Data(TypedDict):

@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 
 import datamodules
 import methods
+from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.server import ServerRule
@@ -24,6 +25,7 @@ from methods import servers
 CHOICES: dict[str, type] = {
     "model": FederatedMethod,
     "server": ServerRule,
+    "delivery": Delivery,
     "data.source": ImageSource,
     "data.partition": Partition,
 }
@@ -138,7 +140,7 @@ def check_classes(config: Namespace) -> None:
             raise ConfigurationError(f"model.init_args.{name} comes from the data and is not given; leave it out")
     plain = config.as_dict()
     _check_given(plain, "")
-    for place in ("model", "server", "data"):
+    for place in ("model", "server", "delivery", "data"):
         _check_annotated(plain.get(place), place)
 
 

@@ -19,6 +19,7 @@ from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from benchmark.delivery import Delivery
 from benchmark.engine.allocator import keep_freed_memory
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.engine.settings import (
@@ -145,12 +146,18 @@ class FederatedCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=Seed, default=0, help="seed of all that is drawn in a run")
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Add ``--server`` and ``--run_dir``, and take what the method must know of the data from the data."""
+        """Add the options of a run, and take what the method must know of the data from the data."""
         parser.add_argument(
             "--server",
             type=ServerRule | None,
             default=argparse.SUPPRESS,  # so that configurations without one stay as they were
-            help="what the server makes of the uploads, of methods that leave it at their mean",
+            help="what the server makes of the uploads, of methods that average; or a rule around any other",
+        )
+        parser.add_argument(
+            "--delivery",
+            type=Delivery | None,
+            default=argparse.SUPPRESS,
+            help="what lies between clients and server: faults, delays, attacks; by default everything arrives",
         )
         parser.add_argument(
             "--run_dir",
@@ -189,7 +196,7 @@ class FederatedCLI(LightningCLI):
             ConfigurationError: settings that no run can have, or the directory can't be had (see :func:`claimed`).
         """
         config = self.config.get(str(self.subcommand), self.config)
-        for name in ("server", "tuning"):
+        for name in ("server", "delivery", "tuning"):
             if config.get(name) is None:
                 config.pop(name, None)
         check_classes(config)
@@ -219,7 +226,7 @@ class FederatedCLI(LightningCLI):
         parts += ["trainer"] if self.subcommand in ("fit", None) else []
         plain = config.clone().as_dict()
         self.plain_config = {name: plain[name] for name in parts} | {
-            name: plain.get(name) for name in ("server", "tuning")
+            name: plain.get(name) for name in ("server", "delivery", "tuning")
         }
         if self.subcommand == "fit" and is_first_process():
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
@@ -246,7 +253,7 @@ class FederatedCLI(LightningCLI):
         trainer = self._get(self.config_init, "trainer")
         fitting = self.subcommand == "fit"
         self.recorder = Recorder(str(self.run_dir) if fitting else None, self.plain_config)
-        callbacks = round_callbacks(self.recorder, self.model, self.rule, trainer)
+        callbacks = round_callbacks(self.recorder, self.model, self.rule, self.delivery, trainer)
         if fitting and trainer.enable_checkpointing is not False:
             callbacks.append(round_checkpoint(self.run_dir))
         if self.subcommand is None:
@@ -270,6 +277,12 @@ class FederatedCLI(LightningCLI):
     def rule(self) -> ServerRule | None:
         """The server's rule that ``--server`` gives."""
         return cast(ServerRule | None, self.config_init.get(str(self.subcommand), self.config_init).get("server"))
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """What ``--delivery`` puts between clients and server."""
+        given = self.config_init.get(str(self.subcommand), self.config_init).get("delivery")
+        return cast(Delivery | None, given)
 
     @property
     def _processes(self) -> int:

@@ -19,6 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from benchmark.delivery import Delivery
 from benchmark.engine.mistakes import check_constructed
 from benchmark.engine.settings import check_settings, several_devices
 from benchmark.engine.trainer_callbacks import given_callbacks
@@ -109,6 +110,7 @@ def fit(
     rounds: int = ...,
     *,
     server: ServerRule | None = ...,
+    delivery: Delivery | None = ...,
     **trainer: Any,
 ) -> FinishedRun: ...
 
@@ -131,6 +133,7 @@ def fit(
     rounds: int | None = None,
     *,
     server: ServerRule | None = None,
+    delivery: Delivery | None = None,
     seed: int | None = None,
     run_dir: str | Path | None = None,
     **trainer: Any,
@@ -142,7 +145,9 @@ def fit(
             file, of a method or of a whole run, by its path or its name (``benchmark configs``).
         data: its data; or a configuration file, of data or of a suite, where ``method`` is one and does not name them.
         rounds: how many; 10 by default, or what the configuration says.
-        server: in place of the mean of the uploads, for methods that average; of a configuration, the file names it.
+        server: in place of the mean of the uploads, for methods that average, or a rule around any other; of a
+            configuration, the file names it.
+        delivery: what lies between clients and server; of a configuration, the file names it.
         seed: of the run, where it is made of configuration files; else it is that of the data, ``data.seed``.
         run_dir: where to keep configuration, checkpoints and record, for configuration files; None keeps everything in
             memory.
@@ -171,10 +176,14 @@ def fit(
                 raise ConfigurationError(
                     f"fit: server must be a server rule, such as methods.servers.FedAdam(); got {server!r:.80}"
                 )
-            return _fit_objects(method, data, server, {"max_epochs": 10 if rounds is None else rounds, **trainer})
+            if not (delivery is None or isinstance(delivery, Delivery)):
+                raise ConfigurationError(f"fit: delivery must be a benchmark.delivery.Delivery; got {delivery!r:.80}")
+            settings = {"max_epochs": 10 if rounds is None else rounds, **trainer}
+            return _fit_objects(method, data, server, delivery, settings)
         if isinstance(method, str | Path) and isinstance(data, str | Path | None):
-            if server is not None:
-                raise ConfigurationError("fit: with configuration files the server stands in one of them, as server")
+            for name, given in (("server", server), ("delivery", delivery)):
+                if given is not None:
+                    raise ConfigurationError(f"fit: with configuration files {name} stands in one of them")
             settings = {"max_epochs": rounds, **trainer} if rounds is not None else trainer
             return _fit_files([path for path in (method, data) if path is not None], seed, run_dir, settings)
     parts: tuple[Any, ...] = (method, data)
@@ -187,7 +196,11 @@ def fit(
 
 
 def _fit_objects(
-    method: FederatedMethod, data: FederatedDataModule, rule: ServerRule | None, trainer: dict[str, Any]
+    method: FederatedMethod,
+    data: FederatedDataModule,
+    rule: ServerRule | None,
+    delivery: Delivery | None,
+    trainer: dict[str, Any],
 ) -> FinishedRun:
     if "simulation" in vars(method):
         raise ConfigurationError("fit: the method has been trained already; make a new one for each run")
@@ -216,7 +229,7 @@ def _fit_objects(
             "one device; lightning-cli fit has several"
         )
     recorder = Recorder()
-    own = round_callbacks(recorder, method, rule, settings)
+    own = round_callbacks(recorder, method, rule, delivery, settings)
     with of_the_trainer():
         made = Trainer(**{**given, "callbacks": [*given_callbacks(settings.callbacks), *own]})
     return _run(made, method, data, recorder)

@@ -15,8 +15,8 @@ COMMANDS = {
 
 #: Options of a command, and what the dotted names of others begin with.
 GROUPS = (
-    "config", "data", "help", "model", "print_config", "run_dir", "seed_everything", "server", "trainer", "tuning",
-    "ckpt_path", "verbose", "print_shtab", "optimizer", "lr_scheduler", "weights_only",
+    "config", "data", "delivery", "help", "model", "print_config", "run_dir", "seed_everything", "server", "trainer",
+    "tuning", "ckpt_path", "verbose", "print_shtab", "optimizer", "lr_scheduler", "weights_only",
 )  # fmt: skip
 
 #: What other programs call an option.

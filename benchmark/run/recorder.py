@@ -132,7 +132,8 @@ class Recorder(Callback):
         tell_who_looks_at_test_images(trainer)
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
-        parts = (method, *method.server.rule.modules(), data, data.source, data.partition)
+        between = (*method.server.rule.modules(), *method.server.delivery.modules())
+        parts = (method, *between, data, data.source, data.partition)
         self.code = combined(self.code, code_of(parts, self.config))
         self._git = checkout() if self.run_dir and self._writes else None
         names = {
@@ -185,6 +186,7 @@ class Recorder(Callback):
         for name, values in method.simulation.reports.take().items():
             found[round, "local", "train", name] = values
             averages[f"train/{name}"] = values.nanmean().item()
+        averages |= self._facts(trainer, method, found)
         if self.run_dir is None or trainer.state.fn != TrainerFn.FITTING:
             self.values |= found
         elif found:
@@ -196,6 +198,17 @@ class Recorder(Callback):
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
         if trainer.state.fn == TrainerFn.FITTING:
             check_monitored(trainer)
+
+    def _facts(self, trainer: Trainer, method: "FederatedMethod", found: Values) -> Numbers:
+        """What the server's rule and the delivery have reported of the last round; each client's goes to ``found``."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return {}
+        server, round = method.server, method.server.finished_rounds
+        for name, values in server.client_facts.items():
+            found[round, "server", "train", name] = values
+        of_clients = {name: values.nanmean().item() for name, values in server.client_facts.items()}
+        of_all = {name: values[round] for name, values in server.facts.items() if round in values}
+        return {f"server/{name}": value for name, value in (of_all | of_clients).items()}
 
     def metrics(self) -> "pd.DataFrame":
         """The long table: round, client, point, split, metric, value."""
@@ -275,6 +288,9 @@ class Recorder(Callback):
             code=dict(self.code),
             images_sha256=data.split_record.images_sha256,
             tuning=(self.config or {}).get("tuning"),
+            delivery=None if method.server.delivery.is_plain else method.server.delivery.title,
+            facts={name: {str(n): value for n, value in of.items()} for name, of in method.server.facts.items()}
+            or None,
         )
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

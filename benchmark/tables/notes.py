@@ -64,6 +64,11 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
     )
     if servers:
         notes.append(f"Other servers than the methods' own: {'; '.join(servers)}.")
+    between = dict.fromkeys(
+        f"{line.name}: {record.delivery}" for line in lines for record in line.records.values() if record.delivery
+    )
+    if between:
+        notes.append(f"Between clients and server: {'; '.join(between)}.")
     early = dict.fromkeys(
         f"{line.name}: {last} of {record.rounds_trained}"
         for line in lines

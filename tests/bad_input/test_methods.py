@@ -231,11 +231,6 @@ class SelectsAStranger(ServerRule):
         return [1, 99]
 
 
-class SelectsNobody(ServerRule):
-    def select(self, number: int) -> list[int]:
-        return []
-
-
 class MakesNothing(ServerRule):
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Any:
         super().aggregate(round, shared, uploads)
@@ -416,7 +411,6 @@ MISTAKES = [
         r"SelectsTwice.select gives client 3 twice in round 1; expected some of training_clients, each",
     ),
     (SelectsAStranger, r"SelectsAStranger.select gives client 99, which does not train, in round 1; expected some of"),
-    (SelectsNobody, r"SelectsNobody.select gives no client in round 1; expected some of training_clients"),
     (MakesNothing, r"MakesNothing.aggregate must return new values of shared parameters, .*; it returns NoneType"),
     (SendsValues, r"SendsValues.broadcast must return a Broadcast of what clients receive; it returns dict"),
     (MakesOneRow, r"MakesOneRow.aggregate gives 'prompt.tokens' of shape \(1, 64\); expected \(3, 64\)"),

@@ -15,8 +15,8 @@ import methods
 from benchmark.contract import Stage
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
-from benchmark.federation import Broadcast, Round, Uploads, Values
-from benchmark.server import ServerRule
+from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
+from benchmark.server import ServerRule, WrappedRule
 from methods import servers
 
 
@@ -30,7 +30,7 @@ def subclasses(rule: type[ServerRule]) -> Iterator[type[ServerRule]]:
 
 #: Rules that any method can be given.
 FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__)]
-RULES = sorted({*subclasses(ServerRule)} - {servers.ServerOptimizer}, key=lambda rule: rule.__name__)
+RULES = sorted({*subclasses(ServerRule)} - {servers.ServerOptimizer, WrappedRule}, key=lambda rule: rule.__name__)
 #: Rules that keep FedAvg's mean.
 AVERAGING = [rule for rule in RULES if rule.aggregate is ServerRule.aggregate]
 
@@ -44,7 +44,7 @@ class Part(NamedTuple):
     round: Round
     shared: Values
     #: ids and what they sent, [K, ...] each, as they arrived: not ascending
-    arrived: tuple[tuple[int, ...], Values]
+    arrived: Parcel
 
     def make(self) -> Any:
         """A new rule at the start."""
@@ -124,10 +124,11 @@ def test_all_rules_are_found() -> None:
 @pytest.mark.parametrize("kind", RULES)
 def test_the_order_of_arrival_changes_nothing(kind: type[ServerRule]) -> None:
     part = part_of(kind)
-    clients, values = part.arrived
-    single = [((c,), {n: v[k : k + 1] for n, v in values.items()}) for k, c in enumerate(clients)]
+    clients, values, _ = part.arrived
+    single = [Parcel((c,), {n: v[k : k + 1] for n, v in values.items()}, {}) for k, c in enumerate(clients)]
     results = []
-    for arrived in ([part.arrived], single, single[::-1], single[2:] + single[:2]):
+    whole = part.arrived._replace(received={})
+    for arrived in ([whole], single, single[::-1], single[2:] + single[:2]):
         uploads = Uploads.gathered(arrived, part.simulation.holdings.train_sizes)
         assert uploads.clients == part.round.clients == tuple(sorted(clients))
         assert uploads.weights.tolist() == [part.simulation.holdings.train_sizes[c] for c in uploads.clients]
@@ -231,7 +232,7 @@ def test_a_rule_can_be_tested_alone() -> None:
     rule.start({"w": torch.zeros(2)}, terms(3))
     round = Round(number=1, clients=(0, 2), seed=0)
     sent = rule.broadcast(round, {"w": torch.zeros(2)}, round.clients)
-    arrived = [((2,), {"w": torch.tensor([[3.0, 6.0]])}), ((0,), {"w": torch.tensor([[1.0, 2.0]])})]
+    arrived = [Parcel((2,), {"w": torch.tensor([[3.0, 6.0]])}, {}), Parcel((0,), {"w": torch.tensor([[1.0, 2.0]])}, {})]
     uploads = Uploads.gathered(arrived, {0: 1, 2: 3})
     new = rule.aggregate(round, sent.common, uploads)
     assert uploads.clients == (0, 2)

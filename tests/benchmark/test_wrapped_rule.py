@@ -9,29 +9,26 @@ import torch
 from federation import build, fit, learned
 
 from benchmark.engine.rounds import Server
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Terms, Uploads, Values
-from benchmark.server import ServerRule
+from benchmark.run.callbacks import check_replaceable
+from benchmark.server import Declared, ServerRule, WrappedRule
 from methods.servers import FedAdam
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
 
-class ClippedRule(ServerRule):
+class ClippedRule(WrappedRule):
     """Scales each client's update, all its tensors together, to at most a norm; all else is the inner rule's.
 
     Args:
-        rule: the inner one.
+        inner: None for the method's own.
         norm: the largest.
     """
 
-    def __init__(self, rule: ServerRule, norm: float) -> None:
-        super().__init__()
-        self.rule, self.norm = rule, norm
-        self.select, self.broadcast, self.adapt = rule.select, rule.broadcast, rule.adapt
-
-    def start(self, initial: Values, terms: Terms) -> None:
-        super().start(initial, terms)
-        self.rule.start(initial, terms)
+    def __init__(self, inner: ServerRule | None = None, norm: float = 1.0) -> None:
+        super().__init__(inner)
+        self.norm = norm
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         # Of shared parameters their change is what a client tells, of all else the value itself.
@@ -40,7 +37,7 @@ class ClippedRule(ServerRule):
         scale = (self.norm / norms.clamp(min=1e-12)).clamp(max=1.0)
         clipped = {name: torch.einsum("s,s...->s...", scale, rows) for name, rows in away.items()}
         values = {name: shared[name] + rows if name in shared else rows for name, rows in clipped.items()}
-        return self.rule.aggregate(round, shared, replace(uploads, values=values))
+        return self.wrapped.aggregate(round, shared, replace(uploads, values=values))
 
 
 def joint_norms(shared: Values, uploads: Uploads) -> torch.Tensor:
@@ -75,7 +72,7 @@ def test_in_a_federation_no_update_is_longer(conf: str) -> None:
         assert len(norms) == 7
         assert norms.max().item() == pytest.approx(0.01, rel=1e-3)
     state = method.server.state_dict()["rule"]
-    assert set(state) == {f"rule.{name}" for name in inner.state_dict()}
+    assert set(state) == {f"inner.{name}" for name in inner.state_dict()}
 
 
 def test_a_norm_that_nobody_reaches_changes_nothing() -> None:
@@ -97,3 +94,69 @@ def test_the_record_names_the_whole_chain_and_its_code() -> None:
     assert record.server == record.other_server == f"{clipped}({clipped}(methods.servers.FedAdam))"
     assert record.default_server == "benchmark.server.ServerRule"
     assert {ClippedRule.__module__, "methods.servers"} < set(record.code or ())
+
+
+@pytest.mark.parametrize("conf", ["PFedPG", "PromptAMP", "PFedMoAP", "SGPT", "FedMTL"])
+def test_a_rule_around_the_methods_own_changes_nothing_where_it_does_nothing(conf: str) -> None:
+    method, data = build(conf)
+    fit(method, data, 2)
+    wrapped, data = build(conf)
+    own = type(wrapped.make_server())
+    fit(wrapped, data, 2, [Server(WrappedRule(WrappedRule()))])
+    assert wrapped.server.rule.title == f"WrappedRule(WrappedRule({own.__name__}))"
+    expected, made = learned(method), learned(wrapped)
+    renamed = {name.replace(".inner.inner.", "."): value for name, value in made.items()}
+    assert set(expected) == set(renamed)
+    for name, value in expected.items():
+        torch.testing.assert_close(renamed[name], value, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_rule_around_any_takes_the_place_of_a_methods_own_server() -> None:
+    method, _ = build("PFedPG")
+    check_replaceable(method, ClippedRule(), [])
+    with pytest.raises(ConfigurationError, match="PFedPG has a server of its own, GeneratorRule"):
+        check_replaceable(method, ClippedRule(ServerRule()), [])
+
+
+class Choosy(ServerRule):
+    """Serves no method with personal parameters."""
+
+    def accept(self, method: Declared) -> str | None:
+        return f"{', '.join(method.personal)} stays with its client" if method.personal else None
+
+
+def test_a_rule_that_cannot_serve_a_method_says_so_before_training() -> None:
+    method, data = build("FedPer")
+    with pytest.raises(
+        ConfigurationError, match=r"ClippedRule\(Choosy\) cannot serve FedPer: .* stays with its client"
+    ):
+        fit(method, data, 1, [Server(ClippedRule(Choosy()))])
+
+
+class SelectsByResult(ServerRule):
+    """Selects by how far the last round has moved the first shared value."""
+
+    def start(self, initial: Values, terms: Terms) -> None:
+        super().start(initial, terms)
+        self.register_buffer("moved", torch.zeros(()))
+        self.order: list[str] = []
+
+    def select(self, number: int) -> list[int]:
+        self.order.append(f"select {number} after {self.moved.item():.6f}")
+        return [0, 3] if self.moved > 0 else [1, 5, 7]
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        new = super().aggregate(round, shared, uploads)
+        name = next(iter(new))
+        self.moved.copy_((new[name] - shared[name]).abs().sum())
+        return new
+
+
+def test_a_wrapped_rule_that_selects_by_the_result_is_asked_after_the_aggregation() -> None:
+    method, data = build("FedAvg")
+    rule = SelectsByResult()
+    fit(method, data, 3, [Server(WrappedRule(rule))])
+    assert [said.partition(" after ")[0] for said in rule.order] == ["select 1", "select 2", "select 3"]
+    assert rule.order[0].endswith("0.000000")
+    assert not rule.order[1].endswith("0.000000")
+    assert [row[0] for row in method.server.traffic.rounds] == [3, 2, 2]

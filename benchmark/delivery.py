@@ -1,0 +1,79 @@
+"""What lies between the clients and a server's rule: who is reached, who trains, whose upload arrives, and when."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from benchmark.federation import Facts, Round, Terms, Uploads
+from benchmark.ranges import Checked
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What becomes of the clients of a round before anything arrives; each is a part of the one before, ascending.
+
+    Attributes:
+        reached: ids of the clients that the broadcast reaches; its bytes are counted for them.
+        trained: ids of those that train.
+        sent: ids of those whose upload leaves; its bytes are counted. The others keep what they have learned.
+    """
+
+    reached: tuple[int, ...]
+    trained: tuple[int, ...]
+    sent: tuple[int, ...]
+
+
+class Delivery(Checked, nn.Module):
+    """Everything arrives, at once and unchanged; the base of all others.
+
+    Faults, delays, attacks, validation and compression derive from it, and stand around each other by ``inner``. What a
+    delivery keeps between rounds lies in its buffers or its extra state, as with a rule. Its draws have a key of seed,
+    round and client, so that every rank makes the same of the same uploads.
+
+    Args:
+        inner: what a message goes through before this delivery; nothing by default.
+    """
+
+    terms: Terms
+
+    def __init__(self, inner: "Delivery | None" = None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def title(self) -> str:
+        """Return the names of the whole chain, the last first: ``Late(Dropouts)``."""
+        return type(self).__name__ + (f"({self.inner.title})" if self.inner is not None else "")
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether everything arrives unchanged, so that uploads need not be put together for it."""
+        return type(self) is Delivery and (self.inner is None or self.inner.is_plain)
+
+    def start(self, terms: Terms) -> None:
+        """Make what the delivery keeps, before the first round or before a saved state is loaded."""
+        self.terms = terms
+        if self.inner is not None:
+            self.inner.start(terms)
+
+    def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
+        """Return who of the selected clients is reached, trains and sends.
+
+        Args:
+            round: which; its ``clients`` are those that the rule has selected.
+            clients: those that are left to decide on, ascending.
+        """
+        return Departure(clients, clients, clients) if self.inner is None else self.inner.depart(round, clients)
+
+    def arrive(self, round: Round, sent: Uploads) -> Uploads:
+        """Return what the rule is given: fewer, changed, or uploads of rounds before; none makes the round void.
+
+        Args:
+            round: which.
+            sent: the uploads of the clients that have sent one.
+        """
+        return sent if self.inner is None else self.inner.arrive(round, sent)
+
+    def report(self, round: Round) -> Facts:
+        """Return the delivery's own numbers after a round, such as how many were lost; nothing by default."""
+        return {} if self.inner is None else self.inner.report(round)
