@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round, Values
+from benchmark.federation import Round, Terms, Values
 from benchmark.masked import cross_entropy
 from benchmark.ranges import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from benchmark.server import ServerRule
 
 Loss = Tensor | tuple[Tensor, Values]
+Message = Values | tuple[Values, Values]
 Input = Literal["images", "features", "own_images"]
 
 
@@ -29,6 +30,7 @@ class Stage(StrEnum):
     FINETUNE = "finetune"  #: the fitting of a throw-away copy, before it is evaluated
     ADAPT = "adapt"  #: the same of a client that never trains
     EVALUATE = "evaluate"  #: scores
+    MESSAGE = "message"  #: what is sent at a round's end, which draws noise of its own
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Client:
         own_images: where ``inputs`` has ``"own_images"``: the client's own training images without augmentation, padded
             to the n of the largest client: per name of ``frozen_features`` [n, ...], ``label`` [n] (classes of the data
             set, in every split) and ``mask`` [n], False in padded rows.
+        constants: what ``client_constants`` returned for this client.
     """
 
     parameters: Values
@@ -131,6 +134,7 @@ class Client:
     previous: Values = field(default_factory=dict)
     prepared: Values = field(default_factory=dict)
     own_images: Values = field(default_factory=dict)
+    constants: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,32 @@ class ClientMethod(nn.Module):
 
     def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> Values:
         """Draw the random tensors of one step from ``generator`` alone, in all steps of a stage; nothing by default."""
+        return {}
+
+    def client_constants(self, number: int, terms: Terms) -> Values:
+        """Return what tells a client from others and never changes, such as its prompt's length; nothing by default.
+
+        Asked once for each client; of every client the same names and shapes. The client has it from the start, so
+        nothing is sent. Draws have a key: ``benchmark.seeds.torch_generator(terms.seed, "a name", number)``.
+        """
+        return {}
+
+    def message(self, client: Client, noise: Values) -> Message:
+        """Return what a client sends after its last step: by default what is shared, and what ``uploads`` names.
+
+        Parts of a parameter and compressed forms have names of their own, which a rule of the method's reads. What
+        ``uploads`` names of the reported tensors goes with it. ``noise``: of ``draw_noise`` in ``Stage.MESSAGE``.
+        It may come with what the client keeps of it until ``take``: ``(message, kept)``.
+        """
+        prefixes = (*self.shared, *self.uploads)
+        return {n: v for n, v in client.parameters.items() if any(n == p or n.startswith(f"{p}.") for p in prefixes)}
+
+    def take(self, client: Client, kept: Values) -> Values:
+        """Return new values of personal parameters after the aggregation, of a client whose message has left.
+
+        ``client.received`` is what the rule's ``answer`` holds for it, ``client.parameters`` its personal ones alone,
+        and ``kept`` what its message came with. By default nothing changes, and the rule is not asked.
+        """
         return {}
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:

@@ -71,11 +71,13 @@ class Parcel(NamedTuple):
         clients: K ids, in any order.
         values: per name [K, ...].
         received: per name of ``values`` that the server had sent, [K, ...], what they began with.
+        kept: per name [K, ...], what the clients need to take the server's answer; it does not travel.
     """
 
     clients: tuple[int, ...]
     values: Values
     received: Values
+    kept: Values
 
     def of(self, clients: Iterable[int]) -> "Parcel":
         """Keep the rows of these of its clients."""
@@ -87,6 +89,7 @@ class Parcel(NamedTuple):
             tuple(self.clients[row] for row in rows),
             {name: value[rows] for name, value in self.values.items()},
             {name: _some(value, rows) for name, value in self.received.items()},
+            {name: value[rows] for name, value in self.kept.items()},
         )
 
 

@@ -27,7 +27,7 @@ from benchmark.engine.plan import Block
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.recorded_step import RecordedSteps
-from benchmark.engine.roles import Roles, read_roles, untrained
+from benchmark.engine.roles import Roles, overrides, read_roles, untrained
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
@@ -160,6 +160,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.set_label_spaces(dict(terms.label_spaces))
         own = self.__dict__.setdefault("_own_evaluate_local", self.evaluate_local)
         self.evaluate_local = own if data.evaluate_local is None else data.evaluate_local
+        if self.evaluate_local and overrides(self, "take"):
+            raise ConfigurationError(
+                f"{title}.take changes personal parameters after the aggregation, so clients are not scored as local "
+                "training left them; set data.evaluate_local to false"
+            )
         self.roles = read_roles(self)
         if idle := untrained(self, self.roles):
             warnings.warn(

@@ -116,6 +116,16 @@ class ServerRule(Checked, nn.Module):
         """Return the new values of some or all shared parameters, and move the rule's own state."""
         return weighted_mean(uploads.only(shared).values, uploads.weights) if shared else {}
 
+    def answer(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Return what these clients receive at a round's end, for a method that takes it; nothing by default.
+
+        Args:
+            round: which, after its aggregation.
+            shared: the new shared values.
+            clients: some of those whose messages have left, K of them.
+        """
+        return Broadcast()
+
     def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
         """Answer clients that never train, after a phase of their fitting; the rule itself does not change.
 
@@ -209,6 +219,10 @@ class WrappedRule(ServerRule):
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Make what the inner rule makes."""
         return self.wrapped.aggregate(round, shared, uploads)
+
+    def answer(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Answer as the inner rule does."""
+        return self.wrapped.answer(round, shared, clients)
 
     def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
         """Answer as the inner rule does."""

@@ -19,11 +19,12 @@ from benchmark.engine import round_plan
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan import Block, cohorts
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Round, Values
+from benchmark.federation import Broadcast, Parcel, Round, Values
 from benchmark.method import FederatedMethod
 from benchmark.run.checkpoint import AtomicCheckpointIO, round_checkpoint
 from benchmark.run.cli import TRAINER_DEFAULTS
 from benchmark.run.recorder import Recorder
+from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 
 ROUNDS = 3
@@ -205,28 +206,38 @@ class Wire(Callback):
     def __init__(self) -> None:
         self.down: list[Values] = []
         self.up: list[Values] = []
+        self.answers: list[Values] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen where the server's rule broadcasts, and where the clients of a cohort have ended."""
-        rule: Any = pl_module.server.rule  # type: ignore[union-attr]
+        """Listen where clients receive something, and where those of a cohort have ended."""
         simulation: Any = pl_module.simulation
-        send, end = rule.broadcast, simulation.end
+        received, end, answered = simulation.received, simulation.end, simulation.answered
 
-        def broadcast(round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
-            sent: Broadcast = send(round, shared, clients)
-            if round.clients:
-                for k in range(len(clients)):
-                    own = {name: rows[k] for name, rows in sent.own.items()}
-                    own |= {name: own[name][mask[k]] for name, mask in sent.masks.items()}  # padding stays at home
-                    self.down.append({**sent.common, **own})
+        def receive(rule: ServerRule, round: Round, clients: tuple[int, ...]) -> Broadcast:
+            sent: Broadcast = received(rule, round, clients)
+            self.down += _apart(sent, len(clients)) if round.clients else []
             return sent
 
-        def ended(cohort: Cohort) -> tuple[tuple[int, ...], Values]:
-            clients, sent = end(cohort)
-            self.up += [{name: rows[k] for name, rows in sent.items()} for k in range(len(clients))]
-            return clients, sent
+        def ended(cohort: Cohort) -> Parcel:
+            parcel: Parcel = end(cohort)
+            self.up += [{n: rows[k] for n, rows in parcel.values.items()} for k in range(len(parcel.clients))]
+            return parcel
 
-        rule.broadcast, simulation.end = broadcast, ended
+        def answer(rule: ServerRule, round: Round, clients: tuple[int, ...]) -> Broadcast:
+            sent: Broadcast = answered(rule, round, clients)
+            self.answers += _apart(sent, len(clients))
+            return sent
+
+        simulation.received, simulation.end, simulation.answered = receive, ended, answer
+
+
+def _apart(sent: Broadcast, count: int) -> list[Values]:
+    """Return what each of so many clients receives; padding stays at home."""
+    own = [{name: rows[k] for name, rows in sent.own.items()} for k in range(count)]
+    return [
+        {**sent.common, **rows, **{name: rows[name][mask[k]] for name, mask in sent.masks.items()}}
+        for k, rows in enumerate(own)
+    ]
 
 
 def check_messages(subject: MethodUnderCheck) -> None:
@@ -237,12 +248,12 @@ def check_messages(subject: MethodUnderCheck) -> None:
     counts = [len(clients) for clients in selected.rounds]
     require(len(wire.down) == len(wire.up) == sum(counts), f"{len(wire.up)} uploads in rounds of {counts} clients")
     private = set(method.roles.personal) - set(method.roles.uploaded)
-    for message in wire.down + wire.up:
+    for message in wire.down + wire.up + wire.answers:
         leaking = sorted(private & set(message))
         require(not leaking, f"{leaking} are personal and are sent; make them shared, or send something else")
     rounds = method.server.traffic.rounds
     found = [[row[0] for row in rounds], sum(row[1] for row in rounds), sum(row[2] for row in rounds)]
-    sent = [sum(map(_bytes, messages)) for messages in (wire.down, wire.up)]
+    sent = [sum(map(_bytes, messages)) for messages in (wire.down + wire.answers, wire.up)]
     require(found == [counts, *sent], f"{sent} bytes went down and up, {found[1:]} are counted")
     for message in wire.up:
         for name in set(message) & set(method.roles.reported):

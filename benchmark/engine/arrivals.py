@@ -6,6 +6,7 @@ from benchmark.delivery import Delivery
 from benchmark.engine.messages import check_arrived, unchanged
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.reports import Reports
+from benchmark.engine.roles import overrides
 from benchmark.engine.simulation import Simulation
 from benchmark.engine.traffic import Traffic
 from benchmark.federation import Parcel, Round, Uploads, Values
@@ -21,13 +22,14 @@ class Arrivals:
     Attributes:
         missing: clients whose losses or values were not finite.
         count: clients whose upload has left.
+        sent: what has left, by cohort of this rank.
     """
 
     def __init__(self) -> None:
         self.missing: list[int] = []
         self.count = 0
         self._stepped: list[int] = []
-        self._sent: list[Parcel] = []
+        self.sent: list[Parcel] = []
         #: per rank and cohort, the clients that sent something
         self._clients: list[list[tuple[int, ...]]] = []
 
@@ -36,14 +38,14 @@ class Arrivals:
         self._stepped += cohort
         self.missing += sorted(set(cohort) - set(parcel.clients))
         left = parcel.of(leaving)
-        self._sent.append(left)
+        self.sent.append(left)
         self.count += len(left.clients)
         return left
 
     def share(self, round: Round, ranks: Ranks, traffic: Traffic, reports: Reports) -> None:
         """Let all ranks know who has sent, what was counted and what was reported; all of them are here."""
         mine = (
-            [parcel.clients for parcel in self._sent],
+            [parcel.clients for parcel in self.sent],
             self._stepped,
             self.missing,
             traffic.rounds[-1],
@@ -79,7 +81,8 @@ class Arrivals:
         if self.count:
             uploads = self._uploads(None, simulation.ranks, sizes, round.number)
         else:
-            nothing = {name: simulation.parameters[name].detach() for name in simulation.uploaded}
+            sent = () if overrides(simulation.method, "message") else simulation.uploaded
+            nothing = {name: simulation.parameters[name].detach() for name in sent}
             uploads = Uploads.nobody(nothing)
         arrived = delivery.arrive(round, uploads)
         check_arrived(arrived, delivery, uploads, round)
@@ -104,7 +107,7 @@ class Arrivals:
     def _uploads(self, names: Sequence[str] | None, ranks: Ranks, sizes: Mapping[int, int], number: int) -> Uploads:
         """Put the uploads of all ranks together: of some names, or all of them with what their clients had received."""
         mine: Values = {}
-        for place, parcel in enumerate(self._sent):
+        for place, parcel in enumerate(self.sent):
             chosen = parcel.values if names is None else names
             mine |= {f"{place}/{name}": parcel.values[name] for name in chosen}
             for name, rows in parcel.received.items() if names is None else ():
@@ -113,7 +116,7 @@ class Arrivals:
                 )  # one value for all of them
         parcels: list[Parcel] = []
         for cohorts, values in zip(self._clients, ranks.gather("uploads", mine), strict=True):
-            of_cohort = [Parcel(clients, {}, {}) for clients in cohorts]
+            of_cohort = [Parcel(clients, {}, {}, {}) for clients in cohorts]
             for key, value in values.items():
                 number_of, name = key.removeprefix("received ").split("/", 1)
                 parcel = of_cohort[int(number_of)]

@@ -74,6 +74,7 @@ class Cohort:
         participated: bool [K].
         class_counts: int64 [K, C].
         own_images: see ``Client.own_images``, with a leading K.
+        constants: what ``client_constants`` returned, with a leading K.
         prepared: what ``prepare`` returned, with a leading K.
         totals: per name reported by the steps, its sum [K, ...] and the number of steps [K].
         momenta: per name in the clients' store, whose rows and what the phases left there.
@@ -88,6 +89,7 @@ class Cohort:
     participated: Tensor
     class_counts: Tensor
     own_images: Values = field(default_factory=dict)
+    constants: Values = field(default_factory=dict)
     prepared: Values = field(default_factory=dict)
     totals: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     momenta: dict[str, tuple[Sequence[int], Tensor]] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class Cohort:
             "previous": self.previous,
             "prepared": self.prepared,
             "own_images": self.own_images,
+            "constants": self.constants,
             "facts": facts,
         }
         if count == len(self.clients):

@@ -152,6 +152,7 @@ class ClientMap:
                 own["previous"],
                 own["prepared"],
                 own["own_images"],
+                own["constants"],
             )
             # torch would look for tied parameters at every step, which takes a twentieth of a small network's.
             named = {place: value for name, value in values.items() for place in self._places[name]}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmark.delivery import Delivery, Departure
 from benchmark.engine.finite import finite_rows
 from benchmark.engine.ranks import Ranks, fingerprint
-from benchmark.engine.roles import Roles, names_under, overrides
+from benchmark.engine.roles import Roles, overrides
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
 from benchmark.server import ServerRule
@@ -158,16 +158,72 @@ def facts_of(round: Round, num_clients: int, *reporting: ServerRule | Delivery) 
     return found
 
 
-def check_broadcast(
-    sent: Broadcast, count: int, title: str, method: nn.Module, trained: Mapping[str, tuple[int, ...]]
-) -> None:
+def check_message(made: Values, method: nn.Module, roles: Roles, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse what clients may not send.
+
+    Args:
+        made: the messages of a cohort, [K, ...] each.
+        method: whose.
+        roles: of its parameters.
+        shapes: of the trained ones.
+
+    Raises:
+        ConfigurationError: a message holds what is personal and not named in ``uploads``, or has a name that means
+            something else.
+    """
+    title = f"{type(method).__name__}.message"
+    for name, value in made.items():
+        if name in roles.reported:
+            raise ConfigurationError(f"{title} gives {name!r}, which client_loss reports; take another name")
+        if name in roles.personal and name not in roles.uploaded:
+            raise ConfigurationError(f"{title} gives {name!r}, which is personal; name it in uploads, or send less")
+        if name in shapes and tuple(value.shape[1:]) != shapes[name]:
+            raise ConfigurationError(
+                f"{title} gives {name!r} of shape {tuple(value.shape[1:])}; expected {shapes[name]}, or another name"
+            )
+
+
+def check_complete(sent: Collection[str], rule: ServerRule, shared: Collection[str], method: nn.Module) -> None:
+    """Refuse messages without what a mean is taken of.
+
+    Raises:
+        ConfigurationError: the rule averages, and a shared parameter is not sent.
+    """
+    missing = [name for name in shared if name not in sent]
+    if missing and not overrides(rule, "aggregate"):
+        raise ConfigurationError(
+            f"{type(method).__name__}.message leaves out {missing[0]!r}, of which {rule.title} takes the mean; send "
+            "it, or have make_server return a rule that reads what is sent"
+        )
+
+
+def check_taken(made: Values, method: nn.Module, personal: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse new values that are none of a client's own.
+
+    Args:
+        made: new values of a cohort, [K, ...] each.
+        method: whose ``take`` has made them.
+        personal: the shapes of the personal parameters.
+
+    Raises:
+        ConfigurationError: another name or shape, or a number that is not finite.
+    """
+    title = f"{type(method).__name__}.take"
+    for name, value in made.items():
+        if name not in personal or tuple(value.shape[1:]) != personal[name]:
+            expected = personal.get(name, f"some of the personal parameters: {', '.join([*personal][:5])}")
+            raise ConfigurationError(f"{title} gives {name!r} of shape {tuple(value.shape[1:])}; expected {expected}")
+        if not all(finite_rows([value], len(value))):
+            raise ConfigurationError(f"{title} gives {name!r} with numbers that are not finite")
+
+
+def check_broadcast(sent: Broadcast, count: int, title: str, trained: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a message that its receivers could not read.
 
     Args:
         sent: what they receive.
         count: how many there are.
         title: who sends it.
-        method: whose parameters it may name.
         trained: the shapes of those that local training may move.
 
     Raises:
@@ -186,7 +242,7 @@ def check_broadcast(
                     f"{given} to {count} clients; expected {trained[name]} in common, or {(count, *trained[name])} as "
                     "their own"
                 )
-            if name not in trained and (below := names_under(method, [name])):
+            if name not in trained and (below := [of for of in trained if of.startswith(f"{name}.")]):
                 raise ConfigurationError(f"{title} gives {name!r}; expected the whole name, such as {below[0]!r}")
             if ahead and tuple(value.shape[:1]) != ahead:
                 raise ConfigurationError(f"{given} as {count} clients' own; expected a row for each")

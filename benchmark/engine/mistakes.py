@@ -77,6 +77,7 @@ FILLED_BY = {
     "previous": "name it in remembers",
     "prepared": "have prepare return it",
     "own_images": "name own_images in inputs",
+    "constants": "have client_constants return it",
     "noise": "have draw_noise return it",
     "features": "have frozen_features return it, and name features in inputs",
 }
@@ -98,7 +99,11 @@ def explained(method: nn.Module, name: str, error: Exception) -> ConfigurationEr
     if isinstance(error, AttributeError) and isinstance(error.obj, Client | MiniBatch):
         noun = "client" if isinstance(error.obj, Client) else "batch"
         words = f"asks for {noun}.{error.name}; a {noun} has {', '.join(field.name for field in fields(error.obj))}"
-        words += ": what tells clients apart belongs into personal parameters" if noun == "client" else ""
+        words += (
+            ": what tells clients apart belongs into personal parameters or client_constants"
+            if noun == "client"
+            else ""
+        )
     elif missing := _missing_name(error):
         words = missing
     elif isinstance(error, ConfigurationError):

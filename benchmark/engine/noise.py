@@ -1,9 +1,11 @@
 """What a step needs of chance."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from benchmark.contract import ClientMethod
+from benchmark.contract import ClientMethod, Stage
 from benchmark.engine.mistakes import tensors
 from benchmark.engine.plan import Step
 from benchmark.engine.roles import overrides
@@ -24,14 +26,33 @@ def drawn_noise(method: ClientMethod, seed: int, step: Step, batch_size: int, li
     Returns:
         Per name [K, ...]; nothing where nothing is needed.
     """
+    key = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
+    return _drawn(method, seed, key, step.clients, step.stage, batch_size, like)
+
+
+def message_noise(
+    method: ClientMethod, seed: int, round: int, clients: Sequence[int], batch_size: int, like: Tensor
+) -> Values:
+    """Draw what the messages of these clients at a round's end need of chance; see :func:`drawn_noise`."""
+    return _drawn(method, seed, (Stage.MESSAGE.value, round), clients, Stage.MESSAGE, batch_size, like)
+
+
+def _drawn(
+    method: ClientMethod,
+    seed: int,
+    key: tuple[str | int, ...],
+    clients: Sequence[int],
+    stage: Stage,
+    batch_size: int,
+    like: Tensor,
+) -> Values:
     if not overrides(method, "draw_noise"):
         return {}
-    key = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
     drawn: list[Values] = []
     with drawn_in_float32():
-        for client in step.clients:
+        for client in clients:
             generator = torch_generator(seed, "noise", *key, client, device=like.device)
-            drawn.append(tensors(method, "draw_noise", method.draw_noise(generator, batch_size, step.stage)))
+            drawn.append(tensors(method, "draw_noise", method.draw_noise(generator, batch_size, stage)))
             if not drawn[0]:
                 return {}
     stacked = {name: torch.stack([own[name] for own in drawn]) for name in drawn[0]}

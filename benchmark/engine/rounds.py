@@ -13,12 +13,13 @@ from benchmark.delivery import Delivery, Departure
 from benchmark.engine.arrivals import Arrivals
 from benchmark.engine.data import FederatedData, Member
 from benchmark.engine.loaders import Loaders
-from benchmark.engine.messages import check_server_state, departed, facts_of, selected, start
+from benchmark.engine.messages import check_complete, check_server_state, departed, facts_of, selected, start
 from benchmark.engine.plan import Block
 from benchmark.engine.ranks import Ranks
+from benchmark.engine.roles import overrides
 from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
 from benchmark.engine.simulation import Simulation
-from benchmark.engine.traffic import Traffic
+from benchmark.engine.traffic import Traffic, size_of
 from benchmark.engine.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
@@ -157,7 +158,9 @@ class Server(Callback):
         if batch.last and self.delivery.is_plain:
             self.loaders.lay_out_next(self._round.number)  # before the host waits for this one
         if batch.end and simulation.cohort is not None:
-            left = self._arrivals.add(batch.cohort, simulation.end(simulation.cohort), self._going.sent)
+            parcel = simulation.end(simulation.cohort)
+            check_complete(parcel.values, self.rule, simulation.roles.shared, simulation.method)
+            left = self._arrivals.add(batch.cohort, parcel, self._going.sent)
             simulation.cohort = None
             self.traffic.up(len(left.clients), [value[:1] for value in left.values.values()])
             if self._arrivals.missing and self.on_divergence == "raise":
@@ -175,11 +178,26 @@ class Server(Callback):
         self._take_facts(simulation.terms.num_clients, void=new is None)
         simulation.set_shared(self.rule, new or {})
         check_server_state(self.rule, self._round, simulation.shared(), simulation.ranks)
+        if new is not None and overrides(simulation.method, "take"):
+            self._answer(simulation)
         self._count_missing(simulation)
         simulation.store.send_home()
         self._arrivals = Arrivals()
         self.finished_rounds = self._round.number
         self.inside_round = False
+
+    def _answer(self, simulation: Simulation) -> None:
+        """Have those whose message has left take what the rule answers."""
+        size = numbers = 0
+        for parcel in self._arrivals.sent:
+            if parcel.clients:
+                answer = simulation.answered(self.rule, self._round, parcel.clients)
+                for place in range(len(parcel.clients)):
+                    more = size_of(answer.message(place))
+                    size, numbers = size + more[0], numbers + more[1]
+                simulation.take(parcel, self._round, answer)
+        sizes = simulation.ranks.everybody("bytes of answers", [size, numbers])
+        self.traffic.answered(sum(size for size, _ in sizes), sum(numbers for _, numbers in sizes))
 
     def _take_facts(self, num_clients: int, void: bool) -> None:
         """Take what the rule and the delivery report of the round, and say that it is void."""

@@ -13,9 +13,16 @@ from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners, trained_rows
 from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.messages import check_aggregate, check_broadcast, check_reported, unchanged
+from benchmark.engine.messages import (
+    check_aggregate,
+    check_broadcast,
+    check_message,
+    check_reported,
+    check_taken,
+    unchanged,
+)
 from benchmark.engine.mistakes import tensors
-from benchmark.engine.noise import drawn_noise
+from benchmark.engine.noise import drawn_noise, message_noise
 from benchmark.engine.parameters import Parameters
 from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import Step
@@ -23,6 +30,7 @@ from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.watch import Watch
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
 from benchmark.placing import placed
 from benchmark.server import ServerRule
@@ -65,6 +73,8 @@ class Simulation:
         self.local_steps = LocalSteps(method, self.clients, slots)
         self.reports = Reports(federation.terms.num_clients)
         self.cohort: Cohort | None = None
+        #: per client that was met so far
+        self._constants: dict[int, Values] = {}
         #: rounds of the whole run, for schedules
         self.rounds = 0
 
@@ -103,7 +113,7 @@ class Simulation:
         shared, title = self.shared(), f"{rule.title}.broadcast"
         with float32_outside_of_steps(self.device), unchanged(shared, title):
             sent = rule.broadcast(round, shared, clients)
-        check_broadcast(sent, len(clients), title, self.method, self._shapes)
+        check_broadcast(sent, len(clients), title, self._shapes)
         return sent.to(self.device)
 
     def begin(self, clients: tuple[int, ...], stage: Stage, round: Round, received: Broadcast) -> Cohort:
@@ -138,12 +148,35 @@ class Simulation:
             participated=placed(took_part, self.device) > 0,
             class_counts=placed(self.holdings.class_counts[list(clients)], self.device),
             own_images=self.images.own_images(clients) if asked else {},
+            constants=self.constants(clients),
         )
-        if overrides(self.method, "prepare"):
+        if overrides(self.method, "prepare") and stage is not Stage.MESSAGE:
             with torch.no_grad():
                 made = self.clients("prepare", lambda c: self.method.prepare(c, stage, split), cohort, len(clients))
             cohort.prepared = apart(tensors(self.method, "prepare", made), values)
         return cohort
+
+    def constants(self, clients: Sequence[int]) -> Values:
+        """Return what tells these clients apart, [K, ...] each.
+
+        Raises:
+            ConfigurationError: clients have other names or shapes than each other.
+        """
+        if not overrides(self.method, "client_constants"):
+            return {}
+        for client in clients:
+            if client not in self._constants:
+                made = tensors(self.method, "client_constants", self.method.client_constants(client, self.terms))
+                self._constants[client] = made
+        rows = [self._constants[client] for client in clients]
+        shapes = [{name: tuple(value.shape) for name, value in row.items()} for row in rows]
+        for client, shape in zip(clients, shapes, strict=True):
+            if shape != shapes[0]:
+                raise ConfigurationError(
+                    f"{type(self.method).__name__}.client_constants gives client {client} {shape} and client "
+                    f"{clients[0]} {shapes[0]}; expected the same names and shapes for all"
+                )
+        return {name: placed(torch.stack([row[name] for row in rows]), self.device) for name in rows[0]}
 
     # ------------------------------------------------------------------ training
 
@@ -192,8 +225,10 @@ class Simulation:
         check_reported(cohort.totals, self.method, self.roles)
         values = self.slots.detached()
         reported = {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
-        uploads = {name: values[name] for name in self.uploaded} | reported
-        numbers = [*values.values(), *reported.values(), *([cohort.totals["loss"][0]] if cohort.totals else [])]
+        message, kept_for_answer = self._message(cohort, values)
+        uploads = message | reported
+        made = [value for name, value in uploads.items() if value is not values.get(name)]
+        numbers = [*values.values(), *made, *([cohort.totals["loss"][0]] if cohort.totals else [])]
         finite, totals = finite_rows_and(numbers, len(cohort.clients), cohort.scalars())
         rows = [k for k, of_row in enumerate(finite) if of_row]
         kept = {row: (cohort.clients, values[name]) for row, name in self._trained_rows.items()}
@@ -204,7 +239,55 @@ class Simulation:
         self.reports.add(cohort, rows, totals)
         # Copies: the slots are the next cohort's soon.
         sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}
-        return Parcel(tuple(cohort.clients[k] for k in rows), sent, _begun(cohort.received, sent, rows))
+        waiting = {name: value[rows] for name, value in kept_for_answer.items()}
+        return Parcel(tuple(cohort.clients[k] for k in rows), sent, _begun(cohort.received, sent, rows), waiting)
+
+    def _message(self, cohort: Cohort, values: Values) -> tuple[Values, Values]:
+        """Return what the clients send of their parameters, and what they keep for the answer, [K, ...] each.
+
+        Raises:
+            ConfigurationError: see :func:`benchmark.engine.messages.check_message`.
+        """
+        if not overrides(self.method, "message"):
+            return {name: values[name] for name in self.uploaded}, {}
+        clients = cohort.clients
+        noise = message_noise(
+            self.method, self.terms.seed, cohort.round.number, clients, self.terms.row, self.parameters.first
+        )
+        with torch.no_grad():
+            made = self.clients("message", self.method.message, cohort, len(clients), noise)
+        message, kept = (
+            tensors(self.method, "message", part) for part in (made if type(made) is tuple else (made, {}))
+        )
+        check_message(message, self.method, self.roles, self._shapes)
+        return message, apart(kept, values)
+
+    def answered(self, rule: ServerRule, round: Round, clients: tuple[int, ...]) -> Broadcast:
+        """Return what a server's rule sends to these clients at a round's end, on the device.
+
+        Raises:
+            ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
+        """
+        shared, title = self.shared(), f"{rule.title}.answer"
+        with float32_outside_of_steps(self.device), unchanged(shared, title):
+            sent = rule.answer(round, shared, clients)
+        check_broadcast(sent, len(clients), title, self._shapes)
+        return sent.to(self.device)
+
+    def take(self, parcel: Parcel, round: Round, answer: Broadcast) -> None:
+        """Have clients take what the server answers their messages into their own parameters.
+
+        Raises:
+            ConfigurationError: see :func:`benchmark.engine.messages.check_taken`.
+        """
+        own = {name: name for name in self.roles.personal}
+        values = self.store.rows_of(own, parcel.clients, self.device)
+        cohort = self.gather(parcel.clients, Stage.MESSAGE, round, answer, values, "train")
+        with torch.no_grad():
+            made = self.clients("take", self.method.take, cohort, len(parcel.clients), parcel.kept)
+        taken = tensors(self.method, "take", made)
+        check_taken(taken, self.method, {name: self._shapes[name] for name in self.roles.personal})
+        self.store.write_all({name: (parcel.clients, value.detach()) for name, value in taken.items()})
 
 
 def _begun(received: Broadcast, sent: Values, rows: list[int]) -> Values:

@@ -38,6 +38,7 @@ class _Recorder(TypedDict):
 
 class _Traffic(TypedDict):
     rounds: list[Annotated[list[Count], Field(min_length=5, max_length=5)]]
+    ends: NotRequired[dict[Count, Annotated[list[Count], Field(min_length=2, max_length=2)]]]  # not in older ones
 
 
 class _Server(TypedDict):

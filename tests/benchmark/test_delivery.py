@@ -248,7 +248,7 @@ def test_updates_are_one_matrix_and_a_vector_is_taken_apart() -> None:
 def test_what_all_have_received_is_kept_once() -> None:
     shared = torch.tensor([1.0, 2.0])
     parcels = [
-        Parcel(clients, {"w": torch.ones(len(clients), 2)}, {"w": shared.expand(len(clients), 2)})
+        Parcel(clients, {"w": torch.ones(len(clients), 2)}, {"w": shared.expand(len(clients), 2)}, {})
         for clients in ((3, 1), (2,))
     ]
     uploads = Uploads.gathered(parcels, {1: 1, 2: 2, 3: 3}, number=7)

@@ -124,8 +124,8 @@ def test_all_rules_are_found() -> None:
 @pytest.mark.parametrize("kind", RULES)
 def test_the_order_of_arrival_changes_nothing(kind: type[ServerRule]) -> None:
     part = part_of(kind)
-    clients, values, _ = part.arrived
-    single = [Parcel((c,), {n: v[k : k + 1] for n, v in values.items()}, {}) for k, c in enumerate(clients)]
+    clients, values, *_ = part.arrived
+    single = [Parcel((c,), {n: v[k : k + 1] for n, v in values.items()}, {}, {}) for k, c in enumerate(clients)]
     results = []
     whole = part.arrived._replace(received={})
     for arrived in ([whole], single, single[::-1], single[2:] + single[:2]):
@@ -232,7 +232,10 @@ def test_a_rule_can_be_tested_alone() -> None:
     rule.start({"w": torch.zeros(2)}, terms(3))
     round = Round(number=1, clients=(0, 2), seed=0)
     sent = rule.broadcast(round, {"w": torch.zeros(2)}, round.clients)
-    arrived = [Parcel((2,), {"w": torch.tensor([[3.0, 6.0]])}, {}), Parcel((0,), {"w": torch.tensor([[1.0, 2.0]])}, {})]
+    arrived = [
+        Parcel((2,), {"w": torch.tensor([[3.0, 6.0]])}, {}, {}),
+        Parcel((0,), {"w": torch.tensor([[1.0, 2.0]])}, {}, {}),
+    ]
     uploads = Uploads.gathered(arrived, {0: 1, 2: 3})
     new = rule.aggregate(round, sent.common, uploads)
     assert uploads.clients == (0, 2)
