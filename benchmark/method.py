@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine import saved_state
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.data import FederatedData
 from benchmark.engine.evaluation import Evaluation
 from benchmark.engine.evaluation_plan import homes
@@ -129,13 +128,12 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         callbacks = cast(Any, self.trainer).callbacks
         return [] if any(isinstance(callback, Server) for callback in callbacks) else [Server(self.make_server())]
 
-    def join(self, data: FederatedData, ranks: Ranks | None = None, bf16: bool = False) -> Simulation:
+    def join(self, data: FederatedData, ranks: Ranks | None = None) -> Simulation:
         """Take part in a federation: freeze the parameters, and make the slots and all clients' state.
 
         Args:
             data: set up.
             ranks: the processes that simulate it; this one alone by default.
-            bf16: whether steps run under bfloat16.
 
         Raises:
             ConfigurationError: the method is for another federation, or its roles, phases or modules make no sense.
@@ -192,11 +190,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
         self.simulation.clients.one_by_one = data.one_by_one
         self.evaluation = Evaluation(self.simulation)
-        steps = self.simulation.local_steps
-        if data.compile_steps is not None:
-            steps.compiled = CompiledLoss(self, self.simulation.clients, self.slots, bf16)
-        elif not data.one_by_one:
-            steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots, self.store)
+        if not data.one_by_one:
+            self.simulation.local_steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots, self.store)
         self.train(self.training)
         return self.simulation
 

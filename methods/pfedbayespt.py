@@ -246,7 +246,7 @@ class PFedBayesPT(ViTPromptMethod):
         return noise
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
-        """Return the weight of the KL part, as a tensor: a number would make a compiled program of each round's."""
+        """Return the weight of the KL part, as a tensor: a number would be recorded with the step."""
         if stage is Stage.EVALUATE:
             return {}
         # Copies are fitted as in the round that comes next.

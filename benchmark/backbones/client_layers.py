@@ -239,7 +239,7 @@ class ClientConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[B, out_channels, H - kernel_size + 1, W - kernel_size + 1]."""
         assert self.bias is not None
-        on_gpu = x.is_cuda and (torch.compiler.is_compiling() or not _mapped(x, self.weight, self.bias))
+        on_gpu = x.is_cuda and not _mapped(x, self.weight, self.bias)
         if on_gpu or _left_to_torch(x):
             # Without the bias: torch wants it in the images' type, which an earlier layer's autocast may have changed.
             output = F.conv2d(x, self.weight)
@@ -269,7 +269,7 @@ class ClientConvolutions(nn.Sequential):
 
 def _in_one(x: Tensor, convolution: ClientConv2d, then: Sequence[nn.Module]) -> bool:
     """Whether clients are mapped over here, outside of any gradient, and nobody has hooked a layer to look at it."""
-    if torch.compiler.is_compiling() or _left_to_torch(x) or not _mapped(x, convolution.weight, convolution.bias):
+    if _left_to_torch(x) or not _mapped(x, convolution.weight, convolution.bias):
         return False
     return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (convolution, *then))
 

@@ -32,7 +32,7 @@ def finish(block: "ResidualAttentionBlock", x: Tensor, attended: Tensor) -> Tens
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention of [..., h, C, Q, d] to [..., h, C, T, d]; ``mask`` [Q, T] is added. Returns [..., C, Q, h * d]."""
-    if q.is_cuda and mask is None and not torch.compiler.is_compiling():
+    if q.is_cuda and mask is None:
         attended = F.scaled_dot_product_attention(q, k, v)
     else:  # elsewhere fused attention, or that of its gradients, has no rule for vmap, which would warn and loop
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -108,7 +107,7 @@ def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
     if rows is not None:
         q, normed, tokens = q[:, :, :rows], normed[:, :rows], tokens[:, :rows]
     q, k = attention.q_norm(q), attention.k_norm(k)  # [B, heads, R or T, d / heads]
-    if attention.fused_attn and not torch.compiler.is_compiling():  # vmap's gradients of stacked ones fail on a GPU
+    if attention.fused_attn:
         attended = F.scaled_dot_product_attention(q, k, v)
     else:
         attended = ((q * attention.scale) @ k.transpose(-2, -1)).softmax(dim=-1) @ v

@@ -31,7 +31,6 @@ class FederatedData(Protocol):
     cache_features: bool | Literal["auto"]
     evaluate_local: bool | None
     on_divergence: Literal["drop", "raise"]
-    compile_steps: Literal["default"] | None
     one_by_one: bool
     num_workers: int
     loaders: Loaders | None
@@ -54,7 +53,7 @@ class Member(Declared, Protocol):
 
     simulation: Simulation
 
-    def join(self, data: FederatedData, ranks: Ranks | None = None, bf16: bool = False) -> Simulation:
+    def join(self, data: FederatedData, ranks: Ranks | None = None) -> Simulation:
         """Freeze the parameters, and make the slots and all clients' state."""
 
     def initial_values(self) -> Values:

@@ -20,7 +20,7 @@ def clip_each_client(gradients: Iterable[Tensor | None], limit: float) -> None:
 def refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
     """Raise if a graph of an earlier cohort still lives: torch would sum gradients to that cohort's shape, silently.
 
-    What torch.compile has made may refer to itself; then it is garbage, which is searched for here.
+    What refers to itself is garbage, which is searched for here.
     """
     if _expected_shape(slot) == tuple(slot.shape):
         return

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from benchmark.contract import Client, ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.compiled_step import CompiledLoss
 from benchmark.engine.gradients import clip_each_client, refuse_held_graph
 from benchmark.engine.kept_rows import momenta_of, owners
 from benchmark.engine.mapping import ClientMap
@@ -42,9 +41,7 @@ class LocalSteps:
         self.method = method
         self.clients = clients
         self.slots = slots
-        #: makes the losses in place of operation by operation
-        self.compiled: CompiledLoss | None = None
-        #: repeats steps that were recorded; in place of ``compiled``
+        #: repeats steps that were recorded
         self.recorded: RecordedSteps | None = None
         #: called after every step with its cohort, for measurements
         self.on_step: list[Callable[[Cohort, Step], None]] = []
@@ -82,13 +79,10 @@ class LocalSteps:
             count = len(step.clients)
             for slot in self.slots.values():
                 slot.grad = None
-            if self.compiled is not None:
-                loss = self.compiled(cohort, step, batch)
-            else:
-                part = (step.stage, step.phase)
-                loss = self.clients(
-                    "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
-                )
+            part = (step.stage, step.phase)
+            loss = self.clients(
+                "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
+            )
             losses, named = losses_of(self.method, loss, count)
             losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
             made = losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}

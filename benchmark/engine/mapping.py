@@ -168,8 +168,7 @@ class ClientMap:
         Elsewhere it gains nothing. The backward kernels of stacked attention fail on a GPU.
         """
         worthwhile = device.type != "cpu" or (self._has_frozen and torch.is_autocast_enabled("cpu"))
-        merging = worthwhile and not torch.compiler.is_compiling()
-        return self.merged if merging else nullcontext()
+        return self.merged if worthwhile else nullcontext()
 
 
 def _with_leading_one(made: Any) -> Any:

@@ -82,7 +82,7 @@ class Server(Callback):
         ranks: Ranks = getattr(trainer.strategy, "ranks", None) or Ranks()
         if ranks.count > 1:
             ask_once_a_round(cast(Any, trainer).callbacks)
-        simulation = method.join(data, ranks, bf16="bf16" in str(trainer.precision))
+        simulation = method.join(data, ranks)
         simulation.rounds = trainer.max_epochs or 0
         simulation.images.precision = trainer.precision_plugin.forward_context
         # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.

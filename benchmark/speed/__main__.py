@@ -31,7 +31,6 @@ CASES = (
     "vit",
     "features",
     "widths",
-    "compiled",
     "convolution",
     "overhead",
     "posterior",

@@ -85,6 +85,10 @@ def test_a_number_out_of_range_is_named_with_the_range(
 
 
 OPTIONS = {
+    "compile_steps": (
+        ["--data.compile_steps=default"],
+        "data.compile_steps='default' is gone: compiled steps were not",
+    ),
     "num_classes": (["--model.init_args.num_classes=3"], "model.init_args.num_classes comes from the data"),
     "num_clients": (["--model.num_clients=3"], "model.init_args.num_clients comes from the data and is not given"),
     "optimizer": (["--optimizer=torch.optim.Adam"], "there is no option 'optimizer'; expected one of "),

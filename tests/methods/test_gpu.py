@@ -3,7 +3,6 @@
 ``test_pretended_gpu`` asks the same where there is none, but for what a GPU alone can answer.
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,16 +209,3 @@ def test_in_bf16_a_run_is_near_that_in_float32(conf: str) -> None:
     for name in losses:
         torch.testing.assert_close(half[name].double(), full[name].double(), rtol=0.1, atol=0.1, equal_nan=True)
     assert [name for name, value in half.items() if not torch.equal(value.isnan(), full[name].isnan())] == []
-
-
-@pytest.mark.parametrize("conf", ["FedAvg", "FedVPT", "HeadTune"])
-def test_compiled_steps_give_the_same_up_to_rounding(conf: str) -> None:
-    torch.compiler.reset()
-    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
-    require_close(trained(conf, "--data.compile_steps=default"), trained(conf), LOOSE)
-
-
-def test_a_compiled_vit_from_scratch_gives_the_same_up_to_rounding() -> None:
-    torch.compiler.reset()
-    compiled = trained("FedAvg", TINY_VIT, "--data.compile_steps=default")
-    require_close(compiled, trained("FedAvg", TINY_VIT), LOOSE)

@@ -7,14 +7,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from federation import CONF, build, fit, learned
-from refusal import refused
+from federation import build, fit, learned
 from torch import Tensor
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.records.hashes import config_hash
-from benchmark.run.cli import main
 from methods.fedvpt import FedVPT
 
 DOUBLE = {"precision": "64-true"}
@@ -119,8 +117,5 @@ def test_a_run_of_cohorts_goes_on_one_by_one(tmp_path: Path) -> None:
     torch.testing.assert_close(after["true"]["prompt.tokens"], after["false"]["prompt.tokens"], rtol=1e-4, atol=1e-6)
 
 
-def test_it_is_no_part_of_a_runs_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_no_part_of_a_runs_settings() -> None:
     assert config_hash({"data": {"one_by_one": True}}) == config_hash({"data": {}})
-    both = ["--data.one_by_one=true", "--data.compile_steps=default"]
-    line = refused(capsys, main, ["fit", f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'FedVPT.yaml'}", *both])
-    assert "data.one_by_one steps clients in plain PyTorch, and data.compile_steps=default compiles their steps" in line
