@@ -81,7 +81,7 @@ def run(conf: str, *overrides: str, rounds: int = 3, callbacks: list[Callback] |
 
 
 @of_each(METHODS)
-@pytest.mark.parametrize(("width", "workers"), [(3, 0), (8, 2), ("auto", 0)])
+@pytest.mark.parametrize(("width", "workers"), [(3, 0), ("auto", 2)])
 def test_cohort_width_and_workers_change_nothing(
     conf: str, width: int | str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
