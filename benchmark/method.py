@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine import saved_state
-from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.cohort import Slots
 from benchmark.engine.data import FederatedData
 from benchmark.engine.evaluation import Evaluation
 from benchmark.engine.evaluation_plan import homes
@@ -22,7 +22,7 @@ from benchmark.engine.images import ImageFeed
 from benchmark.engine.kept_rows import initial_rows
 from benchmark.engine.mistakes import authors_line, place
 from benchmark.engine.placed_store import PlacedStore
-from benchmark.engine.plan import Block
+from benchmark.engine.plan import CohortWork
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.recorded_step import RecordedSteps
@@ -213,27 +213,31 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
 
     # ------------------------------------------------------------------ steps
 
-    def training_step(self, block: Block, batch_idx: int) -> None:
-        """Take some local steps of a cohort, one after the other."""
-        optimizers = cast(Any, self.optimizers())
-        cohort = cast(Cohort, self.simulation.cohort)
-        steps = [step for step in block.steps if step.clients]
-        for step, batch in zip(steps, self.simulation.mini_batches(steps), strict=True):
-            optimizer = optimizers[step.phase] if isinstance(optimizers, list) else optimizers
-            self.simulation.train(cohort, step, optimizer, batch)
+    def training_step(self, work: CohortWork, batch_idx: int) -> None:
+        """Train the clients of a cohort for a round: each phase's steps, one after the other."""
+        if not work.clients:
+            return
+        simulation, made = self.simulation, cast(Any, self.optimizers())
+        optimizers = made if isinstance(made, list) else [made]
+        cohort = self.server.send(simulation, work.clients)
+        for part in work.parts:
+            optimizer = optimizers[part.phase]
+            phase = simulation.start(cohort, part, optimizer)
+            for step, batch in simulation.steps(work, part):
+                simulation.local_steps.take(cohort, step, batch, phase, optimizer)
+            simulation.finish(cohort, part, optimizer)
+        self.server.collect(simulation, cohort)
 
     def on_validation_epoch_start(self) -> None:
         """Begin an evaluation of all clients."""
         self.server.loaders.begin(self.server.loaders.scored)
         self.evaluation.start()
 
-    def validation_step(self, block: Block, batch_idx: int) -> None:
-        """Take some steps of a cohort's evaluation."""
-        self.simulation.ranks.look()
-        for step in block.steps:
-            if step.clients:
-                self.evaluation.step(step, self.server.evaluated, self.server.rule)
-        if block.last:
+    def validation_step(self, work: CohortWork, batch_idx: int) -> None:
+        """Score the clients of a cohort."""
+        if work.clients:
+            self.evaluation.score(work, self.server.evaluated, self.server.rule)
+        if work.last:
             self.evaluation.gather()
 
     def on_validation_epoch_end(self) -> None:

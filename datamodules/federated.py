@@ -12,10 +12,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.model_selection import train_test_split
 from torch import nn
-from torch.utils.data import DataLoader
 
 from benchmark.engine.loaders import Loaders
-from benchmark.engine.plan import Block, Blocks
+from benchmark.engine.plan import Share
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation, Holdings, Terms
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
@@ -342,12 +341,12 @@ class FederatedDataModule(Checked, LightningDataModule):
 
     # ------------------------------------------------------------------ loaders
 
-    def train_dataloader(self) -> Blocks | DataLoader[Block]:
-        """Return the stacked steps of the round that begins."""
+    def train_dataloader(self) -> Share:
+        """Return the cohorts of the round that begins."""
         assert self.trainer is not None
         return self._joined.training(self.trainer.current_epoch + 1)
 
-    def val_dataloader(self) -> Blocks | DataLoader[Block]:
+    def val_dataloader(self) -> Share:
         """Return every client on its held-out images: split ``test``, and whatever other splits there are.
 
         ``Trainer.validate`` scores what is held out of the training images alone, as ``Trainer.test`` scores the rest.
@@ -372,7 +371,7 @@ class FederatedDataModule(Checked, LightningDataModule):
                 "`lightning-cli test` for the test images, or train with for example --data.val_fraction=0.1"
             )
 
-    def test_dataloader(self) -> Blocks | DataLoader[Block]:
+    def test_dataloader(self) -> Share:
         """Return every client on its test images.
 
         Raises:

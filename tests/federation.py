@@ -13,6 +13,7 @@ import yaml
 
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
+from benchmark.engine.plan import Share, Step
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.run.cli import FederatedCLI
 from benchmark.server import ServerRule
@@ -22,7 +23,7 @@ from datamodules.source import ImagePool, ImageSource
 
 CONF = Path(__file__).parent / "conf"
 fit = run_rounds
-SIZES = (9, 4, 17, 3, 8, 12, 5, 20, 1, 6, 11)
+SIZES = (5, 4, 9, 3, 6, 7, 2, 10, 1, 4, 8)
 
 
 class TinyImages(ImageSource):
@@ -119,6 +120,12 @@ class Witness(ServerRule):
             for uploads in self.seen
             for row, client in enumerate(uploads.clients)
         }
+
+
+def first_step(share: Share) -> Step:
+    """The first step that a rank takes."""
+    work = next(iter(share))
+    return next(work.steps(work.parts[0], torch.device("cpu")))[0]
 
 
 #: Arguments of the data that no method's constructor sees.

@@ -18,7 +18,7 @@ from torch import nn
 from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.engine import captured_step, placed_store, recorded_step
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.plan import Block
+from benchmark.engine.plan import CohortWork
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress
 from benchmark.speed.measure import RandomImages
@@ -63,9 +63,9 @@ def on_gpu(
     waited: list[str] = []
     step = FederatedMethod.training_step
 
-    def watched(self: FederatedMethod, block: Block, batch_idx: int) -> None:
+    def watched(self: FederatedMethod, work: CohortWork, batch_idx: int) -> None:
         before = len(gpu.waits)
-        step(self, block, batch_idx)
+        step(self, work, batch_idx)
         if self.trainer.current_epoch == 1:
             waited.extend(gpu.waits[before:])
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from benchmark.checks.outcome import NotCheckedError, require, require_equal
+from benchmark.contract import Stage
 from benchmark.engine import round_plan
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.plan import Block, cohorts
+from benchmark.engine.plan import Step, cohorts
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Parcel, Round, Values
 from benchmark.method import FederatedMethod
@@ -274,14 +275,16 @@ class SeenImages(Callback):
     def __init__(self) -> None:
         self.rows: dict[int, set[int]] = {}
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Block, batch_idx: int
-    ) -> None:
-        """Note those of a block."""
-        for step in batch.steps:
-            assert step.index is not None
-            assert step.mask is not None
-            for client, rows, mask in zip(step.clients, step.index, step.mask, strict=True):
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at every step."""
+        pl_module.simulation.local_steps.on_step.append(self._stepped)  # type: ignore[union-attr, operator]
+
+    def _stepped(self, cohort: Cohort, step: Step) -> None:
+        """Note the rows of a training step."""
+        assert step.index is not None
+        assert step.mask is not None
+        for client, rows, mask in zip(step.clients, step.index, step.mask, strict=True):
+            if step.stage is Stage.TRAIN:
                 self.rows.setdefault(client, set()).update(rows[mask].tolist())
 
 

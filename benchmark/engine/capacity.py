@@ -12,7 +12,7 @@ from benchmark.engine.kept_rows import momenta_of
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import HeldBytes, free_memory
-from benchmark.engine.plan import Block, Step
+from benchmark.engine.plan import Step, on_device
 from benchmark.engine.ranks import dealt
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Round
@@ -122,14 +122,14 @@ def bytes_per_client(
             local_steps.start(phase, optimizer, 1.0, {name: torch.zeros_like(slots.of(name)) for name in momenta})
             for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
                 gathered = step if resident else simulation.images.pool.gathered(step)
-                (placed,) = Block((gathered,)).to(simulation.device).steps
-                local_steps.step(cohort, placed, simulation.mini_batch(placed), phase, optimizer)
+                (placed,) = on_device([gathered], simulation.device)
+                local_steps.take(cohort, placed, simulation.mini_batch(placed), phase, optimizer)
     sent: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
     sent += [cohort.totals[name][0] for name in simulation.roles.reported if name in cohort.totals]
     return held.most, sum(value.numel() * value.element_size() for value in sent)
 
 
-def _step(simulation: Simulation, phase: int, images: int, own_end: bool) -> Step:
+def _step(simulation: Simulation, phase: int, images: int, stopping: bool) -> Step:
     """Make a step of the first client on its first image, taken several times."""
     client = simulation.terms.training_clients[0]
     index = torch.from_numpy(simulation.holdings.train_rows[client][:1]).repeat(images).unsqueeze(0)
@@ -139,7 +139,7 @@ def _step(simulation: Simulation, phase: int, images: int, own_end: bool) -> Ste
         (client,),
         round=1,
         phase=phase,
-        own_end=(own_end,),
+        stopping=(stopping,),
         index=index,
         mask=torch.ones_like(index, dtype=torch.bool),
         uniform=torch.zeros(1, images, numbers) if numbers else None,

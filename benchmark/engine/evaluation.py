@@ -1,6 +1,7 @@
 """Scores of every client on its own held-out images, of a fitted copy of it where the method asks for one."""
 
 import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from benchmark.engine.cohort import Cohort
 from benchmark.engine.kept_rows import LAST
 from benchmark.engine.messages import unchanged
 from benchmark.engine.mistakes import place
-from benchmark.engine.plan import Step
+from benchmark.engine.plan import CohortWork, Part
 from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.scores import ClientScores
 from benchmark.engine.simulation import Simulation
@@ -21,7 +22,7 @@ from benchmark.server import ServerRule
 
 
 class Evaluation:
-    """Scores cohorts, step by step.
+    """Scores cohorts.
 
     Args:
         simulation: whose clients.
@@ -31,80 +32,85 @@ class Evaluation:
         self.simulation = simulation
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
-        self._cohort: Cohort | None = None
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._received = Broadcast()
-        self._fitted = False
-        self._untrained = False
+        #: called after every step, for displays
+        self.on_step: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Begin a new evaluation of all clients."""
         self.scores = {}
         self.simulation.watch.start()
 
-    def step(self, step: Step, round: Round, rule: ServerRule) -> None:
-        """Fit a copy of each client by a step, or score a mini-batch of each."""
-        if step.first:
-            self.simulation.ranks.busy_with = step.cohort
-            self._received = self.simulation.received(rule, round, step.cohort)
-            own = bool(self._sent(len(step.cohort)))
-            # Before the first round a client's own state is the server's, whose steps come just before.
-            self._untrained = step.point == "local" and round.number == 0 and not own and not self._fitted
-            self._fitted = False
-        if self._untrained:
-            self._score_as_server(step)
-        elif step.stage is Stage.EVALUATE:
-            self._score(step, round)
-        else:
-            self._fit(step, round, rule)
-
-    def _score(self, step: Step, round: Round) -> None:
+    def score(self, work: CohortWork, round: Round, rule: ServerRule) -> None:
+        """Score the clients of a cohort at each point on each split, fitted copies of them where the method asks."""
         simulation = self.simulation
-        if step.number == 0 or self._cohort is None:
-            values = simulation.slots.detached() if self._fitted else self._values(step)
-            self._cohort = simulation.gather(step.cohort, Stage.EVALUATE, round, self._received, values, step.split)
-        method, batch = simulation.method, simulation.mini_batch(step)
-        count, part = len(step.clients), (step.stage, step.split)
-        made = simulation.clients(
-            "client_logits", method.client_logits, self._cohort, count, batch, part=part, number=step.number
-        )
-        classes = simulation.terms.classes_of(step.split)
-        if not isinstance(made, Tensor) or made.shape != (*batch.y.shape, classes):
-            given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
-            raise ConfigurationError(
-                f"{place(method, 'client_logits')} must return logits [B, C] of the {batch.y.shape[1]} images of a "
-                f"mini-batch and {classes} classes; it returns {given}"
+        simulation.ranks.busy_with = work.clients
+        received = simulation.received(rule, round, work.clients)
+        fitting = [part for part in work.parts if part.stage is not Stage.EVALUATE]
+        scoring = [part for part in work.parts if part.stage is Stage.EVALUATE]
+        if fitting:
+            self._fit(work, fitting, received, round, rule)
+        # Before the first round a client's own state is the server's, which was scored just before.
+        untrained = round.number == 0 and not fitting and not self._sent(received, len(work.clients))
+        for part in scoring:
+            if part.point == "local" and untrained:
+                self._score_as_server(work, part)
+            else:
+                fitted = bool(fitting) and part.point == "server"
+                values = simulation.slots.detached() if fitted else self._values(part, received)
+                cohort = simulation.gather(work.clients, Stage.EVALUATE, round, received, values, part.split)
+                self._score(work, part, cohort)
+
+    def _score(self, work: CohortWork, part: Part, cohort: Cohort) -> None:
+        """Score a cohort on the images of a split."""
+        simulation, method = self.simulation, self.simulation.method
+        classes = simulation.terms.classes_of(part.split)
+        for step, batch in simulation.steps(work, part):
+            count, of = len(step.clients), (step.stage, step.split)
+            made = simulation.clients(
+                "client_logits", method.client_logits, cohort, count, batch, part=of, number=step.number
             )
-        y = batch.y
-        if step.point == "local" and round.number > 0:
-            y = y.masked_fill(~self._cohort.participated[:count, None], IGNORE)  # who never trained has no local model
-        self._of(step, made.shape[-1]).update(made, y, step.clients)
+            if not isinstance(made, Tensor) or made.shape != (*batch.y.shape, classes):
+                given = tuple(made.shape[1:]) if isinstance(made, Tensor) else type(made).__name__
+                raise ConfigurationError(
+                    f"{place(method, 'client_logits')} must return logits [B, C] of the {batch.y.shape[1]} images of a "
+                    f"mini-batch and {classes} classes; it returns {given}"
+                )
+            y = batch.y
+            if part.point == "local" and cohort.round.number > 0:
+                y = y.masked_fill(~cohort.participated[:count, None], IGNORE)  # who never trained has no local model
+            self._of(part, classes).update(made, y, step.clients)
+            self._stepped()
 
-    def _score_as_server(self, step: Step) -> None:
+    def _score_as_server(self, work: CohortWork, part: Part) -> None:
         """Take the scores of the server's state for the clients' own, which is equal to it."""
-        if step.number == 0:
-            server, clients = self.scores["server", step.split], [*step.clients]
-            self._of(step, server.num_classes).add(clients, server.counts[clients], server.loss_sum[clients])
+        for _ in work.steps(part, self.simulation.device):
+            self._stepped()
+        server, clients = self.scores["server", part.split], [*work.clients]
+        self._of(part, server.num_classes).add(clients, server.counts[clients], server.loss_sum[clients])
 
-    def _of(self, step: Step, classes: int) -> ClientScores:
-        """Return the scores at a step's point on its split."""
-        key, simulation = (step.point, step.split), self.simulation
+    def _stepped(self) -> None:
+        for watcher in self.on_step:
+            watcher()
+
+    def _of(self, part: Part, classes: int) -> ClientScores:
+        """Return the scores at a part's point on its split."""
+        key, simulation = (part.point, part.split), self.simulation
         if key not in self.scores:
             self.scores[key] = ClientScores(simulation.terms.num_clients, classes).to(simulation.device)
         return self.scores[key]
 
-    def _values(self, step: Step) -> Values:
+    def _values(self, part: Part, received: Broadcast) -> Values:
         """Return what clients differ in; what all have in common is the method's own."""
         simulation, shared = self.simulation, self.simulation.roles.shared
         own = {name: name for name in simulation.roles.personal}
-        if step.point == "local":
+        if part.point == "local":
             own |= {name: LAST + name for name in shared}
-        values = simulation.store.rows_of(own, step.cohort, simulation.device)
-        return (self._sent(len(step.cohort)) if step.point == "server" else {}) | values
+        values = simulation.store.rows_of(own, part.cohort, simulation.device)
+        return (self._sent(received, len(part.cohort)) if part.point == "server" else {}) | values
 
-    def _sent(self, count: int) -> Values:
+    def _sent(self, received: Broadcast, count: int) -> Values:
         """Return the shared values that clients received, [K, ...] each, but for those that are the method's own."""
-        simulation, received = self.simulation, self._received
+        simulation = self.simulation
         sent = {}
         for name in simulation.roles.shared:
             common = received.common.get(name)
@@ -114,26 +120,37 @@ class Evaluation:
                 sent[name] = common.expand(count, *common.shape)
         return sent
 
-    def _fit(self, step: Step, round: Round, rule: ServerRule) -> None:
-        """Take a step on copies of the clients, before these copies are scored."""
+    def _fit(
+        self, work: CohortWork, fitting: Sequence[Part], received: Broadcast, round: Round, rule: ServerRule
+    ) -> None:
+        """Fit copies of a cohort's clients in the slots, before these copies are scored."""
         if torch.is_inference_mode_enabled():
             raise ConfigurationError(
                 "fine-tuning before evaluation needs gradients: set trainer.inference_mode to false"
             )
+        simulation, stage = self.simulation, fitting[0].stage
+        cohort = simulation.begin(work.clients, stage, round, received)
+        optimizers = simulation.local_steps.optimizers(simulation.phases[stage])
+        for part in fitting:
+            optimizer = optimizers[part.phase]
+            with torch.enable_grad():
+                phase = simulation.start(cohort, part, optimizer)
+                for step, batch in simulation.steps(work, part):
+                    simulation.local_steps.take(cohort, step, batch, phase, optimizer)
+                    self._stepped()
+                simulation.finish(cohort, part, optimizer)
+            if stage is Stage.ADAPT:
+                self._adapt(work.clients, part.phase, round, rule)
+
+    def _adapt(self, clients: tuple[int, ...], phase: int, round: Round, rule: ServerRule) -> None:
+        """Let the rule answer the copies of clients that never train, after a phase of their fitting."""
         simulation = self.simulation
-        if not self._fitted or self._cohort is None:
-            self._cohort = simulation.begin(step.cohort, step.stage, round, self._received)
-            self._optimizers = simulation.local_steps.optimizers(simulation.phases[step.stage])
-            self._fitted = True
-        with torch.enable_grad():
-            simulation.train(self._cohort, step, self._optimizers[step.phase], simulation.mini_batch(step))
-        if step.stage is Stage.ADAPT and step.phase_end:
-            slots, roles = simulation.slots.detached(), simulation.roles
-            uploads = {name: slots[name] for name in roles.shared + roles.uploaded}  # what is the client's own stays
-            with float32_outside_of_steps(simulation.device), unchanged(uploads, f"{type(rule).__name__}.adapt"):
-                answer = rule.adapt(round, step.cohort, step.phase, uploads)
-            for name, value in answer.items():
-                simulation.slots.of(name).data.copy_(value)
+        slots, roles = simulation.slots.detached(), simulation.roles
+        uploads = {name: slots[name] for name in roles.shared + roles.uploaded}  # what is the client's own stays
+        with float32_outside_of_steps(simulation.device), unchanged(uploads, f"{type(rule).__name__}.adapt"):
+            answer = rule.adapt(round, clients, phase, uploads)
+        for name, value in answer.items():
+            simulation.slots.of(name).data.copy_(value)
 
     def gather(self) -> None:
         """Put the scores of all ranks together, and what callbacks have reported of some clients; all ranks are here.

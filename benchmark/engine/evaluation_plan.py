@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmark.contract import ClientMethod, Stage
-from benchmark.engine.plan import Blocks, Step
+from benchmark.engine.plan import Part, Share, Step, by_cohort
 from benchmark.engine.roles import Roles, overrides
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.federation import Federation
@@ -75,7 +75,7 @@ def homes(
     if count == 1:
         return [0] * federation.terms.num_clients
     plans = evaluation_plans(method, roles, federation, [*federation.holdings.held_out], {}, one_by_one)
-    owners = Blocks(plans, 1, 0, count).owners
+    owners = Share(plans, 0, count).owners
     return [owners.get(client, 0) for client in range(federation.terms.num_clients)]
 
 
@@ -130,42 +130,43 @@ class EvaluationPlan:
         self.training = training
         sizes = {split: {client: len(lists[client]) for client in clients} for split, lists in held_out.items()}
         largest = {split: max(of.values()) for split, of in sizes.items()}
-        fitting: dict[tuple[int, ...], list[int]] = {}
-        steps = training.steps if training is not None else []
+        fitting, fitted = (by_cohort(training.parts), training.steps) if training is not None else ({}, [])
         if training is not None:  # both must step the same clients together
-            cohorts = training.cohorts
-            for position, step in enumerate(steps):
-                if step.clients:
-                    fitting.setdefault(step.cohort, []).append(position)
+            self.cohorts = training.cohorts
         else:
             images = {client: max(of[client] for of in sizes.values()) for client in clients}
             fit = max(1, batch_size // max(1, *images.values())) if noisy else most_clients
-            cohorts = filling(clients, images, batch_size, min(fit, most_clients))
+            self.cohorts = filling(clients, images, batch_size, min(fit, most_clients))
         self.steps: list[Step] = []
+        self.parts: list[Part] = []
         #: per step its position in ``training``, -1 for a step that scores
         self._source: list[int] = []
         #: per split, rows of a step
         self._rows: list[int] = []
-        for cohort in cohorts:
+        for cohort in self.cohorts:
             for point in points:
-                begin = len(self.steps)
-                for position in fitting.get(cohort, ()) if point == "server" else ():
-                    self._add(replace(steps[position], point=point, first=False, end=False), position, 0)
+                for part in fitting.get(cohort, ()) if point == "server" else ():
+                    steps = [replace(fitted[position], point=point) for position in part.positions]
+                    self._add(replace(part, point=point), steps, part.positions, 0)
                 for split, of in sizes.items():
                     # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
                     own = max(of[client] for client in cohort)
                     most = own if training is None and not noisy else largest[split]
                     rows = -(-most // max(-(-most // batch_size), 1))
-                    for number in range(-(-own // max(rows, 1))):
-                        step = Step(cohort, cohort, Stage.EVALUATE, number=number, point=point, split=split)
-                        self._add(replace(step, own_end=(False,) * len(cohort)), -1, rows)
-                self.steps[begin] = replace(self.steps[begin], first=True)
-                self.steps[-1] = replace(self.steps[-1], end=True)
+                    steps = [
+                        Step(cohort, cohort, Stage.EVALUATE, number=number, point=point, split=split)
+                        for number in range(-(-own // max(rows, 1)))
+                    ]
+                    part = Part(cohort, Stage.EVALUATE, 0, point, split, range(0))
+                    self._add(part, steps, [-1] * len(steps), rows)
 
-    def _add(self, step: Step, source: int, rows: int) -> None:
-        self.steps.append(step)
-        self._source.append(source)
-        self._rows.append(rows)
+    def _add(self, part: Part, steps: Sequence[Step], sources: Sequence[int], rows: int) -> None:
+        """Add a part with its steps, if it has any."""
+        if steps:
+            self.parts.append(replace(part, positions=range(len(self.steps), len(self.steps) + len(steps))))
+        self.steps += steps
+        self._source += sources
+        self._rows += [rows] * len(steps)
 
     def __getitem__(self, item: int) -> Step:
         step, source, size = self.steps[item], self._source[item], self._rows[item]

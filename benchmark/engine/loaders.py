@@ -1,7 +1,8 @@
-"""What the Trainer iterates over: the blocks of a round's steps, or of an evaluation's."""
+"""Lay out a round or an evaluation as the cohorts that the Trainer iterates over."""
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Literal
 
 from torch import Tensor
@@ -10,9 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmark.contract import Stage
 from benchmark.engine.capacity import balanced, widest
 from benchmark.engine.evaluation_plan import evaluated_clients, evaluation_plans
-from benchmark.engine.plan import Block, Blocks, Plan
+from benchmark.engine.plan import Plan, Share, Source, Step
 from benchmark.engine.pool import gather
-from benchmark.engine.roles import overrides
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 from benchmark.seeds import torch_generator
@@ -20,8 +20,8 @@ from benchmark.server import ServerRule
 
 log = logging.getLogger(__name__)
 
-#: Steps handed to the Trainer at once; with loader processes, which send the images themselves, one.
-BLOCK = 16
+#: Steps that are placed on the device at a time; those that loader processes have gathered, one.
+TOGETHER = 16
 
 
 class Loaders:
@@ -51,11 +51,11 @@ class Loaders:
         self.chosen: int | None = None if cohort_width == "auto" else cohort_width
         #: of this rank's clients together, in the round that was laid out last
         self.local_steps = 0
+        #: steps of the evaluation that was laid out last, of this rank
+        self.evaluation_steps = 0
         #: the clients that this rank trains in that round, and those that it scores
         self.trained: list[int] = []
         self.scored: list[int] = []
-        #: by its number, a round's blocks, laid out while the one before it ran
-        self._ahead: dict[int, Blocks] = {}
 
     @property
     def width(self) -> int:
@@ -68,28 +68,15 @@ class Loaders:
             log.info("cohorts of up to %d clients are stepped together, by memory", self.chosen)
         return self.chosen
 
-    def training(self, number: int) -> "Blocks | DataLoader[Block]":
-        """Return this rank's part of the stacked steps of a round."""
-        blocks = self._ahead.pop(number, None) or self._laid_out(number)
-        self.local_steps = blocks.local_steps
-        self.trained = self._mine(blocks)
-        return self._loader(blocks, "train", number)
+    def training(self, number: int) -> Share:
+        """Return this rank's cohorts of a round."""
+        share = self._share([self._plan(self.select(number), Stage.TRAIN, number)], "train", number)
+        self.local_steps = share.local_steps
+        self.trained = self._mine(share)
+        return share
 
-    def lay_out_next(self, number: int) -> None:
-        """Lay out the round after this one while the device still works, where its clients are known by now.
-
-        They are not where a rule has a selection of its own, which may go by what comes of this round; and loader
-        processes lay out for themselves. After the last round it is in vain, so that all rounds cost the same.
-        """
-        if not overrides(self.rule, "select") and not self.workers:
-            self._ahead = {number + 1: self._laid_out(number + 1)}
-            self._ahead[number + 1].draw_first()
-
-    def _laid_out(self, number: int) -> Blocks:
-        return self._blocks([self._plan(self.select(number), Stage.TRAIN, number)])
-
-    def evaluation(self, splits: Sequence[str]) -> "Blocks | DataLoader[Block]":
-        """Return this rank's part of the scoring of every client on these splits, after the fitting of copies.
+    def evaluation(self, splits: Sequence[str]) -> Share:
+        """Return this rank's cohorts of the scoring of every client on these splits, after the fitting of copies.
 
         Its draws do not depend on the round: the same state has the same scores whenever it is evaluated.
         """
@@ -101,9 +88,10 @@ class Loaders:
         }
         alone = simulation.clients.one_by_one
         plans = evaluation_plans(simulation.method, simulation.roles, federation, splits, fitting, alone)
-        blocks = self._blocks(plans)
-        self.scored = self._mine(blocks)
-        return self._loader(blocks, "evaluate")
+        share = self._share(plans, "evaluate")
+        self.evaluation_steps = sum(len(part.positions) for _, _, parts in share.cohorts for part in parts)
+        self.scored = self._mine(share)
+        return share
 
     def begin(self, clients: Sequence[int]) -> None:
         """Have what the steps of these clients need, before the first; called by all ranks, each with its own."""
@@ -123,35 +111,39 @@ class Loaders:
             self.simulation.images.pool.transform.augment_numbers,
         )
 
-    def _blocks(self, plans: Sequence[Plan]) -> Blocks:
+    def _share(self, plans: Sequence[Plan], *key: int | str) -> Share:
         ranks = self.simulation.ranks
-        return Blocks(plans, 1 if self.workers else BLOCK, ranks.rank, ranks.count)
-
-    def _mine(self, blocks: Blocks) -> list[int]:
-        return [client for client, owner in blocks.owners.items() if owner == self.simulation.ranks.rank]
-
-    def _loader(self, blocks: Blocks, *key: int | str) -> "Blocks | DataLoader[Block]":
         if not self.workers:
-            return blocks
-        pool = self.simulation.images.pool
-        gathered = _Gathered(blocks, pool.images, pool.labels)
-        # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
-        generator = torch_generator(self.simulation.terms.seed, "loader", *key)
-        return DataLoader(gathered, batch_size=None, num_workers=self.workers, generator=generator)
+            return Share(plans, ranks.rank, ranks.count, together=TOGETHER)
+
+        def gathered(share: Share) -> Source:
+            """Have loader processes gather the images of all steps, in the order in which they are taken."""
+            pool = self.simulation.images.pool
+            # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
+            generator = torch_generator(self.simulation.terms.seed, "loader", *key)
+            steps = _Gathered(share, pool.images, pool.labels)
+            arriving = iter(DataLoader(steps, batch_size=None, num_workers=self.workers, generator=generator))
+            return lambda plan, positions: islice(arriving, len(positions))
+
+        return Share(plans, ranks.rank, ranks.count, gathered)
+
+    def _mine(self, share: Share) -> list[int]:
+        return [client for client, owner in share.owners.items() if owner == self.simulation.ranks.rank]
 
 
-class _Gathered(Dataset[Block]):
-    """Blocks whose steps bring their images: what loader processes do."""
+class _Gathered(Dataset[Step]):
+    """The steps of a rank's cohorts, one after the other, with their images: what loader processes do."""
 
-    def __init__(self, blocks: Blocks, images: Tensor, labels: Tensor) -> None:
-        self.blocks = blocks
+    def __init__(self, share: Share, images: Tensor, labels: Tensor) -> None:
+        self.places = [
+            (plan, position) for _, plan, parts in share.cohorts for part in parts for position in part.positions
+        ]
         self.images = images
         self.labels = labels
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self.places)
 
-    def __getitem__(self, item: int) -> Block:
-        block = self.blocks[item]
-        made = (gather(step, self.images, self.labels) if step.clients else step for step in block.steps)
-        return Block(tuple(made), block.last)
+    def __getitem__(self, item: int) -> Step:
+        plan, position = self.places[item]
+        return gather(plan[position], self.images, self.labels)

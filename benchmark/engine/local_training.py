@@ -63,7 +63,7 @@ class LocalSteps:
             groups.append({"params": [self.slots.of(name) for name in names], **settings})
         return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0, foreach=True)
 
-    def step(self, cohort: Cohort, step: Step, batch: MiniBatch, phase: Phase, optimizer: Optimizer) -> None:
+    def take(self, cohort: Cohort, step: Step, batch: MiniBatch, phase: Phase, optimizer: Optimizer) -> None:
         """Take one step of the clients in ``step``.
 
         Args:
@@ -98,8 +98,8 @@ class LocalSteps:
         else:
             self._transformed_step(cohort, step, phase.transform, optimizer)
         cohort.report({"loss": losses, **named})
-        if step.phase_end or any(step.own_end):
-            self._keep_finished(cohort, step, phase, optimizer)
+        if any(step.stopping):
+            self._set_aside(step, phase, optimizer)
         for watcher in self.on_step:
             watcher(cohort, step)
 
@@ -155,21 +155,36 @@ class LocalSteps:
                 )
             self.slots.of(name).data[:count] = before[name][:count] + value
 
-    def _keep_finished(self, cohort: Cohort, step: Step, phase: Phase, optimizer: Optimizer) -> None:
-        """Set aside what the steps moved of clients at their own last step; write all back when the phase ends.
+    def _moved(self, stage: Stage, number: int, phase: Phase, optimizer: Optimizer) -> Values:
+        """Return what steps of a phase move, by parameter, and kept momenta by the name of their row."""
+        state = getattr(optimizer, "optimizer", optimizer).state
+        kept = momenta_of(self.method, phase, number) if stage is Stage.TRAIN else {}
+        moved = {name: slot.data for name, slot in self.slots.all().items() if slot.requires_grad}
+        return moved | {row: state[self.slots.of(name)]["momentum_buffer"] for name, row in kept.items()}
+
+    def _set_aside(self, step: Step, phase: Phase, optimizer: Optimizer) -> None:
+        """Keep what the steps moved of clients at their own last step while others of the cohort go on.
 
         Momentum and weight decay go on moving a slot after its client's last step; that counts for nothing.
         """
-        kept = momenta_of(self.method, phase, step.phase) if step.stage is Stage.TRAIN else {}
-        state = getattr(optimizer, "optimizer", optimizer).state
-        moved = {name: slot.data for name, slot in self.slots.all().items() if slot.requires_grad}
-        moved |= {row: state[self.slots.of(name)]["momentum_buffer"] for name, row in kept.items()}
-        if not step.phase_end:
-            for k, ended in enumerate(step.own_end):
-                if ended:
-                    self._finished |= {(k, name): value[k].clone() for name, value in moved.items()}
-            return
+        moved = self._moved(step.stage, step.phase, phase, optimizer)
+        for k, stops in enumerate(step.stopping):
+            if stops:
+                self._finished |= {(k, name): value[k].clone() for name, value in moved.items()}
+
+    def finish(self, cohort: Cohort, stage: Stage, number: int, phase: Phase, optimizer: Optimizer) -> None:
+        """End a phase: write back what was set aside, and keep the momenta that outlive the round.
+
+        Args:
+            cohort: whose.
+            stage: of the phase.
+            number: of the phase.
+            phase: what was trained.
+            optimizer: the phase's.
+        """
+        moved = self._moved(stage, number, phase, optimizer)
         for (k, name), value in self._finished.items():
             moved[name][k].copy_(value)
         self._finished = {}
+        kept = momenta_of(self.method, phase, number) if stage is Stage.TRAIN else {}
         cohort.momenta |= {row: (owners(cohort, phase), moved[row]) for row in kept.values()}

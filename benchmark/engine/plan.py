@@ -7,8 +7,9 @@ always its first ones, and a step holds only them. What a client sees depends on
 alone, so the plan of one client is the same in any cohort.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -25,17 +26,12 @@ class Step:
 
     Attributes:
         cohort: ids of all clients of the cohort.
-        clients: ids of those in this step, K of them: the first ones of ``cohort``; none where a cohort has no step at
-            all.
+        clients: ids of those in this step, K of them: the first ones of ``cohort``.
         stage: what the step is for.
         round: the round, from 1; 0 in evaluation.
         phase: which phase this step belongs to.
         number: of the step in its phase; part of the key of every random draw in the step.
-        first: first step of this cohort in this round, or of this evaluation.
-        phase_start: first step of the phase.
-        own_end: per client, whether this is its own last step of the phase.
-        phase_end: last stacked step of the phase.
-        end: last step of the cohort in this round.
+        stopping: per client, whether this is its own last step of the phase while others of the cohort go on.
         point: what is evaluated: ``"server"`` or ``"local"``; empty in training.
         split: ``"train"``, or the split that is evaluated: ``"test"``, ``"val"``, ``"new"``, ...
         index: int64 [K, B], rows of the image pool; 0 where masked out.
@@ -46,16 +42,12 @@ class Step:
     """
 
     cohort: tuple[int, ...]
-    clients: tuple[int, ...] = ()
+    clients: tuple[int, ...]
     stage: Stage = Stage.TRAIN
     round: int = 0
     phase: int = 0
     number: int = 0
-    first: bool = False
-    phase_start: bool = False
-    own_end: tuple[bool, ...] = ()
-    phase_end: bool = False
-    end: bool = False
+    stopping: tuple[bool, ...] = ()
     point: str = ""
     split: str = "train"
     index: Tensor | None = None
@@ -65,120 +57,157 @@ class Step:
     labels: Tensor | None = None
 
 
-class Block:
-    """Consecutive steps of one cohort, handed to the Trainer as one batch: its hooks cost a millisecond each time.
+@dataclass(frozen=True)
+class Part:
+    """Steps of a cohort that belong together: a phase of its training, or the images of a split at a point.
 
-    No dataclass, into which the Trainer would look for numbers to convert to its precision; images are when gathered.
-
-    Args:
-        steps: the steps, at least one.
-        last: whether it is the rank's last one of the round or of the evaluation.
+    Attributes:
+        cohort: ids of its clients.
+        stage: what the steps are for.
+        phase: which phase, in training and in the fitting of copies.
+        point: what is evaluated; empty in training.
+        split: which images.
+        positions: of the steps in their plan.
     """
 
-    def __init__(self, steps: tuple[Step, ...], last: bool = False) -> None:
-        self.steps = steps
-        self.last = last
-
-    @property
-    def cohort(self) -> tuple[int, ...]:
-        """Ids of all clients of the cohort."""
-        return self.steps[0].cohort
-
-    @property
-    def first(self) -> bool:
-        """Whether the cohort begins here."""
-        return self.steps[0].first
-
-    @property
-    def end(self) -> bool:
-        """Whether the cohort ends here."""
-        return self.steps[-1].end
-
-    def to(self, device: torch.device) -> "Block":
-        """Put the tensors on a device: one copy a kind for all steps, for which nobody waits."""
-        new: list[dict[str, Any]] = [{} for _ in self.steps]
-        for name in ("index", "mask", "uniform", "images", "labels"):
-            values = [getattr(step, name) for step in self.steps]
-            away = [n for n, value in enumerate(values) if value is not None and value.device != device]
-            for n, value in zip(away, placed_together([values[n] for n in away], device), strict=True):
-                new[n][name] = value
-        steps = (replace(step, **moved) if moved else step for step, moved in zip(self.steps, new, strict=True))
-        return Block(tuple(steps), self.last)
+    cohort: tuple[int, ...]
+    stage: Stage
+    phase: int
+    point: str
+    split: str
+    positions: range
 
 
 class Plan(Protocol):
-    """Steps by their position."""
+    """Cohorts, what each of them does, and the steps by their position.
 
+    ``parts`` holds those of the first cohort, then those of the second and so on; a cohort may have none.
+    """
+
+    cohorts: list[tuple[int, ...]]
+    parts: list[Part]
     steps: list[Step]
 
     def __getitem__(self, item: int) -> Step: ...
 
 
-class Blocks:
-    """A rank's part of some plans, one after the other, in blocks of at most ``size`` steps of one cohort.
+#: Gives the steps of a plan at consecutive positions, drawn and perhaps gathered.
+Source = Callable[[Plan, range], Iterator[Step]]
+
+
+class CohortWork:
+    """All that one cohort does in a round or in an evaluation: what the Trainer takes for a batch.
+
+    Args:
+        clients: ids of the cohort; none for a rank that has no cohort in this round.
+        plan: where the parts are from; None where there are none.
+        parts: in order.
+        source: of the steps.
+        together: steps that are placed on the device at a time.
+        last: whether it is the rank's last cohort of the round or of the evaluation.
+    """
+
+    def __init__(
+        self,
+        clients: tuple[int, ...],
+        plan: Plan | None,
+        parts: Sequence[Part],
+        source: Source,
+        together: int,
+        last: bool,
+    ) -> None:
+        self.clients = clients
+        self.plan = plan
+        self.parts = parts
+        self.source = source
+        self.together = together
+        self.last = last
+
+    def steps(self, part: Part, device: torch.device) -> Iterator[list[Step]]:
+        """Yield the steps of a part on the device, some at a time; parts are asked for in order, each to its end."""
+        assert self.plan is not None
+        steps = self.source(self.plan, part.positions)
+        while some := list(islice(steps, self.together)):
+            yield on_device(some, device)
+
+
+def on_device(steps: Sequence[Step], device: torch.device) -> list[Step]:
+    """Put the tensors of steps on a device: one copy a kind for all steps, for which nobody waits."""
+    new: list[dict[str, Any]] = [{} for _ in steps]
+    for name in ("index", "mask", "uniform", "images", "labels"):
+        values = [getattr(step, name) for step in steps]
+        away = [n for n, value in enumerate(values) if value is not None and value.device != device]
+        for n, value in zip(away, placed_together([values[n] for n in away], device), strict=True):
+            new[n][name] = value
+    return [replace(step, **moved) if moved else step for step, moved in zip(steps, new, strict=True)]
+
+
+class Share:
+    """A rank's part of some plans, cohort by cohort.
 
     What the Trainer iterates over, as it is: a DataLoader made anew each round would cost more than it gives.
 
     Whole cohorts are dealt, by their clients' steps, so that nobody's arithmetic depends on the number of ranks. A rank
-    without any has one block of a step without clients: all ranks come to the end of a round.
+    without any has the work of no clients: all ranks come to the end of a round.
 
     Args:
         plans: of all ranks together.
-        size: steps in a block at most.
-        rank: whose blocks.
+        rank: whose part.
         count: of ranks.
+        source: of the steps, made anew whenever the cohorts are iterated over; by default the plans themselves.
+        together: steps that are placed on the device at a time.
 
     Attributes:
         owners: per client of the plans, the rank that steps it.
+        local_steps: of the rank's clients, together.
+        cohorts: the rank's: their clients, plan and parts.
     """
 
-    def __init__(self, plans: Sequence[Plan], size: int, rank: int = 0, count: int = 1) -> None:
-        pieces = [(plan, positions) for plan in plans for positions in _of_cohorts(plan.steps)]
-        work = [sum(len(plan.steps[position].clients) for position in positions) for plan, positions in pieces]
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        rank: int = 0,
+        count: int = 1,
+        source: Callable[["Share"], Source] = lambda share: drawn,
+        together: int = 1,
+    ) -> None:
+        pieces = []
+        for plan in plans:
+            parts = by_cohort(plan.parts)
+            pieces += [(clients, plan, parts.get(clients, [])) for clients in plan.cohorts]
+        work = [
+            sum(len(plan.steps[position].clients) for part in own for position in part.positions)
+            for _, plan, own in pieces
+        ]
         ranks = dealt(work, count)
-        self.owners = {
-            client: owner
-            for (plan, positions), owner in zip(pieces, ranks, strict=True)
-            for client in plan.steps[positions[0]].cohort
-        }
-        #: steps of the rank's clients, together
+        self.owners = {client: owner for (of, _, _), owner in zip(pieces, ranks, strict=True) for client in of}
         self.local_steps = sum(steps for steps, owner in zip(work, ranks, strict=True) if owner == rank)
-        self.blocks: list[tuple[Plan, range]] = []
-        self._first: Block | None = None
-        for (plan, positions), owner in zip(pieces, ranks, strict=True):
-            begin = positions.start
-            for position in positions if owner == rank else ():
-                if plan.steps[position].end or position + 1 - begin == size:
-                    self.blocks.append((plan, range(begin, position + 1)))
-                    begin = position + 1
+        self.cohorts = [piece for piece, owner in zip(pieces, ranks, strict=True) if owner == rank]
+        self.source = source
+        self.together = together
 
     def __len__(self) -> int:
-        return max(1, len(self.blocks))
+        return max(1, len(self.cohorts))
 
-    def draw_first(self) -> None:
-        """Draw the first block now, and keep it until it is asked for."""
-        self._first = self[0]
-
-    def __iter__(self) -> Iterator[Block]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, item: int) -> Block:
-        if not self.blocks:
-            return Block((Step(()),), last=True)
-        if item == 0 and self._first is not None:
-            first, self._first = self._first, None
-            return first
-        plan, positions = self.blocks[item]
-        return Block(tuple(plan[position] for position in positions), last=item + 1 == len(self.blocks))
+    def __iter__(self) -> Iterator[CohortWork]:
+        source = self.source(self)
+        if not self.cohorts:
+            yield CohortWork((), None, (), source, self.together, last=True)
+        for number, (clients, plan, parts) in enumerate(self.cohorts, start=1):
+            yield CohortWork(clients, plan, parts, source, self.together, last=number == len(self.cohorts))
 
 
-def _of_cohorts(steps: Sequence[Step]) -> Iterator[range]:
-    """Yield the positions of each cohort's steps, which follow each other."""
-    begin = 0
-    for position, step in enumerate(steps):
-        if position + 1 == len(steps) or steps[position + 1].cohort != step.cohort:
-            yield range(begin, position + 1)
-            begin = position + 1
+def by_cohort(parts: Sequence[Part]) -> dict[tuple[int, ...], list[Part]]:
+    """Return the parts of each cohort, in order."""
+    found: dict[tuple[int, ...], list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.cohort, []).append(part)
+    return found
+
+
+def drawn(plan: Plan, positions: range) -> Iterator[Step]:
+    """Draw the steps of a plan one after the other, as they are asked for."""
+    return map(plan.__getitem__, positions)
 
 
 def cohorts(clients: Sequence[int], sizes: Mapping[int, int], width: int) -> list[tuple[int, ...]]:

@@ -155,7 +155,7 @@ class RecordedSteps:
         """Look up a step's record, and repeat it if there is one; None where there will not be any."""
         if self._changes > CHANGES:
             return None
-        if step.phase_start and not self._attributes.unchanged(step.stage):
+        if step.number == 0 and not self._attributes.unchanged(step.stage):
             self._forget(step.stage)
         tensors, names = inputs(cohort, batch)
         shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors)

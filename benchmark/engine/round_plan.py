@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Phase, Stage
-from benchmark.engine.plan import Step, cohorts, steps_per_epoch
+from benchmark.engine.plan import Part, Step, cohorts, steps_per_epoch
 from benchmark.federation import Terms
 from benchmark.seeds import derived_seed, keyed_bits
 
@@ -46,7 +46,8 @@ class RoundPlan:
         self.augment_numbers = augment_numbers
         self.sizes = sizes = {client: len(rows) for client, rows in self.indices.items()}
         self.cohorts = cohorts(clients, sizes, width)
-        self.steps = [step for cohort in self.cohorts for step in self._lay_out(cohort)]
+        self.steps: list[Step] = []
+        self.parts = [part for cohort in self.cohorts for part in self._lay_out(cohort)]
         self._made: tuple[tuple[tuple[int, ...], int], tuple[Tensor, Tensor]] | None = None
 
     def _own_steps(self, cohort: tuple[int, ...], phase: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,29 +58,19 @@ class RoundPlan:
         count = planned.epochs * per_epoch
         return per_epoch, count if planned.steps is None else np.minimum(count, planned.steps)
 
-    def _lay_out(self, cohort: tuple[int, ...]) -> list[Step]:
-        steps = []
+    def _lay_out(self, cohort: tuple[int, ...]) -> list[Part]:
+        """Add the steps of a cohort; return its phases that have any."""
+        parts = []
         for phase in range(len(self.phases)):
-            own = self._own_steps(cohort, phase)[1]
+            own, begin = self._own_steps(cohort, phase)[1], len(self.steps)
             for number in range(own.max()):
                 going = int((own > number).sum())
-                steps.append(
-                    Step(
-                        cohort,
-                        cohort[:going],
-                        self.stage,
-                        self.round,
-                        phase,
-                        number,
-                        phase_start=number == 0,
-                        own_end=tuple((own[:going] == number + 1).tolist()),
-                        phase_end=number + 1 == own.max(),
-                    )
-                )
-        steps = steps or [Step(cohort)]
-        steps[0] = replace(steps[0], first=True)
-        steps[-1] = replace(steps[-1], end=True)
-        return steps
+                stopping = (own[:going] == number + 1) & (number + 1 < own.max())
+                clients, stops = cohort[:going], tuple(stopping.tolist())
+                self.steps.append(Step(cohort, clients, self.stage, self.round, phase, number, stopping=stops))
+            if own.max():
+                parts.append(Part(cohort, self.stage, phase, "", "train", range(begin, len(self.steps))))
+        return parts
 
     def _make_batches(self, cohort: tuple[int, ...], phase: int) -> tuple[Tensor, Tensor]:
         """Draw rows and masks of a phase, [steps, K, B] each."""
@@ -117,8 +108,6 @@ class RoundPlan:
 
     def __getitem__(self, item: int) -> Step:
         step = self.steps[item]
-        if not step.clients:
-            return step
         index, mask = self._batches(step)
         return replace(step, index=index, mask=mask, uniform=self._uniform(step))
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from benchmark.contract import Stage
 from benchmark.delivery import Delivery, Departure
 from benchmark.engine.arrivals import Arrivals
+from benchmark.engine.cohort import Cohort
 from benchmark.engine.data import FederatedData, Member
 from benchmark.engine.loaders import Loaders
 from benchmark.engine.messages import check_complete, check_server_state, departed, facts_of, selected, start
-from benchmark.engine.plan import Block
+from benchmark.engine.plan import CohortWork
+from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.ranks import Ranks
 from benchmark.engine.roles import overrides
 from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
@@ -136,36 +138,35 @@ class Server(Callback):
         else:
             self.traffic.down(count, received.message())
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
-        """Broadcast to a cohort at its first step."""
-        simulation = cast(Member, pl_module).simulation
+    def send(self, simulation: Simulation, clients: tuple[int, ...]) -> Cohort:
+        """Broadcast to the clients of a cohort, and begin it."""
         simulation.ranks.look()
-        simulation.ranks.busy_with = batch.cohort
-        if batch.first:
-            received = simulation.received(self.rule, self._round, batch.cohort)
-            self._count_down(received, len(batch.cohort))
-            simulation.cohort = simulation.begin(batch.cohort, Stage.TRAIN, self._round, received)
+        simulation.ranks.busy_with = clients
+        with float32_outside_of_steps(simulation.device):
+            received = simulation.received(self.rule, self._round, clients)
+            self._count_down(received, len(clients))
+            return simulation.begin(clients, Stage.TRAIN, self._round, received)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Block, batch_idx: int
-    ) -> None:
-        """Collect a cohort at its last step; aggregate after the last cohort of the round.
+    def collect(self, simulation: Simulation, cohort: Cohort) -> None:
+        """End a cohort, and take what its clients send.
 
         Raises:
             ConfigurationError: training diverged; the last round's checkpoint is as it was.
         """
-        simulation = cast(Member, pl_module).simulation
-        if batch.last and self.delivery.is_plain:
-            self.loaders.lay_out_next(self._round.number)  # before the host waits for this one
-        if batch.end and simulation.cohort is not None:
-            parcel = simulation.end(simulation.cohort)
-            check_complete(parcel.values, self.rule, simulation.roles.shared, simulation.method)
-            left = self._arrivals.add(batch.cohort, parcel, self._going.sent)
-            simulation.cohort = None
-            self.traffic.up(len(left.clients), [value[:1] for value in left.values.values()])
-            if self._arrivals.missing and self.on_divergence == "raise":
-                raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
-        if trainer.is_last_batch:
+        with float32_outside_of_steps(simulation.device):
+            parcel = simulation.end(cohort)
+        check_complete(parcel.values, self.rule, simulation.roles.shared, simulation.method)
+        left = self._arrivals.add(cohort.clients, parcel, self._going.sent)
+        self.traffic.up(len(left.clients), [value[:1] for value in left.values.values()])
+        if self._arrivals.missing and self.on_divergence == "raise":
+            raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: CohortWork, batch_idx: int
+    ) -> None:
+        """Aggregate after the last cohort of the round."""
+        if batch.last:
+            simulation = cast(Member, pl_module).simulation
             self._finish(simulation)
             count_alike(trainer, simulation.ranks)
 

@@ -25,7 +25,7 @@ from benchmark.engine.mistakes import tensors
 from benchmark.engine.noise import drawn_noise, message_noise
 from benchmark.engine.parameters import Parameters
 from benchmark.engine.placed_store import PlacedStore
-from benchmark.engine.plan import Step
+from benchmark.engine.plan import CohortWork, Part, Step
 from benchmark.engine.precision import float32_outside_of_steps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
@@ -72,7 +72,6 @@ class Simulation:
         self.clients = ClientMap(method, roles, self.watch)
         self.local_steps = LocalSteps(method, self.clients, slots)
         self.reports = Reports(federation.terms.num_clients)
-        self.cohort: Cohort | None = None
         #: per client that was met so far
         self._constants: dict[int, Values] = {}
         #: rounds of the whole run, for schedules
@@ -185,19 +184,29 @@ class Simulation:
         """The phases of local training, and of the fitting of copies."""
         return phases_of(self.method)
 
-    def train(self, cohort: Cohort, step: Step, optimizer: Optimizer, batch: MiniBatch) -> None:
-        """Take one step of a cohort on its mini-batches."""
-        phase = self.phases[step.stage][step.phase]
-        if step.phase_start:
-            factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
-            self.local_steps.start(phase, optimizer, factor, self._momenta(cohort, step, phase))
-        self.local_steps.step(cohort, step, batch, phase, optimizer)
+    def start(self, cohort: Cohort, part: Part, optimizer: Optimizer) -> Phase:
+        """Begin a phase of a cohort; return it."""
+        phase = self.phases[part.stage][part.phase]
+        factor = schedule_factor(phase, max(cohort.round.number - 1, 0), self.rounds)
+        self.local_steps.start(phase, optimizer, factor, self._momenta(cohort, part, phase))
+        return phase
 
-    def _momenta(self, cohort: Cohort, step: Step, phase: Phase) -> Values:
+    def steps(self, work: CohortWork, part: Part) -> Iterator[tuple[Step, MiniBatch]]:
+        """Yield the steps of a part of a cohort's work, with their mini-batches."""
+        for some in work.steps(part, self.device):
+            self.ranks.look()
+            yield from zip(some, self.mini_batches(some), strict=True)
+
+    def finish(self, cohort: Cohort, part: Part, optimizer: Optimizer) -> None:
+        """End a phase of a cohort."""
+        phase = self.phases[part.stage][part.phase]
+        self.local_steps.finish(cohort, part.stage, part.phase, phase, optimizer)
+
+    def _momenta(self, cohort: Cohort, part: Part, phase: Phase) -> Values:
         """Return the momenta that the phase starts with, by parameter name; none for copies."""
-        if step.stage is not Stage.TRAIN:
+        if part.stage is not Stage.TRAIN:
             return {}
-        kept = momenta_of(self.method, phase, step.phase)
+        kept = momenta_of(self.method, phase, part.phase)
         return self.store.rows_of(kept, owners(cohort, phase), self.device)
 
     def mini_batch(self, step: Step) -> MiniBatch:

@@ -1,7 +1,7 @@
 """The progress of a run as the Trainer's hooks tell it: rounds, local steps, loss, accuracy, and the time left."""
 
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -9,7 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.plan import Block, Step
+from benchmark.engine.plan import CohortWork, Step
 from benchmark.records.words import POINT_WORDS
 from benchmark.run.display import SCORES, Display, Lines, RoundRow, display_for
 from benchmark.run.pace import Pace
@@ -36,6 +36,8 @@ class RoundProgress(ProgressBar):
         self._enabled = True
         self._looked = 0.0
         self._evaluated = False
+        #: of the present evaluation: all, and those that are done
+        self._steps = self._step = 0
 
     def disable(self) -> None:
         """Show nothing from now on."""
@@ -92,10 +94,12 @@ class RoundProgress(ProgressBar):
         self._evaluated = False
         self.pace.begin_round(trainer.current_epoch + 1, data.loaders.local_steps)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Block, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: CohortWork, batch_idx: int
+    ) -> None:
         """Note which clients are stepped, and what the cohorts of the round before them have come to."""
-        self.pace.clients = batch.cohort
-        if batch.first and batch_idx:
+        self.pace.clients = batch.clients
+        if batch_idx:
             self.pace.loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
 
     def _stepped(self, cohort: Cohort, step: Step) -> None:
@@ -126,22 +130,16 @@ class RoundProgress(ProgressBar):
         """An evaluation begins."""
         if trainer.state.fn != TrainerFn.FITTING:
             self._begin(trainer, 0)
-        self.has_dataloader_changed(0)  # there is one, and Lightning's counts ask which
+        method = cast("FederatedMethod", pl_module)
+        self._steps, self._step = max(1, method.server.loaders.evaluation_steps), 0
+        if self._scored not in method.evaluation.on_step:
+            method.evaluation.on_step.append(self._scored)
         self.pace.begin_evaluation()
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Block,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """A part of an evaluation is done."""
-        testing = trainer.state.fn == TrainerFn.TESTING
-        blocks = self.total_test_batches_current_dataloader if testing else self.total_val_batches_current_dataloader
-        self.pace.evaluated = (batch_idx + 1) / blocks
+    def _scored(self) -> None:
+        """Count a step of an evaluation."""
+        self._step += 1
+        self.pace.evaluated = self._step / self._steps
         self._look()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -152,7 +150,6 @@ class RoundProgress(ProgressBar):
             self.display.before_training(_scores(trainer))
 
     on_test_start = on_validation_start
-    on_test_batch_end = on_validation_batch_end
     on_test_end = on_validation_end
 
 

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
+from benchmark.contract import Stage
 from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
 from benchmark.engine.recorded_step import BEFORE_RECORDING, SMALL_STEP, TIMED
 from benchmark.engine.repeatable import repeatable_kernels
@@ -119,7 +120,6 @@ class Laps(Callback):
         self.memory = 0
         self.steps_of_all = 0
         self.width = 0
-        self._clients: set[int] = set()
         self._steps = 0
         self._began = 0.0
         self._evaluated = 0.0
@@ -128,10 +128,14 @@ class Laps(Callback):
         """The first round begins."""
         self.started = self._began = now()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count the steps of a block."""
-        self._clients.update(batch.cohort)
-        self._steps += sum(len(step.clients) for step in batch.steps)
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Be told of every step."""
+        pl_module.simulation.local_steps.on_step.append(self._stepped)
+
+    def _stepped(self, cohort: Any, step: Any) -> None:
+        """Count a training step."""
+        if step.stage is Stage.TRAIN:
+            self._steps += len(step.clients)
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """An evaluation begins."""
@@ -147,7 +151,7 @@ class Laps(Callback):
         self.rounds.append(now() - self._began - self._evaluated)
         self.steps.append(self._steps)
         self.losses.append(pl_module.simulation.reports.mean("loss"))
-        self._clients, self._steps, self._evaluated, self._began = set(), 0, 0.0, now()
+        self._steps, self._evaluated, self._began = 0, 0.0, now()
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Read the peak, and what the ranks have done together."""

@@ -17,7 +17,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmark.drawing import new_figure, save_figure
 from benchmark.engine.images import ImageFeed
-from benchmark.engine.plan import Blocks
 from benchmark.engine.recorded_step import Visit
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.rounds import Server
@@ -100,10 +99,11 @@ class Stopwatch(Callback):
             ("engine: steps", method, "training_step"),
             ("engine: plan", data, "train_dataloader"),
             ("engine: plan", RoundPlan, "__init__"),
-            ("engine: plan", Blocks, "__getitem__"),
+            ("engine: plan", RoundPlan, "__getitem__"),
             ("engine: images", ImageFeed, "fill"),
             ("engine: slots", server, "on_train_epoch_start"),
-            ("engine: slots", server, "on_train_batch_start"),
+            ("engine: slots", server, "send"),
+            ("engine: slots", server, "collect"),
             ("engine: slots", server, "on_train_batch_end"),
         ]
         with ExitStack() as stack:

@@ -13,6 +13,7 @@ from federation import CONF, build, terms
 
 import methods
 from benchmark.contract import Stage
+from benchmark.engine.plan import Share
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
@@ -83,8 +84,12 @@ def part_of(rule: type[ServerRule]) -> Part:
         (clients,) = plan.cohorts
         cohort = simulation.begin(clients, Stage.TRAIN, round, simulation.received(made, round, clients))
         optimizers = simulation.local_steps.optimizers(phases)
-        for step in map(plan.__getitem__, range(len(plan.steps))):
-            simulation.train(cohort, step, optimizers[step.phase], simulation.mini_batch(step))
+        (work,) = Share([plan])
+        for part in work.parts:
+            phase = simulation.start(cohort, part, optimizers[part.phase])
+            for step, batch in simulation.steps(work, part):
+                simulation.local_steps.take(cohort, step, batch, phase, optimizers[part.phase])
+            simulation.finish(cohort, part, optimizers[part.phase])
         shared = {name: value.clone() for name, value in simulation.shared().items()}
         arrived = simulation.end(cohort)
         assert list(arrived[0]) != sorted(arrived[0]), "the largest client is first"

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import SIZES, Ragged, TinyImages, build, fit
+from federation import SIZES, Ragged, TinyImages, build, first_step, fit
 
 from benchmark.engine import evaluation_plan
 from benchmark.errors import ConfigurationError
@@ -158,7 +158,7 @@ def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: 
         assert (
             sum(method.get_parameter(name).numel() for name in method.roles.personal + method.roles.shared) == own / 4
         )
-        widths.append(max(len(step.clients) for block in data.val_dataloader() for step in block.steps))
+        widths.append(max(len(work.clients) for work in data.val_dataloader()))
         scores.append(method.evaluation.scores["server", "test"].compute()["accuracy"])
     assert widths == [11, 2, 1]
     for other in scores[1:]:
@@ -168,7 +168,7 @@ def test_clients_own_parameters_limit_how_many_are_tested_together(monkeypatch: 
 def test_a_gathered_batch_holds_the_images_and_labels_of_its_rows() -> None:
     method, data = build("FedVPT", "--data.eval_batch_size=10000")
     fit(method, data, 0)
-    batch = next(iter(data.val_dataloader())).steps[0]
+    batch = first_step(data.val_dataloader())
     full = method.simulation.images.fill(batch)
     k, b = 1, 2
     row = batch.index[k, b]

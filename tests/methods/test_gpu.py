@@ -15,7 +15,7 @@ from repeated_steps import repeated_steps
 
 from benchmark.engine import captured_step, recorded_step, simulation
 from benchmark.engine.noise import drawn_noise
-from benchmark.engine.plan import Block, Step
+from benchmark.engine.plan import CohortWork, Step
 from benchmark.engine.repeatable import repeatable_kernels
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod
@@ -81,10 +81,10 @@ def tolerance(conf: str) -> float:
 def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
     step = FederatedMethod.training_step
 
-    def watched(self: FederatedMethod, block: Block, batch_idx: int) -> None:
+    def watched(self: FederatedMethod, work: CohortWork, batch_idx: int) -> None:
         torch.cuda.set_sync_debug_mode("error" if self.trainer.current_epoch else "default")
         try:
-            step(self, block, batch_idx)
+            step(self, work, batch_idx)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from federation import Witness, build, fit
+from federation import Witness, build, first_step, fit
 from oracle import FEW, Values, simulate
 from torch import Tensor
 
@@ -118,6 +118,6 @@ def test_any_pixel_prompt_can_be_taken_and_the_wandering_one_gets_its_corner() -
 def test_images_pass_the_tower_in_every_step() -> None:
     method, data = build("TPFL", *FEW[:2], "--data.cache_features=true")
     fit(method, data, 1)
-    step = next(iter(data.loaders.training(2))).steps[0]
+    step = first_step(data.loaders.training(2))
     assert method.simulation.images.fill(step).features == {}
     assert "images" in method.inputs

@@ -44,8 +44,7 @@ class Crowding(FedPer):
     """A client's loss is multiplied by how many clients are stepped together."""
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Any:
-        assert self.simulation.cohort is not None
-        return super().client_loss(client, batch) * len(self.simulation.cohort.clients)
+        return super().client_loss(client, batch) * len(next(iter(self.slots.values())))
 
 
 class MovingFrozen(FedPer):

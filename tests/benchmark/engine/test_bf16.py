@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import CONF, build
+from federation import CONF, build, first_step
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
@@ -22,7 +22,7 @@ from benchmark.client_store import ClientStore
 from benchmark.contract import Stage
 from benchmark.engine.capacity import bytes_per_client
 from benchmark.engine.evaluation_plan import EvaluationPlan
-from benchmark.engine.plan import Block
+from benchmark.engine.plan import Share, on_device
 from benchmark.engine.rounds import Server
 from benchmark.federation import Round
 
@@ -118,18 +118,18 @@ def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypa
     monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
     method, data = set_up(conf)
     plan = EvaluationPlan(range(4), {"test": data.held_out["test"]}, None, ("server",), 12, 4)
-    first = next(iter(data.loaders.training(1))).steps[0]
+    first = first_step(data.loaders.training(1))
     simulation = method.simulation
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         on_the_gpu(method, data, mode)
         with cuda_autocast():
-            for item in range(len(plan.steps)):
-                method.validation_step(Block((plan[item],)).to(CUDA), item)
+            for number, work in enumerate(Share([plan])):
+                method.validation_step(work, number)
             if conf != "PerFedAvg":  # whose loss takes a gradient
                 round = Round(1, first.cohort, 0)
                 received = simulation.received(method.server.rule, round, first.cohort)
                 cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
-                batch = simulation.mini_batch(Block((first,)).to(CUDA).steps[0])
+                batch = simulation.mini_batch(on_device([first], CUDA)[0])
                 made = simulation.clients("client_loss", method.client_loss, cohort, len(first.clients), batch)
                 losses = made[0] if isinstance(made, tuple) else made
                 assert losses.shape == (len(first.clients),)
@@ -156,14 +156,14 @@ class Kernels(TorchDispatchMode):
 def kernels_of_a_loss(conf: str, bf16: bool) -> Kernels:
     """What the second loss of a cohort takes, when weights have been cast."""
     method, data = set_up(conf, "--data.cache_features=false")
-    first = next(iter(data.loaders.training(1))).steps[0]
+    first = first_step(data.loaders.training(1))
     simulation = method.simulation
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         on_the_gpu(method, data, mode)
         round = Round(1, first.cohort, 0)
         received = simulation.received(method.server.rule, round, first.cohort)
         cohort = simulation.begin(first.cohort, Stage.TRAIN, round, received)
-        batch = simulation.mini_batch(Block((first,)).to(CUDA).steps[0])
+        batch = simulation.mini_batch(on_device([first], CUDA)[0])
         with cuda_autocast() if bf16 else nullcontext():
             for _ in range(2):
                 with Kernels() as kernels:

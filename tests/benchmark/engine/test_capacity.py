@@ -124,10 +124,11 @@ def test_uploads_are_those_of_shared_parameters_and_what_is_sent_besides() -> No
 class AsksInside(Callback):
     """Asks for the width while a cohort is in training."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        simulation = pl_module.simulation
-        if simulation.cohort is not None:
-            assert widest(simulation, pl_module.server.rule) >= 1
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        def asks(cohort: Any, step: Any) -> None:
+            assert widest(pl_module.simulation, pl_module.server.rule) >= 1
+
+        pl_module.simulation.local_steps.on_step.append(asks)
 
 
 def test_asking_for_the_width_changes_no_cohort_in_progress() -> None:

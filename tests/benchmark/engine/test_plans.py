@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmark.contract import Group, Phase, Stage
 from benchmark.engine.evaluation_plan import EvaluationPlan
-from benchmark.engine.plan import Block, Blocks, cohorts, steps_per_epoch
+from benchmark.engine.plan import CohortWork, Share, Step, cohorts, steps_per_epoch
 from benchmark.engine.round_plan import RoundPlan
 from benchmark.seeds import derived_seed
 
@@ -143,7 +143,7 @@ def test_augmentation_numbers_are_the_rounds_and_the_seeds_and_of_training_alone
     assert numbers(stage=Stage.ADAPT) is None
 
 
-def test_flags_of_a_ragged_cohort_with_two_phases() -> None:
+def test_parts_of_a_ragged_cohort_with_two_phases() -> None:
     made = plan(3, (1, 2))
     batches = [made[i] for i in range(len(made.steps))]
     # Sorted by size: clients 2 (3 steps an epoch), 0 (2), 1 (1); the stacked steps are the longest list's: 3, then 6.
@@ -152,14 +152,9 @@ def test_flags_of_a_ragged_cohort_with_two_phases() -> None:
     assert [b.clients for b in batches] == three + [(2, 0, 1)] * 2 + [(2, 0)] * 2 + [(2,)] * 2
     assert all(b.cohort == (2, 0, 1) and b.index.shape == b.mask.shape == (len(b.clients), 3) for b in batches)
     assert [b.phase for b in batches] == [0] * 3 + [1] * 6
-    assert [b.first for b in batches] == [True] + [False] * 8
-    assert [b.end for b in batches] == [False] * 8 + [True]
-    assert [b.phase_start for b in batches] == [True, False, False, True] + [False] * 5
-    assert [b.phase_end for b in batches] == [False, False, True] + [False] * 5 + [True]
-    own_ends = [
-        [i for i, b in enumerate(batches) if c in b.clients and b.own_end[b.clients.index(c)]] for c in (2, 0, 1)
-    ]
-    assert own_ends == [[2, 8], [1, 6], [0, 4]]
+    assert [(part.phase, part.positions) for part in made.parts] == [(0, range(3)), (1, range(3, 9))]
+    stops = [[i for i, b in enumerate(batches) if c in b.clients and b.stopping[b.clients.index(c)]] for c in (2, 0, 1)]
+    assert stops == [[], [1, 6], [0, 4]], "the longest list ends with its phase"
 
 
 def test_an_incomplete_batch_is_dropped_only_beside_a_full_one() -> None:
@@ -173,10 +168,10 @@ def test_rows_of_a_batch_are_the_terms_whatever_the_width_and_the_rounds_clients
         assert {made[step].index.shape[1] for step in range(len(made.steps))} == {TERMS.row}
 
 
-def test_no_epochs_give_one_idle_step_a_cohort() -> None:
+def test_no_epochs_leave_cohorts_without_a_part() -> None:
     made = plan(2, (0,))
-    assert [(made[i].clients, made[i].cohort) for i in range(len(made.steps))] == [((), (2, 0)), ((), (1,))]
-    assert all(made[i].first and made[i].end for i in range(2))
+    assert made.steps == made.parts == []
+    assert [(work.clients, work.parts, work.last) for work in Share([made])] == [((2, 0), [], False), ((1,), [], True)]
 
 
 @pytest.mark.parametrize(("batch_size", "cohorts"), [(4, 3), (14, 2), (21, 1)])
@@ -192,7 +187,7 @@ def test_evaluation_covers_every_held_out_image_once_at_each_point(batch_size: i
         ]
         assert sorted(seen) == list(range(13))
     # As many clients of up to seven images as fit into one step.
-    assert sum(made[i].first for i in range(len(made.steps))) == 2 * cohorts
+    assert len(made.parts) == 2 * len(made.cohorts) == 2 * cohorts
 
 
 @pytest.mark.parametrize(("most", "widths"), [(1, {1}), (2, {1, 2}), (3, {3})])
@@ -248,13 +243,12 @@ def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width(
 
 def test_fine_tuning_steps_come_before_the_server_point_only() -> None:
     made = EvaluationPlan([0, 1, 2], {"test": INDICES}, fitting(3), ("server", "local"), 8, most_clients=9)
-    stages = [(made[i].stage, made[i].point, made[i].first) for i in range(len(made.steps))]
-    assert stages == [
-        ("finetune", "server", True),
-        ("finetune", "server", False),
-        ("finetune", "server", False),
-        ("evaluate", "server", False),
-        ("evaluate", "local", True),
+    parts = [(part.stage, part.point, len(part.positions)) for part in made.parts]
+    assert parts == [("finetune", "server", 3), ("evaluate", "server", 1), ("evaluate", "local", 1)]
+    assert [(made[i].stage, made[i].point) for part in made.parts for i in part.positions] == [
+        *[("finetune", "server")] * 3,
+        ("evaluate", "server"),
+        ("evaluate", "local"),
     ]
     # Fine-tuning is another draw than the training of the same round.
     train = plan(3, (1,), round=4)
@@ -268,20 +262,32 @@ def test_steps_cut_the_epochs_short() -> None:
     cut, whole = made(replace(of(2), steps=5), replace(of(3), steps=99)), made(of(2))
     assert [cut[i].phase for i in range(len(cut.steps))] == [0] * 5 + [1] * 12
     assert all(torch.equal(cut[i].index, whole[i].index) for i in range(5))
-    assert cut[4].phase_end
-    assert cut[4].own_end == (True,)
+    assert [part.positions for part in cut.parts] == [range(5), range(5, 17)]
 
 
-def test_blocks_hold_every_step_once_and_never_two_cohorts() -> None:
+@pytest.mark.parametrize("together", [1, 4])
+def test_cohorts_of_all_ranks_hold_every_step_once(together: int) -> None:
     indices = {c: np.arange(c, c + 7) for c in range(5)}
     made = RoundPlan(list(range(5)), indices, TERMS, [of(3)], Stage.TRAIN, 2, 1)
-    blocks = Blocks([made, made], 4)
-    cut = [blocks[i] for i in range(len(blocks))]
-    assert [len(b.steps) for b in cut] == [4, 4, 1] * 6
-    assert [s.number for b in cut for s in b.steps] == [made[i].number for i in range(len(made.steps))] * 2
-    for block in cut:
-        assert isinstance(block, Block)
-        assert len({step.cohort for step in block.steps}) == 1
-        assert [step.first for step in block.steps[1:]] == [False] * (len(block.steps) - 1)
-    assert [b.first for b in cut] == [True, False, False] * 6
-    assert [b.end for b in cut] == [False, False, True] * 6
+    seen = []
+    for rank in range(4):
+        share = Share([made, made], rank, 4, together=together)
+        works = list(share)
+        assert len(share) == len(works)
+        assert [work.last for work in works] == [False] * (len(works) - 1) + [True]
+        assert share.local_steps == sum(len(s.clients) for work in works for s in steps_of(work, together))
+        for work in works:
+            steps = steps_of(work, together)
+            assert {step.cohort for step in steps} == {work.clients}
+            seen += [(step.cohort, step.number) for step in steps]
+    assert sorted(seen) == sorted((step.cohort, step.number) for step in made.steps * 2)
+    assert {share.owners[client] for client in range(5)} <= set(range(4))
+    (idle,) = Share([made], 3, 4)
+    assert (idle.clients, idle.parts, idle.last) == ((), (), True)
+
+
+def steps_of(work: CohortWork, together: int) -> list[Step]:
+    """All steps of a cohort's work, as many at a time as there are together."""
+    chunks = [some for part in work.parts for some in work.steps(part, torch.device("cpu"))]
+    assert all(0 < len(some) <= together for some in chunks)
+    return [step for some in chunks for step in some]

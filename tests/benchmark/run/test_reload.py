@@ -100,7 +100,7 @@ def test_the_data_of_a_configuration(tmp_path: Path) -> None:
         "source: federation.TinyImages\npartition: {class_path: federation.Ragged, init_args: {num_clients: 4}}\n"
     )
     files = [tmp_path / "data.yaml"]
-    assert configured_data(files, []).train_sizes == {0: 9, 1: 4, 2: 17, 3: 3}
+    assert configured_data(files, []).train_sizes == {0: 5, 1: 4, 2: 9, 3: 3}
     assert configured_data(files, ["partition.init_args.num_clients=2"]).num_clients == 2
     (tmp_path / "other.yaml").write_text("partition: datamodules.partition.DomainPerClient\n")
     assert configured_data([*files, tmp_path / "other.yaml"], []).manifest["algorithm"] == "DomainPerClient"
