@@ -126,7 +126,7 @@ def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do
     main(["fit", *BASE, *options, "--run_dir=a run"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["run directory: a run", "reading TinyImages"]
-    assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 20 training images")
+    assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 10 training images")
     assert any(line.startswith("cohorts of up to ") for line in lines)
     assert any(line.startswith("keeping what frozen parts make of 162 images") for line in lines)
     assert any(line.startswith("before training  accuracy after aggregation ") for line in lines)
