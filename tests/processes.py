@@ -11,13 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
-from benchmark.cells.forks import leave_endings_to_the_server
+from benchmark.cells.forks import Handed, leave_endings_to_the_server
 
 FORKS = multiprocessing.get_context("forkserver")
 #: Imported once for all of them; it also keeps the server of forks silent.
@@ -40,7 +38,7 @@ class Forked:
     def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], apart: bool = False) -> None:
         ends = [os.pipe() for _ in range(1 + apart)]
         self._said = [os.fdopen(ours, "rb") for ours, _ in ends]
-        given = ([*command[1:]], str(cwd), dict(environment), [_Descriptor(theirs) for _, theirs in ends])
+        given = ([*command[1:]], str(cwd), dict(environment), [Handed(theirs) for _, theirs in ends])
         FORKS.set_forkserver_preload([IMPORTED])
         self._process = FORKS.Process(target=_run, args=given)
         main = ModuleType("__main__")  # pytest is not started in a fork again
@@ -91,21 +89,6 @@ class Forked:
         self._process.join()
         out, err = (*(part.decode() for part in parts), "")[:2]
         return out, err
-
-
-class _Descriptor:
-    """A file's descriptor on its way into a fork, where it is a number again."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _taken, (DupFd(self.number),)  # known only while a process is being started
-
-
-def _taken(handed: Any) -> int:
-    number: int = handed.detach()
-    return number
 
 
 def _run(command: list[str], cwd: str, environment: dict[str, str], descriptors: list[int]) -> None:

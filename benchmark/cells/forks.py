@@ -80,7 +80,7 @@ class Fork:
         context = multiprocessing.get_context("forkserver")
         start_imports(environment)
         ours, theirs = context.Pipe()
-        given = ([*command], theirs, _Descriptor(log.fileno()), _Descriptor(lock.descriptor), dict(environment))
+        given = ([*command], theirs, Handed(log.fileno()), Handed(lock.descriptor), dict(environment))
         self.process = context.Process(target=_run, args=given)
         with ours:
             with theirs, _as_the_server_has_it(environment):
@@ -116,17 +116,21 @@ class Fork:
         return self.process.exitcode
 
 
-class _Descriptor:
-    """A file's descriptor on its way into a fork, where it is a number again."""
+class Handed:
+    """A file's descriptor on its way into a fork, where it is a number again.
+
+    Args:
+        number: of this process; it stays open here.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _taken, (DupFd(self.number),)  # known only while a process is being started
+        return _descriptor_of, (DupFd(self.number),)  # known only while a process is being started
 
 
-def _taken(handed: Any) -> int:
+def _descriptor_of(handed: Any) -> int:
     number: int = handed.detach()
     return number
 

@@ -51,7 +51,7 @@ from benchmark.run.command import PROGRAM
 from benchmark.run.device_errors import of_device
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
 from benchmark.run.given_files import with_files_read
-from benchmark.run.loggers import configured, place, take_back
+from benchmark.run.loggers import configured, open_files, place, take_back
 from benchmark.run.overview import PARSERS
 from benchmark.run.parser import RETIRED, FederatedParser, with_strategy
 from benchmark.run.phases import phases_printed, quiet
@@ -290,13 +290,15 @@ class FederatedCLI(LightningCLI):
         return strategy.count if isinstance(strategy, RanksStrategy) else 1
 
     def before_fit(self) -> None:
-        """Compare a checkpoint with this run before any training, and its processes with its clients."""
+        """Compare a checkpoint with this run before any training, and its processes with its clients; open its logs."""
         check_work(self._processes, self.datamodule.participants, "the clients of a round are")
         path = self.config.fit.ckpt_path
         if path is not None:
             content = read_checkpoint(path)
             check_rounds(path, content)
             self.recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, content)
+        if is_first_process():
+            open_files(self.trainer.loggers)
 
     def _before_scoring(self) -> None:
         """Refuse to score a method that has learned nothing.

@@ -1,11 +1,15 @@
 """Where the loggers of a configuration write: into the run's directory, under the run's name."""
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+
+from benchmark.errors import ConfigurationError
+from benchmark.files import reason
 
 
 def _save_dir_is_optional(kind: type) -> None:
@@ -47,6 +51,23 @@ def place(logger: Any, run_dir: Path) -> None:
         given.default_hp_metric = False  # there are better ones than -1
         if given.version is None:
             given.name, given.version = "", "tensorboard"
+
+
+def open_files(loggers: Sequence[Logger]) -> None:
+    """Have loggers make their files, which Lightning asks of them in a moment and would fail at with a traceback.
+
+    Raises:
+        ConfigurationError: a file is in the way, or may not be replaced.
+    """
+    for logger in loggers:
+        if isinstance(logger, CSVLogger | TensorBoardLogger):
+            try:
+                _ = logger.experiment
+            except OSError as error:
+                place = error.filename or logger.log_dir
+                raise ConfigurationError(
+                    f"the log {place} can't be written: {reason(error)}; move it elsewhere, or give another --run_dir"
+                ) from error
 
 
 def take_back(logger: Any, run_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """A run's directory: made where it can be, held by one process at a time, and free of what killed ones left behind."""
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,14 @@ from benchmark.records.record_file import is_finished
 LOCK = ".lock"
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 """Names of the half-written files of a process that was killed (:func:`benchmark.files.replacing`)."""
+
+FOLDERS = ("checkpoints", "csv", "metrics", "tensorboard", "wandb")
+"""Folders that a run makes."""
+FILES = (
+    *("config.yaml", "manifest.json", "metrics.parquet", "partition.png", "record.json"),
+    *("checkpoints/*.ckpt", "csv/metrics.csv", "csv/hparams.yaml", "metrics/*.parquet", "tensorboard/hparams.yaml"),
+)
+"""Patterns of files that a run writes."""
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -31,8 +40,9 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
 
     Raises:
         ConfigurationError: the directory can't be made, another process holds it, it holds links that lead elsewhere
-            (:func:`benchmark.files.check_no_links`), or what this run would write over: a finished run, or an
-            unfinished one that ``ckpt_path`` is not the last checkpoint of.
+            (:func:`benchmark.files.check_no_links`), something in the place of a folder or a file of a run, or what
+            this run would write over: a finished run, or an unfinished one that ``ckpt_path`` is not the last
+            checkpoint of.
     """
     made = [folder for folder in (run_dir, *run_dir.parents) if not _is_there(folder)]
     try:
@@ -40,6 +50,7 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
             check_no_links(run_dir)
         with _held(run_dir):
             _refuse_to_overwrite(run_dir, ckpt_path)
+            _check_places(run_dir)
             for leftover in (*run_dir.glob(".*.tmp"), *run_dir.glob("checkpoints/.*.tmp")):
                 if LEFTOVER.fullmatch(leftover.name) and leftover.is_file():
                     leftover.unlink(missing_ok=True)
@@ -52,6 +63,28 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
         for folder in made:
             with contextlib.suppress(OSError, ValueError):  # not empty, or never made
                 folder.rmdir()
+
+
+def _check_places(run_dir: Path) -> None:
+    """Refuse a directory in which what a run writes has no place; libraries would say so late, by a traceback."""
+    for folder in (run_dir, *(run_dir / name for name in FOLDERS)):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigurationError(_taken(run_dir, folder, "no folder", "a folder"))
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigurationError(
+                f"{run_dir} is not used: no file can be written to {folder}; give yourself the right to "
+                f"(chmod u+wx {folder}), or give another --run_dir"
+            )
+    for path in (path for pattern in FILES for path in run_dir.glob(pattern)):
+        if not path.is_file():
+            raise ConfigurationError(_taken(run_dir, path, "no file", "a file"))
+
+
+def _taken(run_dir: Path, path: Path, found: str, made: str) -> str:
+    return (
+        f"{run_dir} is not used: {path} is {found}, and a run makes {made} there; move it elsewhere, or give another "
+        "--run_dir"
+    )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,9 @@
 """Run directories that can't be had, are in use, or would be written over; and those that vanish during a run."""
 
+import errno
 import logging
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,15 @@ import pytest
 from federation import CONF
 from refusal import refused
 
+from benchmark.errors import ConfigurationError
 from benchmark.run.cli import main
 from benchmark.run.recorder import Recorder
-from benchmark.run.run_directory import LOCK, FileLock, claimed
+from benchmark.run.run_directory import FILES, FOLDERS, LOCK, FileLock, claimed
 
 BASE = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--trainer.max_epochs=2"]
+
+#: The checkpoint with which the run in the folder ``run`` goes on.
+LAST = "run/checkpoints/last.ckpt"
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +96,90 @@ def test_another_unfinished_run_is_not_written_over(finished_run: Path, capsys: 
         line = refused(capsys, main, [*BASE, "--run_dir=b", f"--ckpt_path={given}"])
         assert "b holds an unfinished run; continue it with --ckpt_path=b/checkpoints/last.ckpt, or give" in line
     assert Path("b/checkpoints/last.ckpt").read_bytes() == before
+
+
+@pytest.fixture
+def unfinished(finished_run: Path) -> list[str]:
+    """The command that goes on with a run that logged, in the folder ``run``."""
+    shutil.copytree(finished_run, "run")
+    Path("run/record.json").unlink()
+    for place in (*FOLDERS, "csv/metrics.csv"):
+        path = Path("run", place)
+        path.write_text("step") if path.suffix else path.mkdir(exist_ok=True)
+    return [*BASE, "--run_dir=run", f"--ckpt_path={LAST}", "--trainer.logger=true"]
+
+
+def everything(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*") if path.name != LOCK}
+
+
+def in_place_of(path: Path) -> str:
+    """Put a folder in the place of a file, or a file in that of a folder; returns what should have been there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.write_text("mine") if not path.suffix else Path(path, "mine").mkdir(parents=True)
+    return "a file" if path.suffix else "a folder"
+
+
+@pytest.mark.parametrize("place", [*FOLDERS, *(pattern.replace("*", "last") for pattern in FILES)])
+@pytest.mark.usefixtures("unfinished")
+def test_something_in_the_place_of_what_a_run_writes_is_left_alone(place: str) -> None:
+    made = in_place_of(Path("run", place))
+    before = everything(Path("run"))
+    words = f"run is not used: run/{place} is no {made[2:]}, and a run makes {made} there; move it elsewhere, or give"
+    with pytest.raises(ConfigurationError, match=re.escape(words)), claimed(Path("run"), LAST):
+        pytest.fail("the directory was taken")
+    assert everything(Path("run")) == before
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize("place", ["", *FOLDERS])
+def test_a_run_goes_on_in_no_folder_that_it_may_not_write_to(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, access = Path("run", place), os.access  # root may write everywhere, so that modes would show nothing
+    monkeypatch.setattr(os, "access", lambda path, *given: path != folder and access(path, *given))
+    before = everything(Path("run"))
+    words = f"run is not used: no file can be written to {folder}; give yourself the right to (chmod u+wx {folder})"
+    with pytest.raises(ConfigurationError, match=re.escape(words)), claimed(Path("run"), LAST):
+        pytest.fail("the directory was taken")
+    assert everything(Path("run")) == before
+
+
+def test_a_run_whose_log_has_no_place_is_one_line(unfinished: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    in_place_of(Path("run/csv"))
+    assert "run is not used: run/csv is no folder" in refused(capsys, main, unfinished)
+
+
+def test_a_log_that_may_not_be_replaced_is_one_line_before_training(
+    unfinished: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, remove = Path("run/csv/metrics.csv").resolve(), os.remove
+
+    def refusing(path: str) -> None:
+        if Path(path).resolve() == log:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)  # as where its owner is another
+        remove(path)
+
+    monkeypatch.setattr(os, "remove", refusing)
+    line = refused(capsys, main, unfinished)
+    assert f"the log {log} can't be written: Operation not permitted; move it elsewhere, or give" in line
+    assert log.read_text() == "step"
+
+
+@pytest.mark.parametrize("kind", ["CSVLogger", "TensorBoardLogger"])
+def test_a_file_in_the_place_of_a_loggers_own_folder_is_one_line(
+    kind: str, unfinished: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run/mine").mkdir()
+    Path("run/mine/first").write_text("mine")
+    line = refused(
+        capsys,
+        main,
+        [*unfinished[:-1], *(f"--trainer.logger{given}" for given in (f"={kind}", ".name=mine", ".version=first"))],
+    )
+    assert "the log " in line
+    assert "run/mine/first can't be written: File exists; move it elsewhere, or give another --run_dir" in line
+    assert Path("run/mine/first").read_text() == "mine"
 
 
 def test_what_a_killed_process_left_is_removed_when_the_run_goes_on(finished_run: Path) -> None:

@@ -13,11 +13,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from federation import CONF
+from forked_cells import CONF, cells
 from waiting import until
 
 from benchmark.cells.forks import can_fork
-from benchmark.cells.identity import Cell, content_hash
 from benchmark.run.command import PROGRAM
 
 ROOT = Path(__file__).parents[3]
@@ -30,34 +29,27 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from benchmark.cells.queue import run_cells
 from benchmark.cells.work import Work
-from test_forks import cells
+from forked_cells import cells
 print("the script", flush=True)
-rounds, program = sys.argv[1:3]
-outcomes = run_cells(cells(int(rounds), Path.cwd()), Work(Path("runs"), program=tuple(program.split())), jobs=2)
-print("outcomes", sorted((name[:6], outcome.error) for name, outcome in outcomes.items()))
+for rounds in sys.argv[1:]:
+    outcomes = run_cells(cells(int(rounds), Path.cwd()), Work(Path("runs")), jobs=2)
+    print("outcomes", sorted((name[:6], outcome.error) for name, outcome in outcomes.items()), flush=True)
 """
 
-
-def cells(rounds: int, folder: Path) -> list[Cell]:
-    """One run of the user's own method and one of this project's."""
-    made = []
-    for name, config in {"FedVPT": f"{folder}/own.yaml", "PFedPG": f"{CONF}/PFedPG.yaml"}.items():
-        configs, overrides = (f"{CONF}/base.yaml", config), (f"--trainer.max_epochs={rounds}",)
-        made.append(Cell(f"{name}-s0-{content_hash(configs, overrides)}", configs, overrides, 0))
-    return made
+#: Seconds between two looks at all processes of the machine.
+PAUSE = 0.2
 
 
 @contextmanager
-def runner(
-    folder: Path, rounds: int, program: tuple[str, ...] = PROGRAM, script: str = SCRIPT
-) -> Iterator["subprocess.Popen[str]"]:
+def runner(folder: Path, *rounds: int, script: str = SCRIPT) -> Iterator["subprocess.Popen[str]"]:
+    """A process that does the cells of so many rounds, one after the other, in a folder."""
     (folder / "scripts").mkdir(exist_ok=True, parents=True)  # so that only the run looks for methods in the folder
     (folder / "scripts" / "script.py").write_text(script)
     (folder / "own_method.py").write_text("from methods.fedvpt import FedVPT\n\n\nclass Own(FedVPT):\n    pass\n")
     (folder / "own.yaml").write_text((CONF / "FedVPT.yaml").read_text().replace("methods.FedVPT", "own_method.Own"))
-    given = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}", "MADE_IN": str(folder)}
+    given = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MADE_IN": str(folder)}
     process = subprocess.Popen(
-        [sys.executable, "scripts/script.py", str(rounds), " ".join(program)],
+        [sys.executable, "scripts/script.py", *map(str, rounds)],
         cwd=folder,
         env={**os.environ, **given},
         stdout=subprocess.PIPE,
@@ -87,6 +79,20 @@ def processes(folder: Path) -> dict[int, str]:
     return found
 
 
+def command_lines(process: "subprocess.Popen[str]", folder: Path) -> set[str]:
+    """Those of everything that a runner in this folder starts until it ends."""
+    seen: set[str] = set()
+    while process.poll() is None:
+        seen |= set(processes(folder).values())
+        time.sleep(PAUSE)
+    return seen
+
+
+def sessions(folder: Path) -> set[int]:
+    """Processes that have a session of their own, in this folder."""
+    return {pid for pid in processes(folder) if os.getsid(pid) == pid}
+
+
 def begun(folder: Path) -> bool:
     """Whether each of the two runs has finished a round."""
     return len([*folder.glob("runs/*/checkpoints/last.ckpt")]) == 2
@@ -102,19 +108,20 @@ def test_only_this_projects_own_runs_are_forked() -> None:
     assert not can_fork((sys.executable, "another.py"))
 
 
-def test_a_forked_run_is_bit_for_bit_that_of_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_run_is_bit_for_bit_one_where_nothing_can_be_forked(tmp_path: Path) -> None:
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "apart" / "dies.py").write_text("import os\n\nos._exit(7)\n")
+    apart = SCRIPT.replace("print(", "from benchmark.cells import forks; forks.IMPORTED = 'dies'\nprint(", 1)
     said = {}
-    for kind, program in {"forked": PROGRAM, "apart": (sys.executable, "-m", "benchmark.run.start")}.items():
-        with runner(tmp_path / kind, 2, program) as process:
-            seen: set[str] = set()
-            while process.poll() is None:
-                seen |= set(processes(tmp_path / kind).values())
-                time.sleep(0.05)
+    for kind, script in {"forked": SCRIPT, "apart": apart}.items():
+        with runner(tmp_path / kind, 2, script=script) as process:
+            seen = command_lines(process, tmp_path / kind)
             said[kind] = process.communicate()[0]
-            assert any("benchmark.run.start" in line for line in seen) == (kind == "apart")
-            assert any("forkserver" in line for line in seen) == (kind == "forked")
+        assert any("benchmark.run.cli fit" in line for line in seen) == (kind == "apart")
+        assert any("forkserver" in line for line in seen) or kind == "apart"
         assert said[kind].count("the script") == 1  # a fork does not start it again
         assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said[kind]
+        assert "Traceback" not in said[kind]
     for cell in cells(2, tmp_path / "apart"):
         frames, states, configs = zip(*(result(tmp_path / kind / "runs" / cell.name) for kind in said), strict=True)
         pd.testing.assert_frame_equal(*frames)
@@ -135,7 +142,7 @@ def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path
         process.send_signal(number)
         said = process.communicate(timeout=60)[0]
         assert process.returncode != 0
-        until(lambda: not processes(tmp_path), 20)
+        until(lambda: not processes(tmp_path), 20, PAUSE)
     assert "multiprocessing" not in said
     for cell in cells(5000, tmp_path):
         last = (tmp_path / "runs" / cell.name / "log.txt").read_text().splitlines()[-1]
@@ -144,53 +151,51 @@ def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path
 
 def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) -> None:
     with runner(tmp_path, 5000) as process:
-        until(lambda: any("forkserver" in line for line in processes(tmp_path).values()), 120)
+        until(lambda: any("forkserver" in line for line in processes(tmp_path).values()), 120, PAUSE)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the server of forks, too
         said = process.communicate(timeout=60)[0]
         assert process.returncode != 0
-        until(lambda: not processes(tmp_path), 60)
+        until(lambda: not processes(tmp_path), 60, PAUSE)
     assert "forkserver.main" not in said.replace("in main\n", "")
     assert "imported.py" not in said  # the server of forks goes on to its end in silence
     assert not begun(tmp_path)
 
 
 def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_path: Path) -> None:
-    with runner(tmp_path, 60) as first:
+    with runner(tmp_path, 6) as first:
         until(lambda: begun(tmp_path), 120)
+        forks = sessions(tmp_path) - {first.pid}
+        for pid in forks:
+            os.kill(pid, signal.SIGSTOP)  # they are not done before the next runner is there
         first.kill()
         first.wait()
-        with runner(tmp_path, 60) as second:
+        with runner(tmp_path, 6) as second:
+            assert second.stdout
+            lines = [second.stdout.readline() for _ in range(3)]
+            for pid in forks:
+                os.kill(pid, signal.SIGCONT)
             said = second.communicate(timeout=300)[0]
+    assert lines.count("the script\n") == 1
+    assert sum("is run by another process; waiting for it" in line for line in lines) == 2
     assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said
-    assert said.count("is run by another process; waiting for it") == 2
-    for cell in cells(60, tmp_path):
+    for cell in cells(6, tmp_path):
         assert (tmp_path / "runs" / cell.name / "log.txt").read_text().count("$ ") == 1  # nobody started it again
 
 
 def test_how_a_fork_fails_is_said_as_of_any_process(tmp_path: Path) -> None:
-    with runner(tmp_path, -3) as process:
-        said = process.communicate(timeout=120)[0]
+    with runner(tmp_path, -3, 5000) as process:
+        until(lambda: begun(tmp_path), 120)
+        forks = sessions(tmp_path) - {process.pid}
+        assert len(forks) == 2  # each a session of its own
+        for pid in forks:
+            os.kill(pid, signal.SIGKILL)
+        said, outcomes, killed = process.communicate(timeout=60)[0].partition("outcomes [('FedVPT', 'error: ")
+    assert outcomes
     assert "FedVPT-s0" in said
     assert said.count("FAILED: error: ") == 2
     assert "max_epochs" in said
     assert "Traceback" not in said
-    with runner(tmp_path, 5000) as process:
-        until(lambda: begun(tmp_path), 120)
-        forks = [pid for pid, line in processes(tmp_path).items() if "forkserver" in line and os.getsid(pid) == pid]
-        assert len(forks) == 2  # each a session of its own
-        for pid in forks:
-            os.kill(pid, signal.SIGKILL)
-        said = process.communicate(timeout=60)[0]
-    assert said.count("killed by signal 9 (SIGKILL)") >= 2
-
-
-def test_where_nothing_can_be_forked_a_run_is_a_process_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "dies.py").write_text("import os\n\nos._exit(7)\n")
-    script = SCRIPT.replace("print(", "from benchmark.cells import forks; forks.IMPORTED = 'dies'\nprint(", 1)
-    with runner(tmp_path, 1, script=script) as process:
-        said = process.communicate(timeout=120)[0]
-    assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said
-    assert "Traceback" not in said
+    assert killed.count("killed by signal 9 (SIGKILL)") >= 2
 
 
 TWO_ENVIRONMENTS = """
@@ -288,19 +293,15 @@ rows:
 """
 
 
-@pytest.mark.parametrize("point", ["server", "local"])
-@pytest.mark.parametrize("column", ["{statistic: average}", "{client: ink}"])
+@pytest.mark.parametrize(("column", "point"), [("{statistic: average}", "server"), ("{client: ink}", "local")])
 def test_a_tables_runs_stay_forks(tmp_path: Path, column: str, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its command has imported what sets variables of the environment (to check a point or a client), or has not."""
+    """Its command has imported what sets variables of the environment (to check a client and a point), or has not."""
     (tmp_path / "table.yaml").write_text(TWO_ROWS.replace("POINT", point).replace("COLUMN", column))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for name in [name for name in os.environ if name.startswith(SET_BY_IMPORTS)]:
         monkeypatch.delenv(name)
-    with runner(tmp_path, 0, script=TABLE) as process:
-        seen: set[str] = set()
-        while process.poll() is None:
-            seen |= set(processes(tmp_path).values())
-            time.sleep(0.05)
+    with runner(tmp_path, script=TABLE) as process:
+        seen = command_lines(process, tmp_path)
         said = process.communicate()[0]
     assert said.splitlines()[-1] == "exit status 0"
     assert len([*tmp_path.glob("runs/*/record.json")]) == 2

@@ -59,13 +59,13 @@ def listening() -> dict[str, str]:
 def ports_of(first: int) -> set[str]:
     """Where a process and those that it has started listen."""
     found = set()
-    with suppress(OSError):  # it has ended, or closed that file, meanwhile
+    with suppress(OSError):  # it has ended meanwhile
         children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
         open_to = listening()
-        for process in (first, *children):
-            links = [os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()]
-            found |= {open_to[each[8:-1]] for each in links if each[8:-1] in open_to}
-    return found
+        for entry in (entry for process in (first, *children) for entry in Path(f"/proc/{process}/fd").iterdir()):
+            with suppress(OSError):  # it was closed meanwhile
+                found.add(open_to.get(os.readlink(entry)[8:-1]))
+    return {each for each in found if each}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -160,6 +160,31 @@ def test_a_port_of_loopback_is_no_port_of_the_machine() -> None:
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((_address_of_this_machine(), port), 5)
     assert served.add("works", 1) == 1
+
+
+class Listening(Callback):
+    """Sees where this process listens while it trains."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.ports = ports_of(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_that_a_launcher_starts_on_loopback_listen_nowhere_else() -> None:
+    """Their store's port and those of gloo."""
+    at = at_a_port()
+
+    def work(strategy: RanksStrategy) -> Any:
+        seen = Listening()
+        method, data = build("HeadTune")
+        fit(method, data, 1, [seen], settings={"devices": 2, "strategy": strategy})
+        return seen.ports
+
+    first, second = over_ranks(2, work, at)
+    assert f"tcp 0100007F:{int(at['MASTER_PORT']):04X}" in first
+    assert len(first) > 1
+    assert second
+    assert all(each.startswith("tcp 0100007F:") for each in first | second)
 
 
 def _address_of_this_machine() -> str:
