@@ -161,8 +161,8 @@ def _by_class(counts: "Tensor") -> "tuple[Tensor, ...]":
 
 def _accuracy(counts: "Tensor") -> "Tensor":
     """Return the share of right predictions."""
-    hits, _, support = _by_class(counts)
-    return hits.sum(1) / support.sum(1)
+    hits, _, support = counts[:, :-1].sum(1).unbind(-1)
+    return hits.double() / support
 
 
 def _balanced_accuracy(counts: "Tensor") -> "Tensor":
@@ -179,7 +179,7 @@ def _macro_f1(counts: "Tensor") -> "Tensor":
 
 def _loss(loss_sum: "Tensor", counts: "Tensor") -> "Tensor":
     """Return the mean cross-entropy."""
-    return loss_sum / _by_class(counts)[2].sum(1)
+    return loss_sum / counts[:, :-1, 2].sum(1)
 
 
 #: By name, in the order in which people read them.

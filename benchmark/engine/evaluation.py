@@ -83,8 +83,8 @@ class Evaluation:
     def _score_as_server(self, step: Step) -> None:
         """Take the scores of the server's state for the clients' own, which is equal to it."""
         if step.number == 0:
-            server, clients = self.scores["server", step.split], [*step.clients]
-            self._of(step, server.num_classes).add(clients, server.counted(clients))
+            server = self.scores["server", step.split]
+            self._of(step, server.num_classes).add(step.clients, server.counted(step.clients))
 
     def _of(self, step: Step, classes: int) -> ClientScores:
         """Return the scores at a step's point on its split."""

@@ -64,7 +64,7 @@ class ClientScores(Metric):
 
     def counted(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return the counts of some clients, by kind, [K, ...]."""
-        return {kind.name: self._state(kind.name)[clients] for kind in self.kinds}
+        return {kind.name: self._state(kind.name)[[*clients]] for kind in self.kinds}
 
     def scored(self) -> list[int]:
         """Return the clients of whom an image was counted."""

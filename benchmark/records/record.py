@@ -62,13 +62,14 @@ class Environment(TypedDict, total=False):
 
 def _summaries() -> Any:
     """Return the form of the summary: by point, split and metric the statistics of a run's rounds."""
-    number: Any = Finite | None
-    fields = dict.fromkeys(STATISTICS, number) | dict.fromkeys(("pooled_round", "round", "rounds"), Count)
+    fields: dict[str, Any] = {"pooled_round": Count, "round": Count, "rounds": Count}
+    for name in STATISTICS:
+        fields[name] = Finite | None
     # In the order in which the file has them: a table's CSV follows it.
     statistics: Any = TypedDict("_Statistics", dict(sorted(fields.items())), total=False)  # type: ignore[misc]
     with_config(ConfigDict(extra="forbid"))(statistics)
-    named = {"clients": Count, "last": statistics, "last10": statistics}
-    named |= dict.fromkeys(("best_on_test", "round0"), NotRequired[statistics])
+    named: dict[str, Any] = {"clients": Count, "last": statistics, "last10": statistics}
+    named |= {"best_on_test": NotRequired[statistics], "round0": NotRequired[statistics]}
     summary: Any = TypedDict("_Summary", dict(sorted(named.items())))  # type: ignore[misc]
     with_config(ConfigDict(extra="forbid"))(summary)
     by_split = dict[Name, Annotated[dict[str, summary], Field(min_length=1)]]  # what splits there are, data say
