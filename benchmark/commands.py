@@ -116,8 +116,9 @@ def show(arguments: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
+    from benchmark.metrics import STATISTICS
     from benchmark.records.record_file import read_record
-    from benchmark.records.words import ROUND_WORDS, STATISTIC_WORDS, metric_number, metric_words, unit_of
+    from benchmark.records.words import ROUND_WORDS, metric_number, metric_words, unit_of
 
     record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
@@ -136,8 +137,11 @@ def show(arguments: argparse.Namespace) -> int:
     )
     for said in filter(None, (tuned, record.corrected)):
         console.print(_text(said))
-    shown = Table("", *(words.replace(" ", "\n") for words in STATISTIC_WORDS.values()))
-    for point, split, metric, entry in _entries(record.summary):
+    entries = _entries(record.summary)
+    there = {name for *_, entry in entries for name in entry["last"]}
+    statistics = [each for each in STATISTICS.values() if each.always or each.name in there]
+    shown = Table("", *(each.words.replace(" ", "\n") for each in statistics))
+    for point, split, metric, entry in entries:
         of = f", {entry['clients']} of {clients}" if entry["clients"] < len(record.client_names) else ""
         shown.add_row(Text(_text(metric_words(split, metric, point) + unit_of(metric) + of), style="bold"))
         for which, words in ROUND_WORDS.items():
@@ -146,7 +150,7 @@ def show(arguments: argparse.Namespace) -> int:
             values = entry[which]
             label = words.replace("round", f"round ({values['round']})") if "round" in values else words
             numbers = [
-                "" if values.get(name) is None else metric_number(values[name], metric) for name in STATISTIC_WORDS
+                "" if values.get(each.name) is None else metric_number(values[each.name], metric) for each in statistics
             ]
             shown.add_row(*map(Text, (f"  {label}", *numbers)))
         shown.add_section()
@@ -161,8 +165,10 @@ def _text(said: str) -> str:
 
 def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:
     """List what was measured: test accuracy first, then other splits, then other metrics."""
-    from benchmark.records.record import METRICS, POINTS
+    from benchmark.metrics import METRICS
+    from benchmark.records.record import POINTS
 
+    order = {metric: number for number, metric in enumerate(METRICS)}
     found = [
         (point, split, metric, entry)
         for point, splits in summary.items()
@@ -172,8 +178,7 @@ def _entries(summary: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any
 
     def place(entry: tuple[str, str, str, dict[str, Any]]) -> tuple[bool, int, bool, str, int]:
         point, split, metric, _ = entry
-        order = METRICS.index(metric) if metric in METRICS else len(METRICS)
-        return split == "train", order, split != "test", split, POINTS.index(point)
+        return split == "train", order.get(metric, len(order)), split != "test", split, POINTS.index(point)
 
     return sorted(found, key=place)
 

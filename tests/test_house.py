@@ -16,6 +16,7 @@ FLOORS = (
         "benchmark.seeds",
         "benchmark.ranges",
         "benchmark.masked",
+        "benchmark.metrics",
         "benchmark.yaml_files",
         "benchmark.config_files",
         "benchmark.paths",

@@ -85,8 +85,8 @@ class Evaluation:
         """Take the scores of the server's state for the clients' own, which is equal to it."""
         for _ in work.steps(part, self.simulation.device):
             self._stepped()
-        server, clients = self.scores["server", part.split], [*work.clients]
-        self._of(part, server.num_classes).add(clients, server.counts[clients], server.loss_sum[clients])
+        server = self.scores["server", part.split]
+        self._of(part, server.num_classes).add(work.clients, server.counted(work.clients))
 
     def _stepped(self) -> None:
         for watcher in self.on_step:
@@ -165,11 +165,11 @@ class Evaluation:
         own = {key: scores.scored() for key, scores in self.scores.items()}
         mine = {key: (clients, self.scores[key].num_classes) for key, clients in own.items()}
         everybody = ranks.everybody("the end of an evaluation", mine)
-        values = {}
-        for key, clients in own.items():
-            values["counts", *key] = self.scores[key].counts[clients]
-            values["losses", *key] = self.scores[key].loss_sum[clients]
-        named = {"/".join(key): value for key, value in values.items()}
+        named = {
+            "/".join((name, *key)): values
+            for key, clients in own.items()
+            for name, values in self.scores[key].counted(clients).items()
+        }
         parts = ranks.gather("scores", named)
         self.scores = {}
         for key in dict.fromkeys(key for theirs in everybody for key in theirs):
@@ -177,7 +177,8 @@ class Evaluation:
             whole = ClientScores(simulation.terms.num_clients, classes).to(simulation.device)
             for theirs, part in zip(everybody, parts, strict=True):
                 if key in theirs:
-                    whole.add(theirs[key][0], part["/".join(("counts", *key))], part["/".join(("losses", *key))])
+                    counted = {kind.name: part["/".join((kind.name, *key))] for kind in whole.kinds}
+                    whole.add(theirs[key][0], counted)
             self.scores[key] = whole
         whole_federation = range(simulation.terms.num_clients)
         for numbers in ranks.everybody("reports", simulation.reports.of(whole_federation)):

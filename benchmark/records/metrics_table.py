@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import open_regular, write_bytes
+from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT
 from benchmark.records.hashes import canonical
-from benchmark.records.record import METRICS, POINTS
+from benchmark.records.record import POINTS
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd
@@ -21,13 +22,14 @@ if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for i
 
 NAMED = ("point", "split", "metric")
 COLUMNS = ("round", "client", *NAMED, "value")
-"""Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index), point ("server": what
-the server holds after the round plus the client's own state; "local": the client's state at the end of its local
-training, before aggregation; in round 0 as it begins, later of clients that have trained alone), split ("test": the
-client's own test images; "val"; "new": of clients that never train; the further splits of the partition; "train": what
-local training reported), metric (those of :data:`METRICS`, and for "train" what the method names), value float64
-(accuracies are fractions, 0 to 1). A client that was not evaluated in a round has no rows there; rows whose accuracy is
-NaN are dropped as such."""
+"""Columns of ``metrics.parquet``: round int32 (0 is before any training), client int32 (index; -1, for metrics that are
+pooled from counts alone, stands for all clients' images together), point ("server": what the server holds after the
+round plus the client's own state; "local": the client's state at the end of its local training, before aggregation; in
+round 0 as it begins, later of clients that have trained alone), split ("test": the client's own test images; "val";
+"new": of clients that never train; the further splits of the partition; "train": what local training reported), metric
+(those of :data:`benchmark.metrics.METRICS`, and for "train" what the method names), value float64 (accuracies are
+fractions, 0 to 1). A client that was not evaluated in a round has no rows there; rows of a client whose accuracy is NaN
+are dropped as such. A metric that is not defined for a client has no row there either."""
 MOST_ROWS = 10_000_000
 """Rows that a small file can have; they take 1.5 GB. A larger file has a byte and more for each of its values."""
 PARTS = "metrics"
@@ -191,14 +193,15 @@ def checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
         unknown = sorted({str(name) for name in named.unique()} - set(names))
         if unknown:
             raise ValueError(f"{column} is one of {', '.join(names)}, got {', '.join(unknown)}")
-    if len(table) and (table[["round", "client"]] < 0).any(axis=None):
+    if len(table) and ((table[["round", "client"]] < 0).any(axis=1) & ~_is_pooled(table)).any():
         raise ValueError("rounds and clients are counted from 0, got a negative one")
     # Where a row belongs, as one number: a table has fewer than 2^63 places.
     place = table["round"].to_numpy("int64")
     for column in ("client", "point", "split"):
         codes = (table[column].cat.codes if column in NAMED else table[column]).to_numpy("int64")
+        codes = codes - codes.min(initial=0)  # a pooled value's client is negative
         place = place * (codes.max(initial=0) + 1) + codes
-    unknown_accuracy = (table["metric"] == "accuracy") & table["value"].isna()
+    unknown_accuracy = (table["metric"] == EVALUATED) & table["value"].isna()
     if unknown_accuracy.any():
         # An accuracy of 0 / 0: this client was not evaluated there, so it has no other score either.
         known = ~np.isin(place, place[unknown_accuracy])
@@ -211,15 +214,26 @@ def checked(metrics: "pd.DataFrame") -> "pd.DataFrame":
     return table
 
 
+def _is_pooled(table: "pd.DataFrame") -> "pd.Series[bool]":
+    """Return which rows hold the value of all clients' images together, of a metric and split that have one."""
+    metrics = [metric.name for metric in METRICS.values() if metric.pooled == "counts"]
+    of_all = (table["client"] == POOLED_CLIENT) & (table["round"] >= 0) & (table["split"] != "train")
+    return of_all & table["metric"].isin(metrics)
+
+
 def check_clients(table: "pd.DataFrame", sizes: Sequence[int]) -> None:
-    """Refuse a table that speaks of clients that are not there, or leaves some out at the point "server".
+    """Refuse a table with values of clients that are not there, or without those of some at the point "server".
+
+    A metric that is not always defined may lack clients.
 
     Raises:
         ValueError: as it says.
     """
     if len(table) and table["client"].max() >= len(sizes):
         raise ValueError(f"client {table['client'].max()} has values, but there are {len(sizes)} test sizes")
-    evaluated = (table["point"] == "server") & (table["split"] != "train")
+    sometimes = [metric.name for metric in METRICS.values() if not metric.always_defined]
+    evaluated = (table["point"] == "server") & (table["split"] != "train") & ~table["metric"].isin(sometimes)
+    evaluated &= table["client"] != POOLED_CLIENT
     everywhere = table[evaluated].groupby(["split", "metric"], observed=True)
     for (split, _), part in everywhere:
         clients = set(part["client"])

@@ -1,6 +1,7 @@
 """The form of ``record.json``: which fields a finished run's record has, and of what kind and range each is."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -8,8 +9,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
 
+from benchmark.metrics import STATISTICS
+
 POINTS = ("server", "local")
-METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "loss")
 
 #: Far beyond what is counted or measured, and small enough to be multiplied without an overflow.
 HUGE = 1e40
@@ -22,12 +24,12 @@ Name = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class _Form:
-    """Says how a field is checked, where its Python type says less."""
+    """Says how a field is checked, where its Python type says less; asked when the first record is read."""
 
-    kind: Any
+    kind: Callable[[], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        schema: CoreSchema = handler.generate_schema(self.kind)
+        schema: CoreSchema = handler.generate_schema(self.kind())
         return schema
 
 
@@ -58,25 +60,21 @@ class Environment(TypedDict, total=False):
     date: str
 
 
-@with_config(ConfigDict(extra="forbid"))
-class _Statistics(TypedDict, total=False):  # in the order in which the file has them: a table's CSV follows it
-    average: Finite | None
-    pooled: Finite | None
-    pooled_round: Count
-    round: Count
-    rounds: Count
-    std: Finite | None
-    worst: Finite | None
-    worst_decile: Finite | None
-
-
-@with_config(ConfigDict(extra="forbid"))
-class _Summary(TypedDict):
-    best_on_test: NotRequired[_Statistics]
-    clients: Count
-    last: _Statistics
-    last10: _Statistics
-    round0: NotRequired[_Statistics]
+def _summaries() -> Any:
+    """Return the form of the summary: by point, split and metric the statistics of a run's rounds."""
+    fields: dict[str, Any] = {"pooled_round": Count, "round": Count, "rounds": Count}
+    for name in STATISTICS:
+        fields[name] = Finite | None
+    # In the order in which the file has them: a table's CSV follows it.
+    statistics: Any = TypedDict("_Statistics", dict(sorted(fields.items())), total=False)  # type: ignore[misc]
+    with_config(ConfigDict(extra="forbid"))(statistics)
+    named: dict[str, Any] = {"clients": Count, "last": statistics, "last10": statistics}
+    named |= {"best_on_test": NotRequired[statistics], "round0": NotRequired[statistics]}
+    summary: Any = TypedDict("_Summary", dict(sorted(named.items())))  # type: ignore[misc]
+    with_config(ConfigDict(extra="forbid"))(summary)
+    by_split = dict[Name, Annotated[dict[str, summary], Field(min_length=1)]]  # what splits there are, data say
+    by_point = dict[Literal[POINTS], Annotated[by_split, Field(min_length=1)]]  # type: ignore[valid-type]
+    return Annotated[by_point, Field(min_length=1)]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -116,8 +114,6 @@ class _File(TypedDict):
 
 _Files = TypedDict("_Files", {"config.yaml": _File, "manifest.json": _File, "metrics.parquet": _File})
 with_config(ConfigDict(extra="forbid"))(_Files)
-_BySplit = dict[Name, Annotated[dict[str, _Summary], Field(min_length=1)]]  # what splits there are, data say
-_ByPoint = dict[Literal[POINTS], Annotated[_BySplit, Field(min_length=1)]]  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -167,17 +163,17 @@ class RunRecord:
     environment: Environment
     rounds: Count
     rounds_trained: Count
-    communication: Annotated[dict[str, float], _Form(_Communication)]
-    seconds: Annotated[dict[str, float], _Form(_Seconds)]
+    communication: Annotated[dict[str, float], _Form(lambda: _Communication)]
+    seconds: Annotated[dict[str, float], _Form(lambda: _Seconds)]
     peak_memory_bytes: Count | None
     config_hash: str = ""
-    summary: Annotated[dict[str, Any], _Form(Annotated[_ByPoint, Field(min_length=1)])] = field(default_factory=dict)
-    files: Annotated[dict[str, Any], _Form(_Files)] = field(default_factory=dict)
+    summary: Annotated[dict[str, Any], _Form(_summaries)] = field(default_factory=dict)
+    files: Annotated[dict[str, Any], _Form(lambda: _Files)] = field(default_factory=dict)
     server: str | None = None
     default_server: str | None = None
     code: dict[str, str] | None = None
     images_sha256: str | None = None
-    tuning: Annotated[dict[str, Any] | None, _Form(Tuning | None)] = None
+    tuning: Annotated[dict[str, Any] | None, _Form(lambda: Tuning | None)] = None
     corrected: str | None = None
     delivery: str | None = None
     facts: dict[str, dict[str, float]] | None = None
@@ -196,7 +192,8 @@ class _Payload(RunRecord):
 
 
 @functools.cache
-def _reader() -> TypeAdapter[_Payload]:
+def _reader(statistics: tuple[str, ...]) -> TypeAdapter[_Payload]:
+    """Return what reads records whose summaries have these statistics."""
     return TypeAdapter(with_config(ConfigDict(extra="forbid"))(_Payload))
 
 
@@ -207,7 +204,7 @@ def parse_record(content: bytes) -> RunRecord:
         ValueError: a field is missing, unknown, of the wrong type or out of range; one line that names it.
     """
     try:
-        record = _reader().validate_json(content, strict=True)
+        record = _reader(tuple(STATISTICS)).validate_json(content, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         wrong = {".".join(map(str, entry["loc"])): entry["msg"] for entry in found}

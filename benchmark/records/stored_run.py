@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
+from benchmark.metrics import STATISTICS
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
 from benchmark.records.record_file import FILES, LARGEST, file_entry, read_record
@@ -78,7 +79,7 @@ class StoredRun:
         """The long table (:data:`benchmark.records.metrics_table.COLUMNS`), of the clients that the record names."""
         summaries = sum(len(metrics) for splits in self.record.summary.values() for metrics in splits.values())
         rounds = 1 + max(self.record.rounds, self.record.rounds_trained)
-        most = summaries * len(self.record.test_sizes) * rounds
+        most = summaries * (1 + len(self.record.test_sizes)) * rounds  # one for the pooled value
         with readable(self.folder / "metrics.parquet"):
             table = parse_table(self.content("metrics.parquet"), most)
             check_clients(table, self.record.test_sizes)
@@ -175,8 +176,15 @@ class StoredRun:
                 yield path, "test_sizes"
                 return
 
+    @property
+    def _statistics(self) -> list[str]:
+        """Name the statistics over clients that every record has, and those that this one has beside them."""
+        entries = [entry for splits in self.record.summary.values() for of in splits.values() for entry in of.values()]
+        there = {name for entry in entries for name in entry["last"]}
+        return [name for name, statistic in STATISTICS.items() if statistic.always or name in there]
+
     def _of_metrics(self) -> Iterator[tuple[str, str]]:
-        if not _same(summarize(self.metrics, self.record.test_sizes), self.record.summary):
+        if not _same(summarize(self.metrics, self.record.test_sizes, self._statistics), self.record.summary):
             yield "metrics.parquet", "summary"
         if self.metrics["round"].max() > self.record.rounds_trained or self.record.rounds_trained > self.record.rounds:
             yield "metrics.parquet", "rounds_trained"

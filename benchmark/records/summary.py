@@ -1,10 +1,11 @@
 """Summaries of a metrics table: over clients, and which rounds of a run count."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, pooled_by
 from benchmark.records.metrics_table import NAMED, check_clients, checked
 from benchmark.records.record import RunRecord
 
@@ -13,11 +14,38 @@ if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not w
     import pandas as pd
 
 
-LOWER_IS_BETTER = ("loss",)
+#: How many of the last evaluated rounds ``last10`` is the mean of.
+TAIL = 10
 
 
-def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, Any]:
-    """Summaries of a metrics table: ``summary[point][split][metric][which][statistic]``.
+class _Rounds(NamedTuple):
+    """Values of one point, split and metric.
+
+    Attributes:
+        numbers: evaluated rounds [R].
+        values: masked [R, clients].
+        scored: clients [R] that were evaluated; of some of them a metric may not be defined.
+        pooled: value of all clients' images together [R], NaN where there is none.
+    """
+
+    numbers: "np.ndarray"
+    values: "np.ma.MaskedArray"
+    scored: "np.ndarray"
+    pooled: "np.ndarray"
+
+    @property
+    def trained(self) -> "np.ndarray":
+        """Return the positions of the rounds after training began; of all where there is none."""
+        import numpy as np
+
+        trained = np.flatnonzero(self.numbers > 0)
+        return trained if len(trained) else np.arange(len(self.numbers))
+
+
+def summarize(
+    metrics: "pd.DataFrame", test_sizes: Sequence[int], statistics: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Summarize a metrics table: ``summary[point][split][metric][which][statistic]``.
 
     Which:
 
@@ -28,14 +56,19 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
       data it is reported on, hence optimistic; only for the split "test";
     * ``round0``: before any training, where it was evaluated.
 
-    Statistics over clients: ``average`` (unweighted), ``worst`` client, ``worst_decile`` (mean of the worst tenth of
-    the clients, rounded down, at least one), ``std`` (n - 1 in the denominator; None for one client) and, for test
-    accuracy, ``pooled`` (total correct by total test images). In ``best_on_test``, ``pooled`` is its own best, of the
-    round ``pooled_round``. A value that is not finite is None.
+    Statistics over clients are those of :data:`benchmark.metrics.STATISTICS`: ``average`` (unweighted), ``worst``
+    client, ``worst_decile`` (mean of the worst tenth of the clients, rounded down, at least one), ``std`` (n - 1 in the
+    denominator; None for one client) and, for test accuracy, ``pooled`` (total correct by total test images). In
+    ``best_on_test``, ``pooled`` is its own best, of the round ``pooled_round``. A value that is not finite is None.
 
-    Beside them stands ``clients``, how many clients the last round speaks of: at the point "local" a client's value
-    stands until it trains again, and a client that never trained is left out. There ``round0`` is of all clients, as
-    they begin.
+    Beside them stands ``clients``, how many clients have a value in the last round: at the point "local" a client's
+    value stands until it trains again, and a client that never trained is left out. There ``round0`` is of all clients,
+    as they begin.
+
+    Args:
+        metrics: the table.
+        test_sizes: test images per client.
+        statistics: names; by default those that are always in a record.
 
     Source: protocols of pFedPT (pooled, best), pFedPG (average, last) and pFedBayesPT (average, worst, last ten).
 
@@ -47,17 +80,17 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
 
     table = checked(metrics)
     check_clients(table, test_sizes)
+    chosen = [name for name, each in STATISTICS.items() if (each.always if statistics is None else name in statistics)]
     summary: dict[str, Any] = {}
-    for (point, split, metric), part in table.groupby(list(NAMED), sort=True, observed=True):
-        pool = split == "test" and metric == "accuracy"
-        rounds, values = _by_round(part, test_sizes)
-        series = _statistics(values, str(metric), np.asarray(test_sizes) if pool else None)
-        known = (~np.ma.getmaskarray(values)).sum(axis=1)
-        trained = np.flatnonzero(rounds > 0)
-        trained = trained if len(trained) else np.arange(len(rounds))
-        tail = trained[-10:]
+    for key, part in table.groupby(list(NAMED), sort=True, observed=True):
+        point, split, metric = map(str, key)
+        found = _by_round(_of_clients(table, part, point, split, metric), part, test_sizes, metric)
+        series = _statistics(found.values, metric, chosen)
+        if "pooled" in chosen and (how := pooled_by(metric, split)):
+            series["pooled"] = found.pooled if how == "counts" else _weighted(found.values, np.asarray(test_sizes))
+        rounds, tail = found.numbers, found.trained[-TAIL:]
         entry: dict[str, Any] = {
-            "clients": int(known[-1]),
+            "clients": int((~np.ma.getmaskarray(found.values[-1])).sum()),
             "last": {"round": int(rounds[-1]), **_at(series, -1)},
             "last10": {
                 "rounds": len(tail),
@@ -65,19 +98,17 @@ def summarize(metrics: "pd.DataFrame", test_sizes: Sequence[int]) -> dict[str, A
             },
         }
         if split == "test":
-            # An early round that speaks of fewer clients is not compared with later ones.
-            eligible = trained[known[trained] == known[-1]]
-            index = _best(series["average"], eligible, str(metric))
+            index = _best(series["average"], found, metric)
             entry["best_on_test"] = {"round": int(rounds[index]), **_at(series, index)}
-            if pool:
-                index = _best(series["pooled"], eligible, str(metric))
+            if "pooled" in series:
+                index = _best(series["pooled"], found, metric)
                 entry["best_on_test"] |= {
                     "pooled": _json_number(series["pooled"][index]),
                     "pooled_round": int(rounds[index]),
                 }
         if rounds[0] == 0:
             entry["round0"] = _at(series, 0)
-        summary.setdefault(str(point), {}).setdefault(str(split), {})[str(metric)] = entry
+        summary.setdefault(point, {}).setdefault(split, {})[metric] = entry
     return summary
 
 
@@ -95,79 +126,134 @@ def client_values(
     """
     import numpy as np
 
-    part = metrics[(metrics["point"] == point) & (metrics["split"] == split) & (metrics["metric"] == metric)]
-    if not len(part):
+    found = _read(metrics, record.test_sizes, point, split, metric)
+    if found is None:
         raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
-    rounds, values = _by_round(part, record.test_sizes)
-    filled = np.ma.filled(values, np.nan)
-    if which == "last":
-        return [float(value) for value in filled[-1]]
-    if which == "best_on_test":
-        chosen = record.summary[point][split][metric][which]["round"]
-        return [float(value) for value in filled[list(rounds).index(chosen)]]
-    count = record.summary[point][split][metric]["last10"]["rounds"]
-    return [float(value) for value in filled[-count:].mean(axis=0)]
+    filled = np.ma.filled(found.values, np.nan)
+    chosen = filled[_positions(found, _entry(record, point, split, metric), which)]
+    return [float(value) for value in chosen.mean(axis=0)]
+
+
+def statistic_of(
+    metrics: "pd.DataFrame", record: RunRecord, point: str, split: str, metric: str, which: str, statistic: str
+) -> float | None:
+    """Compute a statistic over clients as it would stand at ``record.summary[point][split][metric][which]``.
+
+    Arguments as in :func:`client_values`. None where it is not defined, where the run has no such values, and for
+    ``pooled``, which is no function of the clients' values.
+    """
+    found = _read(metrics, record.test_sizes, point, split, metric)
+    if found is None or STATISTICS[statistic].of is None:
+        return None
+    column = _statistics(found.values, metric, (statistic,))[statistic]
+    return _json_number(column[_positions(found, _entry(record, point, split, metric), which)].mean())
 
 
 def average_by_round(
     metrics: "pd.DataFrame", test_sizes: Sequence[int], point: str, split: str, metric: str
 ) -> "tuple[np.ndarray, dict[str, np.ndarray]]":
-    """Evaluated rounds [R] and for each the statistics over clients of :func:`summarize`; empty if never evaluated.
+    """Return the evaluated rounds [R] and for each the statistics of every summary; empty if never evaluated.
 
-    ``metrics`` as in :func:`client_values`.
+    ``metrics`` as in :func:`client_values`. Pooled is not among them.
     """
     import numpy as np
 
-    part = metrics[(metrics["point"] == point) & (metrics["split"] == split) & (metrics["metric"] == metric)]
-    if not len(part):
+    found = _read(metrics, test_sizes, point, split, metric)
+    if found is None:
         return np.zeros(0, dtype=int), {}
-    rounds, values = _by_round(part, test_sizes)
-    return rounds, _statistics(values, metric, None)
+    return found.numbers, _statistics(found.values, metric, [name for name, each in STATISTICS.items() if each.always])
 
 
-def _by_round(part: "pd.DataFrame", sizes: Sequence[int]) -> "tuple[np.ndarray, np.ma.MaskedArray]":
-    """Rounds [R] and masked values [R, clients] of one point, split and metric.
+def _read(metrics: "pd.DataFrame", sizes: Sequence[int], point: str, split: str, metric: str) -> _Rounds | None:
+    """Read the values of one point, split and metric; None where there are none."""
+    part = metrics[(metrics["point"] == point) & (metrics["split"] == split) & (metrics["metric"] == metric)]
+    return _by_round(_of_clients(metrics, part, point, split, metric), part, sizes, metric) if len(part) else None
+
+
+def _entry(record: RunRecord, point: str, split: str, metric: str) -> Mapping[str, Any]:
+    """Return what the record says of a metric; empty if it does not know it."""
+    entry: Mapping[str, Any] = record.summary.get(point, {}).get(split, {}).get(metric, {})
+    return entry
+
+
+def _positions(found: _Rounds, entry: Mapping[str, Any], which: str) -> list[int]:
+    """Return the positions of the rounds that a part of a summary is made of."""
+    last = len(found.numbers)
+    if which == "best_on_test":
+        return [list(found.numbers).index(entry[which]["round"])]
+    return list(range(last - (entry[which]["rounds"] if which == "last10" else 1), last))
+
+
+def _of_clients(table: "pd.DataFrame", part: "pd.DataFrame", point: str, split: str, metric: str) -> "pd.DataFrame":
+    """Return the rows of a metric, one for each client that was evaluated; NaN where the metric is not defined."""
+    part = part[part["client"] != POOLED_CLIENT]
+    if _always_defined(split, metric):
+        return part
+    at = (table["point"] == point) & (table["split"] == split) & (table["metric"] == EVALUATED)
+    place = ["round", "client", "point"]
+    return table.loc[at, place].merge(part[[*place, "value"]], how="left", on=place) if at.any() else part
+
+
+def _always_defined(split: str, metric: str) -> bool:
+    return split == "train" or metric not in METRICS or METRICS[metric].always_defined
+
+
+def _by_round(rows: "pd.DataFrame", part: "pd.DataFrame", sizes: Sequence[int], metric: str) -> _Rounds:
+    """Arrange the rows of one point, split and metric by round and client.
 
     At the point "local" a client's value stands until it trains again; before its first time it is masked (and not
     NaN, which a measured loss can be), but for round 0, where all clients are as they begin. A client without images
-    of the split is masked throughout.
+    of the split is masked throughout, and where the metric is not defined.
+
+    Args:
+        rows: of :func:`_of_clients`.
+        part: all rows of the metric there, with pooled values.
+        sizes: test images per client.
+        metric: its name.
     """
     import numpy as np
 
-    rows = part.reset_index(drop=True)
-    point = rows["point"].iloc[0]
+    rows = rows.reset_index(drop=True)
     place = rows.assign(row=rows.index).pivot(index="round", columns="client", values="row").sort_index()
-    if point == "local":
+    if rows["point"].iloc[0] == "local":
         trained = place.index > 0
         place[trained] = place[trained].ffill()
     where = place.reindex(columns=range(len(sizes))).to_numpy(dtype="float64")
     known = ~np.isnan(where)
     values = np.ma.masked_all(where.shape, dtype="float64")
     values[known] = rows["value"].to_numpy()[where[known].astype("int64")]
-    return place.index.to_numpy(), values
+    if not _always_defined(str(part["split"].iloc[0]), metric):
+        values = np.ma.masked_where(np.isnan(values.data) | ~known, values)
+    of_all = part[part["client"] == POOLED_CLIENT].set_index("round")["value"]
+    return _Rounds(place.index.to_numpy(), values, known.sum(axis=1), of_all.reindex(place.index).to_numpy())
 
 
-def _statistics(values: "np.ma.MaskedArray", metric: str, sizes: "np.ndarray | None") -> "dict[str, np.ndarray]":
-    """Per round [R] the statistics over clients of values [R, clients]; the largest is worst where less is better."""
+def _statistics(values: "np.ma.MaskedArray", metric: str, names: Collection[str]) -> "dict[str, np.ndarray]":
+    """Compute for each round [R] the named statistics over clients of values [R, clients]; NaN where no client has one.
+
+    Pooled is none of them: it is no function of these values.
+    """
     import numpy as np
 
-    series: dict[str, list[float]] = {name: [] for name in ("average", "worst", "worst_decile", "std")}
-    if sizes is not None:
-        series["pooled"] = []
+    lower = lower_is_better(metric)
+    functions = {name: function for name in names if (function := STATISTICS[name].of) is not None}
+    series: dict[str, list[float]] = {name: [] for name in functions}
     for row in values:
-        known = ~np.ma.getmaskarray(row)
-        present = row.data[known]
-        ordered = np.sort(present)[::-1] if metric in LOWER_IS_BETTER else np.sort(present)
-        if np.isnan(present).any():  # a NaN says something: it is passed on, never sorted away
-            ordered = np.full_like(ordered, math.nan)
+        present = row.data[~np.ma.getmaskarray(row)]
         with np.errstate(invalid="ignore"):  # a loss can be infinite
-            series["average"].append(float(present.mean()))
-            series["worst"].append(float(ordered[0]))
-            series["worst_decile"].append(float(ordered[: max(1, len(ordered) // 10)].mean()))
-            series["std"].append(float(present.std(ddof=1)) if len(present) > 1 else math.nan)
-        if sizes is not None:
-            series["pooled"].append(float(np.average(present, weights=sizes[known])))
+            for name, function in functions.items():
+                series[name].append(function(present, lower) if len(present) else math.nan)
     return {name: np.asarray(column) for name, column in series.items()}
+
+
+def _weighted(values: "np.ma.MaskedArray", sizes: "np.ndarray") -> "np.ndarray":
+    """Return for each round [R] the mean over clients of values [R, clients], weighted by their images."""
+    import numpy as np
+
+    known = ~np.ma.getmaskarray(values)
+    return np.asarray(
+        [float(np.average(row.data[has], weights=sizes[has])) for row, has in zip(values, known, strict=True)]
+    )
 
 
 def _json_number(value: float) -> float | None:
@@ -178,9 +264,13 @@ def _at(series: "dict[str, np.ndarray]", index: int) -> dict[str, float | None]:
     return {name: _json_number(column[index]) for name, column in series.items()}
 
 
-def _best(column: "np.ndarray", eligible: "np.ndarray", metric: str) -> int:
-    """Index of the best round among the eligible ones, the first of equals; NaN is worst."""
+def _best(column: "np.ndarray", found: _Rounds, metric: str) -> int:
+    """Return the position of the best round after training began, the first of equals; NaN is worst.
+
+    An early round in which fewer clients were evaluated is not compared with later ones.
+    """
     import numpy as np
 
-    values = -column[eligible] if metric in LOWER_IS_BETTER else column[eligible]
+    eligible = found.trained[found.scored[found.trained] == found.scored[-1]]
+    values = -column[eligible] if lower_is_better(metric) else column[eligible]
     return int(eligible[np.argmax(np.where(np.isnan(values), -np.inf, values))])

@@ -1,4 +1,6 @@
-"""Names of stored points, rounds and statistics as people read them."""
+"""Names of stored points and rounds, and metrics, as people read them."""
+
+from benchmark.metrics import in_per_cent, scale_of
 
 #: Where in a round clients are scored.
 POINT_WORDS = {"server": "after aggregation", "local": "after local training"}
@@ -9,16 +11,6 @@ ROUND_WORDS = {
     "last10": "last ten rounds",
     "best_on_test": "best round, chosen on test data",
 }
-#: Statistics over clients.
-STATISTIC_WORDS = {
-    "average": "average",
-    "worst": "worst client",
-    "worst_decile": "worst decile",
-    "std": "spread over clients",
-    "pooled": "pooled",
-}
-#: Metrics that people read in per cent; files keep fractions.
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
 def metric_words(split: str, metric: str, point: str) -> str:
@@ -29,9 +21,14 @@ def metric_words(split: str, metric: str, point: str) -> str:
 
 def metric_number(value: float, metric: str) -> str:
     """Return a number as people read it: per cent with two digits, other metrics with four."""
-    return f"{100 * value:.2f}" if metric in PERCENT else f"{value:.4f}"
+    return f"{scale_of(metric) * value:.{digits_of(metric)}f}"
+
+
+def digits_of(metric: str) -> int:
+    """Return the digits behind the point with which people read a metric."""
+    return 2 if in_per_cent(metric) else 4
 
 
 def unit_of(metric: str) -> str:
     """Return the unit as it stands behind a heading; empty where there is none."""
-    return ", %" if metric in PERCENT else ""
+    return ", %" if in_per_cent(metric) else ""

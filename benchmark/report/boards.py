@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from benchmark.metrics import STATISTICS, within_clients
 from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, flat, tell_apart
 from benchmark.records.hashes import canonical
@@ -15,7 +16,6 @@ from benchmark.records.words import POINT_WORDS, ROUND_WORDS
 from benchmark.report.grid import Cell, Grid, anchor_of, grid
 from benchmark.report.published import READINGS, beside
 from benchmark.report.readings import (
-    STATISTICS,
     evaluated_rounds,
     hardware_of,
     last_by_client,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 PAPER = ("Read as in the paper", "Paper")
-WITHIN = ("worst", "worst_decile", "std")
 WORST = ("Worst", "Second", "Third", "Fourth", "Fifth")
 
 
@@ -206,7 +205,7 @@ def variants(board: Board) -> Grid:
 
 def _heads(board: Board) -> list[str]:
     heads = ["#", "Method", *(words.capitalize() for point, words in POINT_WORDS.items() if point in board.points)]
-    heads += ["Last ten rounds", "Best round, on test data", "Worst client", "Worst decile", "Spread over clients"]
+    heads += ["Last ten rounds", "Best round, on test data", *(each.words.capitalize() for each in within_clients())]
     return [*heads, "Tuned", "Seeds", "kB a round", "Seconds", *([] if board.first.demo else PAPER)]
 
 
@@ -222,7 +221,7 @@ def _row(experiment: Experiment, board: Board) -> list[Cell]:
         *map(Cell, scores),
         Cell(mean_std(_averages(experiment, "last10")), few if evaluated < 10 else ""),
         Cell(mean_std(_averages(experiment, "best_on_test")), few),
-        *(Cell(mean_std(statistic_of(experiment, there[0], "last", name))) for name in WITHIN),
+        *(Cell(mean_std(statistic_of(experiment, there[0], "last", each.name))) for each in within_clients()),
         Cell(_tuning(experiment.first)),
         Cell(str(len(experiment.runs)), f"of {codes} codes" if codes > 1 else ""),
         Cell(mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0]),
@@ -249,7 +248,8 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
     for row in rows.itertuples():
         statistic, which = READINGS[str(row.metric)]
         point = _paper_point(experiment)
-        read = f"{STATISTICS[statistic]}, {ROUND_WORDS[which]}{', ' + POINT_WORDS[point] if point != 'server' else ''}"
+        where = f", {POINT_WORDS[point]}" if point != "server" else ""
+        read = f"{STATISTICS[statistic].reading}, {ROUND_WORDS[which]}{where}"
         theirs = Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}, {read}")
         return Cell(mean_std(statistic_of(experiment, point, which, statistic))), theirs
     return Cell(""), Cell("")

@@ -8,8 +8,7 @@ import numpy as np
 from benchmark.records.grouped_runs import Experiment, Run
 from benchmark.records.summary import average_by_round, client_values
 from benchmark.records.words import POINT_WORDS
-
-STATISTICS = {"average": "averaged over clients", "pooled": "pooled over all test images"}
+from benchmark.tables.numbers import scaled
 
 
 def accuracy_of(run: Run, point: str) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def accuracy_of(run: Run, point: str) -> dict[str, Any]:
 
 def statistic_of(experiment: Experiment, point: str, which: str, statistic: str) -> list[float | None]:
     values = [accuracy_of(run, point).get(which, {}).get(statistic) for run in experiment.runs]
-    return [None if value is None else 100 * value for value in values]
+    return [None if value is None else scaled(value, "accuracy") for value in values]
 
 
 def points_of(experiment: Experiment) -> list[str]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_text
+from benchmark.metrics import STATISTICS
 from benchmark.records.grouped_runs import Experiment, group, read_runs
 from benchmark.records.words import POINT_WORDS, ROUND_WORDS
 from benchmark.report.published import READINGS, beside
-from benchmark.report.readings import STATISTICS, hardware_of, statistic_of
+from benchmark.report.readings import hardware_of, statistic_of
 from benchmark.shipped import shipped
 from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
@@ -113,7 +114,7 @@ def _readings(experiment: Experiment, reported: tuple[str, str]) -> str:
             if values and len(values) == len(known):
                 found.append(f"{math.fsum(values) / len(values):.2f} {words}")
         if found:
-            said.append(f"{STATISTICS[statistic]}, {ROUND_WORDS[which]}: {', '.join(found)}")
+            said.append(f"{STATISTICS[statistic].reading}, {ROUND_WORDS[which]}: {', '.join(found)}")
     return "; ".join(said) or "not evaluated on test data"
 
 
@@ -158,7 +159,7 @@ def _block(results: Path, published: _Published, experiments: Sequence[Experimen
     statistic, which = _reported(published)
     lines = [
         f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source}). "
-        f"The paper's accuracy is {STATISTICS[statistic]}; compared with ours of the {ROUND_WORDS[which]}."
+        f"The paper's accuracy is {STATISTICS[statistic].reading}; compared with ours of the {ROUND_WORDS[which]}."
     ]
     tables = _table_lines(results, published)
     runs = _run_lines(experiments, published)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmark.metrics import listed_within
 from benchmark.records.words import ROUND_WORDS
 from benchmark.report.grid import Grid, anchor_of, grid
 from benchmark.tables.blocks import our_block, paired_blocks, statistics_block
@@ -77,7 +78,7 @@ def _parts(name: str, numbers: "pd.DataFrame", note: str) -> Iterator[Part]:
     compared = "" if "Source" in ours.frame else " Nothing here can be compared with the paper's numbers."
     yield Part(name, f"{note} Of the {which}.{compared}", _beside_the_paper(name, ours.frame))
     if len(statistics.frame):
-        note = f"Averages over clients; worst client, worst decile and spread are of the {which}."
+        note = f"Averages over clients; {listed_within()} are of the {which}."
         yield Part("Rounds, clients and costs", note, _sortable(statistics.heading, statistics.frame), deeper=True)
     for paired in paired_blocks(name, numbers):
         yield Part(paired.heading, PAIRED, _sortable(paired.heading, paired.frame), deeper=True)

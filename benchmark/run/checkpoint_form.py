@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import torch
 from packaging.version import InvalidVersion, Version
-from pydantic import ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, InstanceOf, Json, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
 
 from benchmark.errors import ConfigurationError
@@ -25,6 +25,9 @@ class _Seconds(TypedDict):
     evaluation: Amount
 
 
+_Key = tuple[Count, Literal[POINTS], Name, Name]  # type: ignore[valid-type]
+
+
 class _Recorder(TypedDict):
     reports: dict[Name, Tensor]
     seconds: _Seconds
@@ -34,6 +37,7 @@ class _Recorder(TypedDict):
     sha256: NotRequired[Hash]
     keys: NotRequired[str]
     values: NotRequired[Tensor]
+    pooled: NotRequired[Json[list[tuple[_Key, float]]]]
 
 
 class _Traffic(TypedDict):
@@ -80,7 +84,7 @@ class _Checkpoint(TypedDict):
 
 @functools.cache
 def _forms() -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
-    return TypeAdapter(_Checkpoint), TypeAdapter(list[tuple[Count, Literal[POINTS], Name, Name]])  # type: ignore[valid-type]
+    return TypeAdapter(_Checkpoint), TypeAdapter(list[_Key])
 
 
 def check_form(content: dict[str, Any], size: int) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NoReturn
 
+from benchmark.metrics import STATISTICS
 from benchmark.records.record_file import read_record
-from benchmark.records.words import POINT_WORDS
+from benchmark.records.words import POINT_WORDS, metric_number
 from benchmark.run.run_directory import last_checkpoint
 from benchmark.run.strategy import are_connected
 
@@ -81,11 +82,11 @@ def score_lines(summary: Mapping[str, Any], rounds: int) -> list[str]:
                 last.setdefault(split, {})[words] = metrics["accuracy"]["last"] | {
                     "clients": metrics["accuracy"]["clients"]
                 }
-    lines = []
+    lines, worst = [], STATISTICS["worst"]
     for split in sorted(last, key=lambda name: {"val": 0, "test": 1}.get(name, 2)):
         most = max(found["clients"] for found in last[split].values())
         said = (
-            f"{words} {_percent(found['average'])} (worst client {_percent(found['worst'])}"
+            f"{words} {_percent(found['average'])} ({worst.words} {_percent(found[worst.name])}"
             + (f"; of the {found['clients']} clients that have trained)" if found["clients"] < most else ")")
             for words, found in last[split].items()
         )
@@ -100,4 +101,4 @@ def score_lines(summary: Mapping[str, Any], rounds: int) -> list[str]:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
+    return f"{metric_number(value, 'accuracy')} %"

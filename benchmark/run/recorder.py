@@ -1,6 +1,7 @@
 """Writes the record of a run: metrics of every evaluation as they come, everything else when the run ends."""
 
 import json
+import math
 import resource
 import sys
 import time
@@ -33,7 +34,7 @@ from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
-from benchmark.run.scores import Values, long_table
+from benchmark.run.scores import Key, Values, logged_numbers, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
 from benchmark.server import ServerRule
 
@@ -93,6 +94,8 @@ class Recorder(Callback):
         self.config = config
         #: per round, point, split and metric one value per client; with a run directory of the last evaluation alone
         self.values: Values = {}
+        #: likewise the values of all clients' images together, of metrics that are pooled from counts
+        self.pooled: dict[Key, float] = {}
         #: with a run directory: per evaluated round the sha256 of its rows
         self.evaluations: dict[int, str] = {}
         self.seconds = {"total": 0.0, "training": 0.0, "evaluation": 0.0}
@@ -172,27 +175,30 @@ class Recorder(Callback):
 
     def _collect(self, trainer: Trainer, method: "FederatedMethod") -> None:
         round = method.server.finished_rounds
-        averages = {}
+        averages: Numbers = {}
         found: Values = {}
+        pooled: dict[Key, float] = {}
         for (point, split), scores in method.evaluation.scores.items():
             for metric, values in scores.compute().items():
                 values = values.cpu().reshape(-1)  # torchmetrics makes a scalar of one client's
                 found[round, point, split, metric] = values
                 if not scores.scored():  # of all who have images of this split, nobody has trained yet
                     continue
-                averages[f"{split}/{point}/{metric}"] = values.nanmean().item()
-                if metric == "accuracy":
-                    averages[f"{split}/{point}/worst_accuracy"] = values[~values.isnan()].min().item()
+                averages |= logged_numbers(point, split, metric, values)
+            if scores.scored():
+                defined = {metric: value for metric, value in scores.pooled().items() if not math.isnan(value)}
+                pooled |= {(round, point, split, metric): value for metric, value in defined.items()}
         for name, values in method.simulation.reports.take().items():
             found[round, "local", "train", name] = values
-            averages[f"train/{name}"] = values.nanmean().item()
+            averages |= logged_numbers("local", "train", name, values)
         averages |= self._facts(trainer, method, found)
         if self.run_dir is None or trainer.state.fn != TrainerFn.FITTING:
             self.values |= found
+            self.pooled |= pooled
         elif found:
-            self.values = found
+            self.values, self.pooled = found, pooled
             if self._writes:
-                self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found))
+                self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found, pooled))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
@@ -212,7 +218,7 @@ class Recorder(Callback):
 
     def metrics(self) -> "pd.DataFrame":
         """The long table: round, client, point, split, metric, value."""
-        return long_table(self.values) if self.run_dir is None else read_table(self.run_dir / PARTS)
+        return long_table(self.values, self.pooled) if self.run_dir is None else read_table(self.run_dir / PARTS)
 
     def _costs(self, trainer: Trainer, method: "FederatedMethod") -> Numbers:
         """What a round of training has cost: what was sent, and seconds."""
@@ -352,7 +358,8 @@ class Recorder(Callback):
             return state | {"evaluations": len(self.evaluations), "sha256": sha256_of(self.evaluations)}
         keys = sorted(self.values)
         values = torch.stack([self.values[key] for key in keys]) if keys else torch.zeros(0, 0)
-        return state | {"keys": json.dumps(keys), "values": values}
+        state |= {"keys": json.dumps(keys), "values": values}
+        return state | ({"pooled": json.dumps([*self.pooled.items()])} if self.pooled else {})
 
     def refuse_other_configuration(self, state_dict: dict[str, Any]) -> None:
         """Compare the configuration with the one that the state of a checkpoint names.
@@ -400,6 +407,7 @@ class Recorder(Callback):
             if self.run_dir is None:
                 keys = map(tuple, json.loads(before["keys"]))
                 self.values = dict(zip(keys, before["values"], strict=True))
+                self.pooled = {tuple(key): value for key, value in json.loads(before.get("pooled", "[]"))}
             else:
                 count, sha256 = before["evaluations"], before["sha256"]
                 source = self._beside if self._writes and has_evaluations(self._beside) else self.run_dir

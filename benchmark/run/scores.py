@@ -1,20 +1,28 @@
-"""Scores of all clients: as the long table of a run, and as a table to read in a terminal."""
+"""Scores of all clients: as the long table of a run, as numbers for loggers, and as a table to read in a terminal."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better
 from benchmark.records.words import POINT_WORDS, metric_number, unit_of
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
+Key = tuple[int, str, str, str]
 #: per round, point, split and metric: one value per client
-Values = dict[tuple[int, str, str, str], torch.Tensor]
+Values = dict[Key, torch.Tensor]
 
 
-def long_table(found: Values) -> "pd.DataFrame":
-    """The long table of some evaluations: round, client, point, split, metric, value."""
+def long_table(found: Values, pooled: Mapping[Key, float] = {}) -> "pd.DataFrame":
+    """Make the long table of some evaluations: round, client, point, split, metric, value.
+
+    Args:
+        found: values of clients.
+        pooled: values of all clients' images together.
+    """
     import pandas as pd
 
     parts = [
@@ -30,9 +38,37 @@ def long_table(found: Values) -> "pd.DataFrame":
         )
         for (round, point, split, metric), values in sorted(found.items())
     ]
+    named = ("round", "point", "split", "metric", "client", "value")
+    rows = [(*key, POOLED_CLIENT, value) for key, value in sorted(pooled.items())]
+    parts += [pd.DataFrame([row], columns=named) for row in rows]
     table = pd.concat(parts, ignore_index=True)
-    # A client that did not take part has nothing to report.
-    return table[(table["split"] != "train") | table["value"].notna()].reset_index(drop=True)
+    # A client that did not take part has nothing to report, and a metric that is not defined has no row.
+    sometimes = [metric.name for metric in METRICS.values() if not metric.always_defined]
+    may_lack = (table["split"] == "train") | table["metric"].isin(sometimes)
+    return table[~may_lack | table["value"].notna()].reset_index(drop=True)
+
+
+def logged_name(point: str, split: str, metric: str, statistic: str = "average") -> str:
+    """Return the name under which loggers and callbacks know a number of a round."""
+    if split == "train":
+        return f"train/{metric}" if point == "local" else f"server/{metric}"
+    return f"{split}/{point}/{metric}" if statistic == "average" else f"{split}/{point}/{statistic}_{metric}"
+
+
+def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) -> dict[str, float]:
+    """Return what loggers and callbacks are told of a metric in a round: the average, of some the worst client's value.
+
+    Args:
+        point: where in the round.
+        split: of images, or "train".
+        metric: its name.
+        values: per client, NaN where it has none.
+    """
+    numbers = {logged_name(point, split, metric): values.nanmean().item()}
+    worst, known = STATISTICS["worst"], values[~values.isnan()]
+    if split != "train" and METRICS[metric].logs_worst and worst.of is not None:
+        numbers[logged_name(point, split, metric, worst.name)] = worst.of(known.numpy(), lower_is_better(metric))
+    return numbers
 
 
 def print_scores(found: Values, client_names: list[str]) -> None:
@@ -47,7 +83,7 @@ def print_scores(found: Values, client_names: list[str]) -> None:
         for metric in columns:
             table.add_column(metric.replace("_", " ") + unit_of(metric), justify="right")
         for client, name in enumerate(client_names):
-            known = not columns["accuracy"][client].isnan() if "accuracy" in columns else True
+            known = not columns[EVALUATED][client].isnan() if EVALUATED in columns else True
             shown = (metric_number(float(values[client]), m) if known else "" for m, values in columns.items())
             table.add_row(name, *shown)
         table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))

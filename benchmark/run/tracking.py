@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import FILES
-from benchmark.run.scores import Values
+from benchmark.run.scores import Values, logged_name, logged_numbers
 from datamodules.heatmap import manifest_heatmap
 from datamodules.split_record import SplitRecord
 
@@ -103,10 +104,10 @@ class Tracking:
         before = {number: sent(row) for number, row in enumerate(traffic, start=1)}
         for number, table in metrics.groupby("round"):
             averages = before.setdefault(cast(int, number), {})
-            for (point, split, metric), rows in table.groupby(["point", "split", "metric"]):
-                averages[_name(str(point), str(split), str(metric))] = rows["value"].mean()
-                if metric == "accuracy":
-                    averages[f"{split}/{point}/worst_accuracy"] = rows["value"].min()
+            of_clients = table[table["client"] != POOLED_CLIENT]
+            for key, rows in of_clients.groupby(["point", "split", "metric"]):
+                point, split, metric = map(str, key)
+                averages |= logged_numbers(point, split, metric, torch.tensor(rows["value"].to_numpy()))
         for logger in self.loggers:
             if isinstance(logger, CSVLogger):
                 for number in sorted(before):
@@ -160,13 +161,9 @@ def sent(row: Sequence[int]) -> Numbers:
     return {f"communication/{name}": float(number) for name, number in zip(names, row, strict=False)}
 
 
-def _name(point: str, split: str, metric: str) -> str:
-    return f"train/{metric}" if split == "train" else f"{split}/{point}/{metric}"
-
-
 def _by_metric(found: Values) -> dict[str, list[float]]:
-    """Per name of a metric the values of all clients."""
-    return {_name(point, split, metric): values.tolist() for (_, point, split, metric), values in found.items()}
+    """Return the values of all clients by name of the metric."""
+    return {logged_name(point, split, metric): values.tolist() for (_, point, split, metric), values in found.items()}
 
 
 def _table(clients: Mapping[str, list[float]], names: Sequence[str]) -> Any:

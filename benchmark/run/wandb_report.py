@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.run.scores import logged_name
 
 if TYPE_CHECKING:  # an extra
     from wandb_workspaces.reports.v2 import Report
@@ -12,10 +13,10 @@ GROUPS = ("dataset", "setting", "method", "server")
 
 #: Curves over rounds: title, metric, axis.
 CURVES = (
-    ("After aggregation", "test/server/accuracy", "accuracy"),
-    ("Right after local training", "test/local/accuracy", "accuracy"),
-    ("Worst client, after aggregation", "test/server/worst_accuracy", "accuracy"),
-    ("Worst client, right after local training", "test/local/worst_accuracy", "accuracy"),
+    ("After aggregation", logged_name("server", "test", "accuracy"), "accuracy"),
+    ("Right after local training", logged_name("local", "test", "accuracy"), "accuracy"),
+    ("Worst client, after aggregation", logged_name("server", "test", "accuracy", "worst"), "accuracy"),
+    ("Worst client, right after local training", logged_name("local", "test", "accuracy", "worst"), "accuracy"),
     ("Local training", "train/loss", "loss"),
     ("Sent up in a round", "communication/up_bytes", "bytes"),
     ("Sent down in a round", "communication/down_bytes", "bytes"),

@@ -7,22 +7,21 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmark.metrics import within_clients
+from benchmark.records.words import digits_of
 from benchmark.tables.layout import Table
-from benchmark.tables.numbers import digits_of, each_once, floats, number, published_number, signed, with_std
+from benchmark.tables.numbers import each_once, floats, number, published_number, signed, with_std
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 
-STATISTIC_COLUMNS = {
-    "Last": ("last", "average"),
-    "Last ten": ("last10", "average"),
-    "Best (chosen on test data)": ("best_on_test", "average"),
-    "Worst client": ("", "worst"),
-    "Worst decile": ("", "worst_decile"),
-    "Spread over clients": ("", "std"),
+AVERAGE_COLUMNS = {
+    "Last": "last",
+    "Last ten": "last10",
+    "Best (chosen on test data)": "best_on_test",
 }
-"""Summary and statistic of each column; without a summary, the table's own."""
+"""Summary of each column with an average over clients; beside them stand the other statistics, of the table's own."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ def statistics_block(dataset: str, numbers: "pd.DataFrame") -> Block:
     import pandas as pd
 
     own = numbers.loc[numbers["kind"] == "column", "summary"].iloc[0]
+    columns = {heading: (summary, "average") for heading, summary in AVERAGE_COLUMNS.items()}
+    columns |= {each.words.capitalize(): (own, each.name) for each in within_clients()}
     rows = []
     for name, line in numbers[numbers["finished"] > 0].groupby("name", sort=False):
         found = {
@@ -85,14 +86,14 @@ def statistics_block(dataset: str, numbers: "pd.DataFrame") -> Block:
         rows.append(
             [
                 name,
-                *(found.get((summary or own, statistic), "") for summary, statistic in STATISTIC_COLUMNS.values()),
+                *(found.get(column, "") for column in columns.values()),
                 number(run["bytes_up"] / 1e3, 1),
                 number(run["bytes_down"] / 1e3, 1),
                 number(run["seconds"], 0),
                 number(run["peak_memory_bytes"] / 1e6, 0),
             ]
         )
-    header = ["Method", *STATISTIC_COLUMNS, "kB up", "kB down", "Seconds", "Peak MB"]
+    header = ["Method", *columns, "kB up", "kB down", "Seconds", "Peak MB"]
     return Block(f"{dataset}: rounds, clients and costs", pd.DataFrame(rows, columns=header))
 
 

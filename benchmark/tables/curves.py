@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.drawing import new_figure, save_figure
+from benchmark.metrics import scale_of
 from benchmark.records.stored_run import StoredRun
 from benchmark.records.summary import average_by_round
-from benchmark.records.words import PERCENT, unit_of
+from benchmark.records.words import unit_of
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
 
@@ -89,4 +90,4 @@ def _average_by_round(run: StoredRun, point: str, table: Table) -> "pd.Series[fl
     import pandas as pd
 
     rounds, found = average_by_round(run.metrics, run.record.test_sizes, point, table.split, table.metric)
-    return pd.Series(found.get("average"), rounds) * (100 if table.metric in PERCENT else 1)
+    return pd.Series(found.get("average"), rounds) * scale_of(table.metric)

@@ -61,21 +61,13 @@ from pydantic import ConfigDict, with_config
 
 from benchmark.cells.given_options import check_override
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import METRICS, STATISTICS, pooled_by
 from benchmark.paths import user_path
-from benchmark.records.record import METRICS
 from benchmark.shipped import shipped
 from benchmark.yaml_files import as_declared, read_mapping
 
 Point = Literal["server", "local"]
-Statistic = Literal["average", "worst", "worst_decile", "std", "pooled"]
 Summary = Literal["last", "last10", "best_on_test"]
-STATISTIC_LABELS = {
-    "average": "Avg",
-    "worst": "Worst",
-    "worst_decile": "Worst decile",
-    "std": "Std",
-    "pooled": "Pooled",
-}
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -96,7 +88,7 @@ class Column:
 
     label: str | None = None
     client: str | None = None
-    statistic: Statistic = "average"
+    statistic: str = "average"
     metric: str | None = None
     split: str | None = None
     harmonic: list[str] = field(default_factory=list)
@@ -105,7 +97,7 @@ class Column:
     @property
     def heading(self) -> str:
         """The label, or what stands in its place."""
-        return self.label or ("HM" if self.harmonic else self.client or STATISTIC_LABELS[self.statistic])
+        return self.label or ("HM" if self.harmonic else self.client or STATISTICS[self.statistic].heading)
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -278,8 +270,12 @@ def _check_splits(table: Table, preset: Preset, group: DataGroup, where: str) ->
     for split, metric, statistic in [(own, table.metric, None), *of_columns]:
         if split != "test" and summary == "best_on_test":
             raise ConfigurationError(f"{where}the best round is one on test images, and the split {split} is read")
-        if statistic == "pooled" and (split, metric) != ("test", "accuracy"):
-            raise ConfigurationError(f"{where}accuracy on test images alone is pooled, not {metric} on {split}")
+        if statistic == "pooled" and not pooled_by(metric, split):
+            by_images = ", ".join(name for name, each in METRICS.items() if each.pooled == "images")
+            by_counts = "".join(f", {name} on all" for name, each in METRICS.items() if each.pooled == "counts")
+            raise ConfigurationError(
+                f"{where}{by_images} on test images alone is pooled{by_counts}, not {metric} on {split}"
+            )
         if split == "new" and local is not None:
             raise ConfigurationError(
                 f"{where}clients that never train are scored at the point server alone, and the row {local} is read at "
@@ -296,6 +292,11 @@ def check_seeds(seeds: Sequence[int], where: str = "") -> None:
 
 def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
     left: list[str] = []
+    for column in group.columns:
+        if column.statistic not in STATISTICS:
+            raise ConfigurationError(
+                f"{path}: there is no statistic {column.statistic!r:.80}; statistics are {', '.join(STATISTICS)}"
+            )
     headings = [column.heading for column in group.columns]
     if twice := [heading for heading in headings if headings.count(heading) > 1]:
         raise ConfigurationError(f"{path}: two columns of {group.name} are called {twice[0]!r}: give one another label")

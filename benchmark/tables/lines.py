@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import STATISTICS
 from benchmark.records.hashes import canonical
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
-from benchmark.records.summary import client_values
-from benchmark.tables.layout import STATISTIC_LABELS, Column, DataGroup, Preset, Table, rows_of
+from benchmark.records.summary import client_values, statistic_of
+from benchmark.tables.layout import Column, DataGroup, Preset, Table, rows_of
 from benchmark.tables.numbers import scaled
 
 SUMMARY_NOTES = {
@@ -160,8 +161,11 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
             parts = [found[label] for label in column.harmonic]
             value = len(parts) / sum(1 / part for part in parts) if all(parts) else 0.0
         elif column.client is None:
-            entry = summaries(record, line.point, split, metric)
-            value = scaled(entry.get(table.summary, {}).get(column.statistic), metric)
+            known = summaries(record, line.point, split, metric).get(table.summary, {})
+            if column.statistic not in known:  # one that is not in every record
+                at_columns = (line.point, split, metric, table.summary, column.statistic)
+                known = {column.statistic: statistic_of(run.metrics, record, *at_columns)}
+            value = scaled(known[column.statistic], metric)
         elif column.client in record.client_names:
             value = clients(metric, split)[record.client_names.index(column.client)]
         else:
@@ -173,7 +177,7 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
         Number(*at, "statistic", summary, statistic, scaled(value, table.metric))
         for summary in SUMMARY_NOTES
         for statistic, value in entry.get(summary, {}).items()
-        if statistic in STATISTIC_LABELS
+        if statistic in STATISTICS
     ]
     costs: dict[str, float | None] = {
         "floats_up": record.communication["up_floats"],

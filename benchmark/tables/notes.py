@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from benchmark.metrics import in_per_cent, listed_within
 from benchmark.records.source_code import different_files
-from benchmark.records.words import PERCENT
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import SUMMARY_NOTES, Line, summaries
 
@@ -36,7 +36,7 @@ def code_notes(lines: Sequence[Line]) -> list[str]:
 
 
 def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool) -> list[str]:
-    unit = ", in per cent" if table.metric in PERCENT else ""
+    unit = ", in per cent" if in_per_cent(table.metric) else ""
     seeds = f"one seed ({preset.seeds[0]}), hence no standard deviation"
     if len(preset.seeds) > 1:
         seeds = f"mean ± standard deviation over seeds {', '.join(map(str, preset.seeds))}"
@@ -82,7 +82,7 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
         "participating client and round. Peak MB: of the GPU, or of the process on a CPU."
     )
     notes.append(
-        "Worst client, worst decile (mean of the worst tenth) and spread (standard deviation over clients) are of "
+        f"{listed_within(explained=True)[0].upper()}{listed_within(explained=True)[1:]} are of "
         f"{SUMMARY_NOTES[table.summary]}. The best round is chosen on test data and hence optimistic."
     )
     if paired:

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 
-from benchmark.records.words import PERCENT
+from benchmark.metrics import scale_of
 
 
 def scaled(value: float | None, metric: str) -> float:
-    return math.nan if value is None else 100 * value if metric in PERCENT else value
+    """Return a stored value as people read it, accuracies in per cent; NaN for None."""
+    return math.nan if value is None else scale_of(metric) * value
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -51,7 +52,3 @@ def span(values: Sequence[int]) -> str:
 
 def each_once(texts: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(texts))
-
-
-def digits_of(metric: str) -> int:
-    return 2 if metric in PERCENT else 4

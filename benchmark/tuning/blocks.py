@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from benchmark.records.words import digits_of
 from benchmark.tables.blocks import Block
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
-from benchmark.tables.numbers import digits_of, mean_std, number, scaled, signed
+from benchmark.tables.numbers import mean_std, number, scaled, signed
 from benchmark.tuning.trials_file import Tuned
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.errors import ConfigurationError, causes
+from benchmark.metrics import lower_is_better
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, read_record
-from benchmark.records.summary import LOWER_IS_BETTER
 from benchmark.tuning.task import Task
 
 #: Seconds for which a file that another program has just locked is asked for again.
@@ -58,7 +58,7 @@ def open_study(path: Path, task: Task, runs_dir: Path, pruner: Any) -> tuple[Any
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": PATIENCE}})
     try:
         with told(path):
-            direction = "minimize" if task.metric in LOWER_IS_BETTER else "maximize"
+            direction = "minimize" if lower_is_better(task.metric) else "maximize"
             study = optuna.create_study(
                 storage=storage, study_name=task.name, direction=direction, pruner=pruner, load_if_exists=True
             )

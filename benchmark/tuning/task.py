@@ -9,8 +9,8 @@ from typing import Any
 from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import Cell, with_overrides
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import lower_is_better
 from benchmark.records.hashes import canonical
-from benchmark.records.summary import LOWER_IS_BETTER
 from benchmark.tables.numbers import scaled
 from benchmark.tuning.space import Choice
 
@@ -64,7 +64,7 @@ class Task:
         Scores count as they are written down, so that these choose as those do that are read again.
         """
         complete = [trial for trial in trials if trial.state == "complete"]
-        sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        sign = -1 if lower_is_better(self.metric) else 1
         return max(complete, key=lambda trial: sign * (self.written(trial.score) or 0.0), default=None)
 
     def written(self, score: float | None) -> float | None:

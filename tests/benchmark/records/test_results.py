@@ -18,13 +18,14 @@ from finished_run import write_finished_run
 from benchmark import files
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json, write_text
+from benchmark.metrics import METRICS
 from benchmark.records import environment as environment_module
 from benchmark.records import source_code
 from benchmark.records.environment import environment
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS, write_parquet
-from benchmark.records.record import METRICS, POINTS, RunRecord
+from benchmark.records.record import POINTS, RunRecord
 from benchmark.records.record_file import is_finished, read_record, write_record
 from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
 from benchmark.records.summary import average_by_round, client_values, summarize
