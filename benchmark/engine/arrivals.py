@@ -23,11 +23,13 @@ class Arrivals:
         missing: clients whose losses or values were not finite.
         count: clients whose upload has left.
         sent: what has left, by cohort of this rank.
+        void: whether nothing arrived, so that nothing was made.
     """
 
     def __init__(self) -> None:
         self.missing: list[int] = []
         self.count = 0
+        self.void = False
         self._stepped: list[int] = []
         self.sent: list[Parcel] = []
         #: per rank and cohort, the clients that sent something
@@ -60,14 +62,14 @@ class Arrivals:
             if rank != ranks.rank:
                 reports.take_in(stepped, numbers)
 
-    def aggregate(self, rule: ServerRule, delivery: Delivery, round: Round, simulation: Simulation) -> Values | None:
+    def aggregate(self, rule: ServerRule, delivery: Delivery, round: Round, simulation: Simulation) -> Values:
         """Have a rule make new shared values of all ranks' uploads, in host or device memory as they were sent.
 
         The mean, which takes each parameter by itself, never has more than ``TOGETHER`` bytes of uploads in one place;
         other rules see all of them, as the delivery hands them over.
 
         Returns:
-            New values; None where nothing has arrived and so the round is void.
+            New values; none where nothing has arrived and so the round is void.
         """
         shared, sizes = simulation.shared(), simulation.holdings.train_sizes
         if self.count and rule.takes_the_mean and delivery.is_plain:
@@ -86,8 +88,9 @@ class Arrivals:
             uploads = Uploads.nobody(nothing)
         arrived = delivery.arrive(round, uploads)
         check_arrived(arrived, delivery, uploads, round)
-        if not arrived.clients and rule.empty_rounds == "void":
-            return None
+        self.void = not arrived.clients and rule.empty_rounds == "void"
+        if self.void:
+            return {}
         with unchanged(shared, f"{rule.title}.aggregate"):
             return rule.aggregate(round, shared, arrived)
 

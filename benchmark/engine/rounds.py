@@ -176,10 +176,10 @@ class Server(Callback):
         if self._arrivals.missing and len(self._arrivals.missing) == len(self._going.trained):
             raise ConfigurationError(self._diverged())
         new = self._arrivals.aggregate(self.rule, self.delivery, self._round, simulation)
-        self._take_facts(simulation.terms.num_clients, void=new is None)
-        simulation.set_shared(self.rule, new or {})
+        simulation.set_shared(self.rule, new)
+        self._take_facts(simulation.terms.num_clients)
         check_server_state(self.rule, self._round, simulation.shared(), simulation.ranks)
-        if new is not None and overrides(simulation.method, "take"):
+        if not self._arrivals.void and overrides(simulation.method, "take"):
             self._answer(simulation)
         self._count_missing(simulation)
         simulation.store.send_home()
@@ -200,11 +200,11 @@ class Server(Callback):
         sizes = simulation.ranks.everybody("bytes of answers", [size, numbers])
         self.traffic.answered(sum(size for size, _ in sizes), sum(numbers for _, numbers in sizes))
 
-    def _take_facts(self, num_clients: int, void: bool) -> None:
+    def _take_facts(self, num_clients: int) -> None:
         """Take what the rule and the delivery report of the round, and say that it is void."""
         number = self._round.number
         found = facts_of(self._round, num_clients, self.rule, self.delivery)
-        if void:
+        if self._arrivals.void:
             found[VOID] = 1.0
             why = "nothing has arrived" if self._going.trained else "no client trains"
             warnings.warn(f"round {number} is void: {why}; the server's values stay as they were", stacklevel=1)

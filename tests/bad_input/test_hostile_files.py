@@ -283,7 +283,7 @@ def test_a_small_file_of_many_rows_is_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 HUGE: dict[str, tuple[str, Callable[[Path], bytes], str]] = {
-    "rows of no run": ("metrics.parquet", many_rows, "it has 3,000,000 rows, and at most 6 could be the run's"),
+    "rows of no run": ("metrics.parquet", many_rows, "it has 3,000,000 rows, and at most 9 could be the run's"),
     "a million keys": (
         "config.yaml",
         lambda run: b"".join(b"k%d: 1\n" % number for number in range(10**6)),

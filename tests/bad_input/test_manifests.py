@@ -25,7 +25,7 @@ CASES: list[tuple[Edit, str]] = [
     (lambda m: m["clients"][0].update(train_classes=["a"] * 8), "client 0: train_classes must be 8 numbers of images"),
     (lambda m: m["clients"][0].update(train_classes=[0] * 10**7), "client 0: train_classes must be 8 numbers"),
     (lambda m: m["clients"][0].update(train_classes=None), "'train_classes' of client 0 must be of type list"),
-    (lambda m: m["clients"][0].update(train_size=8), "client 0 has train_size 8, but 9 train indices"),
+    (lambda m: m["clients"][0].update(train_size=8), "client 0 has train_size 8, but 5 train indices"),
 ]
 
 
