@@ -128,7 +128,7 @@ def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do
     assert lines[:2] == ["run directory: a run", "reading TinyImages"]
     assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 10 training images")
     assert any(line.startswith("cohorts of up to ") for line in lines)
-    assert any(line.startswith("keeping what frozen parts make of 162 images") for line in lines)
+    assert any(line.startswith("keeping what frozen parts make of 125 images") for line in lines)
     assert any(line.startswith("before training  accuracy after aggregation ") for line in lines)
     (second,) = [line for line in lines if line.startswith("round 2/3  ")]
     assert re.fullmatch(r"round 2/3  loss \d\.\d{4}  not evaluated  0:00:\d\d left", second)
