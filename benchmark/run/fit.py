@@ -183,7 +183,9 @@ def fit(
         if isinstance(method, str | Path) and isinstance(data, str | Path | None):
             for name, given in (("server", server), ("delivery", delivery)):
                 if given is not None:
-                    raise ConfigurationError(f"fit: with configuration files the {name} stands in one of them, as {name}")
+                    raise ConfigurationError(
+                        f"fit: with configuration files the {name} stands in one of them, as {name}"
+                    )
             settings = {"max_epochs": rounds, **trainer} if rounds is not None else trainer
             return _fit_files([path for path in (method, data) if path is not None], seed, run_dir, settings)
     parts: tuple[Any, ...] = (method, data)
