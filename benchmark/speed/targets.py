@@ -126,7 +126,7 @@ def host_rows(rounds: int) -> list[Row]:
     torch.set_num_threads(1)
     try:
         whole = _host_time(rounds, [])
-        with patch.object(LocalSteps, "step", lambda *_: None):
+        with patch.object(LocalSteps, "take", lambda *_: None):
             beside = _host_time(rounds, [])
         counted = Kernels()
         _host_time(rounds, [counted])

@@ -559,7 +559,7 @@ def test_a_loss_may_come_with_the_gradient_of_something_else() -> None:
     class Doubled(FedVPT):
         def client_loss(self, client: Client, batch: MiniBatch) -> Any:
             loss = cross_entropy(self(batch.x), batch.y, batch.mask)
-            return loss.detach() + 2 * loss - 2 * loss.detach()
+            return loss.detach() + (2 * loss - 2 * loss.detach())  # the last part is zero to the bit
 
     doubled, data = fedvpt(Doubled, steps=1)
     fit(doubled, data, 1)
