@@ -209,7 +209,7 @@ def test_layers_that_are_shared_are_scored_at_their_new_values(
     """In an evaluation they are the same for all clients, as frozen ones are, but not the same in each round."""
 
     def rounds() -> dict[str, Tensor]:
-        method, data = build(conf, *overrides)
+        method, data = build(conf, "--data.partition=federation.Few", "--data.clients_per_round=4", *overrides)
         fit(method, data, 3, settings={"precision": "bf16-mixed"})
         return {name: value for name, value in learned(method).items() if name.startswith("metric.")}
 

@@ -74,11 +74,10 @@ def test_on_a_gpu_a_large_vit_is_to_reach_a_share_and_kept_features_a_factor(mon
         assert row.share_of_peak is not None
         assert row.ratio == pytest.approx(0.45 / row.share_of_peak)
         assert row.note.endswith(f"images/s; target 0.45: {found}")
-    rows = [row for subject in features.clip_subjects() for row in targets.made_anew_rows(subject)]
-    assert [row.what.rpartition(", ")[2] for row in rows] == ["encoded in every step", "encoded once"] * 2
-    for anew, kept in zip(rows[::2], rows[1::2], strict=True):
-        assert anew.ratio == pytest.approx(anew.seconds / kept.seconds)
-        assert anew.note.endswith(f"target 20: {'met' if anew.ratio >= 20 else 'not met'}")
+    anew, kept = targets.made_anew_rows(features.clip_subjects()[0])
+    assert [row.what.rpartition(", ")[2] for row in (anew, kept)] == ["encoded in every step", "encoded once"]
+    assert anew.ratio == pytest.approx(anew.seconds / kept.seconds)
+    assert anew.note.endswith(f"target 20: {'met' if anew.ratio >= 20 else 'not met'}")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 8, 10])
