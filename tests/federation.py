@@ -68,6 +68,12 @@ class Ragged(Partition):
         return ClientSplits([t.astype(np.int64) for t in train], [t.astype(np.int64) for t in test])
 
 
+class Longer(Ragged):
+    """Clients of more images, for claims about several steps in a row."""
+
+    sizes = (9, 4, 17, 3, 8, 12, 5, 20, 1, 6, 11)
+
+
 class Few(Ragged):
     """Six clients with one image, less than a batch of four, exactly one, and several whose last is not full.
 

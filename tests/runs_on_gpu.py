@@ -19,6 +19,7 @@ from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.engine import captured_step, placed_store, recorded_step
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan import CohortWork
+from benchmark.engine.rounds import Server
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress
 from benchmark.speed.measure import RandomImages
@@ -28,7 +29,8 @@ from datamodules.transform import ImageTransform
 from methods.fedavg import FedAvg
 
 #: Two clients of 9 and 4 images, which do not end together.
-TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
+LONGER = "--data.partition=federation.Longer"
+TINY = (LONGER, "--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
 #: Evaluated once, after the last of two rounds.
 SETTINGS = {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2}
 
@@ -61,15 +63,32 @@ def on_gpu(
     """
     method, data = build(conf, *TINY, *overrides)
     waited: list[str] = []
-    step = FederatedMethod.training_step
+    step, send, collect = FederatedMethod.training_step, Server.send, Server.collect
+    between: set[int] = set()
 
     def watched(self: FederatedMethod, work: CohortWork, batch_idx: int) -> None:
         before = len(gpu.waits)
         step(self, work, batch_idx)
         if self.trainer.current_epoch == 1:
-            waited.extend(gpu.waits[before:])
+            waited.extend(wait for n, wait in enumerate(gpu.waits[before:], before) if n not in between)
 
-    with PretendedGPU() as gpu, patch.object(FederatedMethod, "training_step", watched):
+    def left_out(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Pass over the waits of what begins and ends a cohort."""
+
+        def called(*arguments: Any) -> Any:
+            before = len(gpu.waits)
+            made = function(*arguments)
+            between.update(range(before, len(gpu.waits)))
+            return made
+
+        return called
+
+    with (
+        PretendedGPU() as gpu,
+        patch.object(FederatedMethod, "training_step", watched),
+        patch.object(Server, "send", left_out(send)),
+        patch.object(Server, "collect", left_out(collect)),
+    ):
         shown = {"enable_progress_bar": any(isinstance(callback, RoundProgress) for callback in callbacks)}
         fit(method, data, 2, list(callbacks), settings=SETTINGS | trainer_settings() | shown)
         return on_host(learned(method)), waited

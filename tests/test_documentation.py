@@ -21,8 +21,9 @@ import datamodules
 import methods
 from benchmark import commands
 from benchmark.cells.places import chosen_place
+from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round, Uploads
+from benchmark.federation import Round, Uploads, Values
 from benchmark.figures.pfedpt import make
 from benchmark.records.environment import commit_days
 from benchmark.records.record_file import read_record
@@ -228,6 +229,21 @@ def test_the_added_rule_runs_is_named_and_goes_on(capsys: pytest.CaptureFixture[
     line = refused(capsys, main, ["fit", *conf, "--config=rule.yaml", "--trainer.max_epochs=1", "--run_dir=no"])
     assert "beta" in line
     assert "1.5" in line
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_rule_around_any_other_clips_whole_updates() -> None:
+    norms = []
+
+    class Measures(ServerRule):
+        def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+            norms.extend(uploads.matrix(uploads.received).norm(dim=1).tolist())
+            return super().aggregate(round, shared, uploads)
+
+    method, data = build("FedVPT")
+    fit(method, data, 1, [Server(importlib.import_module("my_clipping").Clipped(Measures(), norm=0.01))])
+    assert len(norms) == 7
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_rule_is_no_part_of_a_method() -> None:

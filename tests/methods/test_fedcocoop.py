@@ -32,8 +32,9 @@ def test_agrees_with_a_sequential_simulation() -> None:
         x, y = others[-2:]
         return F.cross_entropy(conditional_logits(method, values, method.clip.image_features(x)), y)
 
-    expected = simulate("FedCoCoOp", 2, loss)
-    method, data = build("FedCoCoOp", *FEW)
+    longer = ("--data.partition=federation.Longer", "--data.partition.init_args.num_clients=4")
+    expected = simulate("FedCoCoOp", 2, loss, *longer)
+    method, data = build("FedCoCoOp", *FEW, *longer)
     start = {name: value.detach().clone() for name, value in method.named_parameters()}
     fit(method, data, 2)
     assert len(expected) == 5

@@ -102,18 +102,17 @@ def test_fedreps_body_rests_while_the_head_is_trained() -> None:
 
     class Spy(Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            train, slots = method.simulation.train, method.slots
+            take, slots = method.simulation.local_steps.take, method.slots
 
-            def spy(cohort: Any, step: Any, optimizer: Any, batch: Any) -> None:
+            def spy(cohort: Any, step: Any, *others: Any) -> None:
                 before = {n: v.clone() for n, v in slots.detached().items()}
-                train(cohort, step, optimizer, batch)
+                take(cohort, step, *others)
                 resting = "backbone" if step.phase == 0 else "head"
                 for name, value in before.items():
-                    # When a phase ends, clients that finished earlier get their values of that moment back.
                     if name.startswith(resting):
                         seen[step.phase].append(torch.equal(value, slots.of(name)))
 
-            method.simulation.train = spy
+            method.simulation.local_steps.take = spy
 
     fit(method, data, 1, [Spy()])
     assert all(seen[0])

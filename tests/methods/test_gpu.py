@@ -15,8 +15,9 @@ from repeated_steps import repeated_steps
 
 from benchmark.engine import captured_step, recorded_step, simulation
 from benchmark.engine.noise import drawn_noise
-from benchmark.engine.plan import CohortWork, Step
+from benchmark.engine.plan import Step
 from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.engine.rounds import Server
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod
 from benchmark.run.fit import fit as run_files
@@ -79,18 +80,23 @@ def tolerance(conf: str) -> float:
 
 @pytest.mark.parametrize("conf", METHODS)
 def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
-    step = FederatedMethod.training_step
+    send, collect = Server.send, Server.collect
 
-    def watched(self: FederatedMethod, work: CohortWork, batch_idx: int) -> None:
-        torch.cuda.set_sync_debug_mode("error" if self.trainer.current_epoch else "default")
-        try:
-            step(self, work, batch_idx)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    def sends(self: Server, *given: Any) -> Any:
+        cohort = send(self, *given)
+        torch.cuda.set_sync_debug_mode("error" if self.finished_rounds else "default")
+        return cohort
+
+    def collects(self: Server, *given: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        collect(self, *given)
 
     never = patch.object(recorded_step, "BEFORE_RECORDING", 10**9)
-    with patch.object(FederatedMethod, "training_step", watched), never:
-        found = trained(conf)
+    try:
+        with patch.object(Server, "send", sends), patch.object(Server, "collect", collects), never:
+            found = trained(conf)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     method, data = build(conf)
     with patch.object(simulation, "drawn_noise", drawn_on_the_gpu):
         fit(method, data, 2)

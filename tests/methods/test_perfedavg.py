@@ -120,7 +120,7 @@ def test_a_copy_takes_its_steps_before_the_test_and_the_model_stays(steps: str) 
     other, data = build("PerFedAvg")
     fit(other, data, 1)
     assert all(torch.equal(method.get_parameter(n), other.get_parameter(n)) for n in method.roles.shared)
-    client = 5  # 12 images, three mini-batches
+    client = 7  # 10 images, three mini-batches
     local = nn.Sequential(copy.deepcopy(method.backbone), copy.deepcopy(method.head)).requires_grad_(True)
     batches = list(mini_batches(data, client, 0, 1, stage="finetune"))
     assert len(batches) == 3

@@ -123,7 +123,7 @@ def test_the_memory_is_every_clients_own_training_images_without_augmentation() 
     method, data = build("PFedPrompt", "--data.transform.augment=clip")
     fit(method, data, 0)
     memory = method.simulation.images.own_images([7, 8, 0])
-    assert memory["image"].shape == (3, 20, 64)
+    assert memory["image"].shape == (3, 10, 64)
     assert memory["mask"].sum(1).tolist() == [SIZES[7], SIZES[8], SIZES[0]] == [10, 1, 5]
     for k, client in enumerate((7, 8, 0)):
         rows = data.splits.train[client]

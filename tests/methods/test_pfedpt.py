@@ -145,16 +145,16 @@ def test_each_phase_trains_its_own_parts_and_nothing_else(conf: str) -> None:
 
     class Spy(Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            train, slots = method.simulation.train, method.slots
+            take, slots = method.simulation.local_steps.take, method.slots
 
-            def spy(cohort: Any, step: Any, optimizer: Any, batch: Any) -> None:
+            def spy(cohort: Any, step: Any, *others: Any) -> None:
                 before = {n: v.clone() for n, v in slots.detached().items()}
-                train(cohort, step, optimizer, batch)
+                take(cohort, step, *others)
                 if step.stage is Stage.TRAIN:
                     changed = {n for n, v in before.items() if not torch.equal(v, slots.of(n))}
                     moved[step.phase] |= {n.split(".")[0] for n in changed}
 
-            method.simulation.train = spy
+            method.simulation.local_steps.take = spy
 
     fit(method, data, 2, [Spy()])
     first = {"visual_prompt", "head"} if conf == "FedRep" else {"visual_prompt"}
