@@ -47,6 +47,8 @@ def choices_asked_for(arguments: Sequence[str]) -> str | None:
         following = arguments[asked[0] + 1 :] if asked else ()
         if asked and (not following or following[0].startswith("-")):
             names = _names(base)
+            if not names:
+                return f"--{place} is the dotted path of a class of your own; none comes with the suite"
             width = max(map(len, names))
             shown = (f"  {name:{width}}  {_summary(named)}" for name, named in names.items())
             example = shlex.join(["lightning-cli", arguments[0], f"--{place}.help", next(iter(names))])
@@ -83,7 +85,7 @@ def no_such_class(given: str, hint: Any) -> str:
         like = get_close_matches(given.rpartition(".")[2].lower(), by_letters)
         said += f" (did you mean {' or '.join(by_letters[name] for name in like)}?)" if like else ""
         said += _file_of_name(given, hint)
-    listed = f"one of {', '.join(names)}, or " if chosen else ""
+    listed = f"one of {', '.join(names)}, or " if chosen and names else ""
     return f"{said}; expected {listed}the dotted path of a class{' of your own' if chosen else ''}"
 
 

@@ -85,6 +85,7 @@ def test_a_number_out_of_range_is_named_with_the_range(
 
 
 OPTIONS = {
+    "no such delivery": (["--delivery=Late"], "there is no 'Late'; expected the dotted path of a class of your own"),
     "compile_steps": (
         ["--data.compile_steps=default"],
         "data.compile_steps='default' is gone: compiled steps were not",
