@@ -25,7 +25,6 @@ from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import CohortWork
 from benchmark.engine.pool import Pool
 from benchmark.engine.ranks import Ranks
-from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.engine.roles import Roles, overrides, read_roles, untrained
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
@@ -187,11 +186,10 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.store = PlacedStore(initial_rows(self, self.roles), places, ranks)
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
         images = ImageFeed(self, pool, federation, ranks, data.cache_features)
-        self.simulation = Simulation(self, self.roles, self.slots, self.store, federation, images)
-        self.simulation.clients.one_by_one = data.one_by_one
+        self.simulation = Simulation(
+            self, self.roles, self.slots, self.store, federation, images, one_by_one=data.one_by_one
+        )
         self.evaluation = Evaluation(self.simulation)
-        if not data.one_by_one:
-            self.simulation.local_steps.recorded = RecordedSteps(self, self.simulation.clients, self.slots, self.store)
         self.train(self.training)
         return self.simulation
 
@@ -217,14 +215,15 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         """Train the clients of a cohort for a round: each phase's steps, one after the other."""
         if not work.clients:
             return
-        simulation, made = self.simulation, cast(Any, self.optimizers())
-        optimizers = made if isinstance(made, list) else [made]
+        simulation, given = self.simulation, cast(Any, self.optimizers())
+        optimizers = given if isinstance(given, list) else [given]
         cohort = self.server.send(simulation, work.clients)
         for part in work.parts:
             optimizer = optimizers[part.phase]
             phase = simulation.start(cohort, part, optimizer)
             for step, batch in simulation.steps(work, part):
-                simulation.local_steps.take(cohort, step, batch, phase, optimizer)
+                made = simulation.gradients(cohort, step, batch)
+                simulation.local_steps.take(cohort, step, made, phase, optimizer)
             simulation.finish(cohort, part, optimizer)
         self.server.collect(simulation, cohort)
 

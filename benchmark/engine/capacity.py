@@ -15,6 +15,7 @@ from benchmark.engine.memory import HeldBytes, free_memory
 from benchmark.engine.plan import Step, on_device
 from benchmark.engine.ranks import dealt
 from benchmark.engine.simulation import Simulation
+from benchmark.engine.step_function import AsWritten
 from benchmark.federation import Broadcast, Round
 from benchmark.server import ServerRule
 
@@ -115,6 +116,7 @@ def bytes_per_client(
         roles = replace(simulation.roles, has_frozen=True)
         clients = ClientMap(simulation.method, roles, simulation.watch, simulation.clients.merged)
         local_steps = LocalSteps(simulation.method, clients, slots)
+        gradients = AsWritten(simulation.method, clients, slots)
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
@@ -123,7 +125,8 @@ def bytes_per_client(
             for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
                 gathered = step if resident else simulation.images.pool.gathered(step)
                 (placed,) = on_device([gathered], simulation.device)
-                local_steps.take(cohort, placed, simulation.mini_batch(placed), phase, optimizer)
+                made = gradients(cohort, placed, simulation.mini_batch(placed))
+                local_steps.take(cohort, placed, made, phase, optimizer)
     sent: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
     sent += [cohort.totals[name][0] for name in simulation.roles.reported if name in cohort.totals]
     return held.most, sum(value.numel() * value.element_size() for value in sent)

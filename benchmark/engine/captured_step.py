@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from benchmark.engine.cohort import Slots
 from benchmark.engine.memory import HeldBytes, free_memory
-from benchmark.engine.recording import Gradients, as_recorded
+from benchmark.engine.recording import as_recorded
+from benchmark.engine.step_function import Made
 
 #: Of the device's free memory what a step may take to become a graph. A graph keeps it, and kernels of larger steps
 #: take so long that starting them one by one costs nothing. All graphs together may keep as much again of their own.
@@ -33,7 +34,7 @@ class Graphs:
         self._pool: Any = None
         self._kept = 0
 
-    def of(self, program: Callable[..., Gradients], tensors: Sequence[Tensor]) -> "CapturedStep":
+    def of(self, program: Callable[..., Made], tensors: Sequence[Tensor]) -> "CapturedStep":
         """Capture a step.
 
         Args:
@@ -85,7 +86,7 @@ class CapturedStep:
         RuntimeError: an operation of it cannot be captured.
     """
 
-    def __init__(self, program: Callable[..., Gradients], inputs: Sequence[Tensor], pool: Any) -> None:
+    def __init__(self, program: Callable[..., Made], inputs: Sequence[Tensor], pool: Any) -> None:
         self._inputs = inputs
         self._program = program  # its constants lie where the kernels read them
         present = torch.cuda.current_stream()
@@ -100,7 +101,7 @@ class CapturedStep:
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._made = program(*inputs)
 
-    def __call__(self, *tensors: Tensor) -> Gradients:
+    def __call__(self, *tensors: Tensor) -> Made:
         """Return losses and gradients, which the next call of any step in the same memory overwrites."""
         rooms: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for room, tensor in zip(self._inputs, tensors, strict=True):

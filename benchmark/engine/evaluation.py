@@ -136,7 +136,8 @@ class Evaluation:
             with torch.enable_grad():
                 phase = simulation.start(cohort, part, optimizer)
                 for step, batch in simulation.steps(work, part):
-                    simulation.local_steps.take(cohort, step, batch, phase, optimizer)
+                    made = simulation.gradients(cohort, step, batch)
+                    simulation.local_steps.take(cohort, step, made, phase, optimizer)
                     self._stepped()
                 simulation.finish(cohort, part, optimizer)
             if stage is Stage.ADAPT:

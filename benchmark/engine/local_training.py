@@ -8,15 +8,15 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from benchmark.contract import Client, ClientMethod, MiniBatch, Phase, Stage
+from benchmark.contract import Client, ClientMethod, Phase, Stage
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.gradients import clip_each_client, refuse_held_graph
 from benchmark.engine.kept_rows import momenta_of, owners
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.mistakes import losses_of, tensors
+from benchmark.engine.mistakes import tensors
 from benchmark.engine.plan import Step
-from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.engine.roles import below, names_under
+from benchmark.engine.step_function import Made
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 
@@ -29,7 +29,7 @@ def schedule_factor(phase: Phase, finished: int, rounds: int) -> float:
 
 
 class LocalSteps:
-    """Steps cohorts: the loss is the sum over clients, so that each slot's gradient is its client's own.
+    """Takes the optimizer steps of cohorts: one optimizer for the stack, elementwise, is one for each client.
 
     Args:
         method: whose loss.
@@ -41,8 +41,6 @@ class LocalSteps:
         self.method = method
         self.clients = clients
         self.slots = slots
-        #: repeats steps that were recorded
-        self.recorded: RecordedSteps | None = None
         #: called after every step with its cohort, for measurements
         self.on_step: list[Callable[[Cohort, Step], None]] = []
         self._personal = names_under(method, method.personal)
@@ -63,41 +61,25 @@ class LocalSteps:
             groups.append({"params": [self.slots.of(name) for name in names], **settings})
         return (torch.optim.SGD if phase.optimizer == "sgd" else torch.optim.Adam)(groups, lr=0.0, foreach=True)
 
-    def take(self, cohort: Cohort, step: Step, batch: MiniBatch, phase: Phase, optimizer: Optimizer) -> None:
+    def take(self, cohort: Cohort, step: Step, made: Made, phase: Phase, optimizer: Optimizer) -> None:
         """Take one step of the clients in ``step``.
 
         Args:
             cohort: they and those that have finished.
             step: whose and when.
-            batch: their mini-batches, [K, ...] throughout.
+            made: its losses and gradients.
             phase: what is trained.
             optimizer: the phase's.
         """
-        visit = self.recorded.visit(cohort, step, batch) if self.recorded is not None else None
-        made = visit.repeated if visit is not None else None
-        while made is None or (visit is not None and visit.wanted):
-            count = len(step.clients)
-            for slot in self.slots.values():
-                slot.grad = None
-            part = (step.stage, step.phase)
-            loss = self.clients(
-                "client_loss", self.method.client_loss, cohort, count, batch, part=part, number=step.number
-            )
-            losses, named = losses_of(self.method, loss, count)
-            losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
-            made = losses, named, {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
-            if visit is not None:
-                visit.learn(made)
-        losses, named, gradients = made
-        for name, gradient in gradients.items():
+        for name, gradient in made.gradients.items():
             self.slots.of(name).grad = gradient
         if phase.clip is not None:
-            clip_each_client(gradients.values(), phase.clip)
+            clip_each_client(made.gradients.values(), phase.clip)
         if phase.transform is None:
             optimizer.step()
         else:
             self._transformed_step(cohort, step, phase.transform, optimizer)
-        cohort.report({"loss": losses, **named})
+        cohort.report({"loss": made.losses, **made.reported})
         if any(step.stopping):
             self._set_aside(step, phase, optimizer)
         for watcher in self.on_step:

@@ -1,8 +1,10 @@
 """A function of one client, called for all clients of a cohort at once."""
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -37,15 +39,57 @@ register_pytree_node(
 )
 
 
-class _Call(nn.Module):
-    """Calls a function of the method while ``functional_call`` has put other values in its parameters."""
+class _OneClient(nn.Module):
+    """Calls a function of one client while ``functional_call`` has put the client's values in the method's parameters.
 
-    def __init__(self, method: nn.Module) -> None:
+    Args:
+        method: whose parameters the function sees.
+        places: per parameter name, where it stands in this module.
+        merged: what merges frozen layers of many clients.
+        has_frozen: whether the method has any.
+    """
+
+    def __init__(self, method: nn.Module, places: dict[str, str], merged: MergedLayers, has_frozen: bool) -> None:
         super().__init__()
         self.method = method
+        self._present = {name: attrgetter(place) for name, place in places.items()}
+        self._merged = merged
+        self._has_frozen = has_frozen
 
-    def forward(self, function: ClientFunction, *arguments: Any) -> Any:
-        return function(*arguments)
+    def forward(
+        self,
+        function: ClientFunction,
+        names: tuple[str, ...],
+        alone: bool,
+        round: Round,
+        common: Values,
+        own: dict[str, Values],
+        rows: tuple[Any, ...],
+    ) -> Any:
+        """Return ``function(client, *rows)``, with a leading 1 if the client is not mapped but ``alone``."""
+        facts = own["facts"]
+        client = Client(
+            {name: self._present[name](self) for name in names},
+            common | own["received"],
+            facts["class_counts"],
+            round,
+            facts["participated"],
+            own["previous"],
+            own["prepared"],
+            own["own_images"],
+            own["constants"],
+        )
+        with self._merging(client.class_counts.device):
+            made = function(client, *rows)
+        return _with_leading_one(made) if alone else made
+
+    def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Have attention and frozen layers merge the clients on a GPU, and on a CPU frozen ones under autocast.
+
+        Elsewhere it gains nothing. The backward kernels of stacked attention fail on a GPU.
+        """
+        worthwhile = device.type != "cpu" or (self._has_frozen and torch.is_autocast_enabled("cpu"))
+        return self._merged if worthwhile else nullcontext()
 
 
 class ClientMap:
@@ -56,25 +100,31 @@ class ClientMap:
         roles: of its parameters.
         watch: over what a function must not do.
         merged: another map's, of the same method.
+        one_by_one: for a debugger: cohorts hold one client each, which is called in plain PyTorch.
 
     Attributes:
         merged: holds what it has cast of frozen parameters.
     """
 
-    def __init__(self, method: ClientMethod, roles: Roles, watch: Watch, merged: MergedLayers | None = None) -> None:
+    def __init__(
+        self,
+        method: ClientMethod,
+        roles: Roles,
+        watch: Watch,
+        merged: MergedLayers | None = None,
+        one_by_one: bool = False,
+    ) -> None:
         self._method = method
-        self._call = _Call(method)
         self._has_frozen = roles.has_frozen
         self._watch = watch
         self.merged = merged or MergedLayers(method.get_parameter(name) for name in roles.slots)
-        #: for a debugger: cohorts hold one client each, which is called in plain PyTorch
-        self.one_by_one = False
-        places: dict[int, list[str]] = {}
-        for prefix, module in method.named_modules():
-            for name, parameter in module.named_parameters(prefix, recurse=False):
-                places.setdefault(id(parameter), []).append(f"method.{name}")
-        #: where a parameter stands in the method; tied ones stand at several places
-        self._places = {name: places[id(method.get_parameter(name))] for name in roles.slots}
+        self.one_by_one = one_by_one
+        self._places = {name: f"method.{name}" for name in roles.slots}
+        # Looking for tied parameters at every step takes a twentieth of a small network's.
+        standing = Counter(id(parameter) for module in method.modules() for parameter in _own_parameters(module))
+        tied = any(standing[id(method.get_parameter(name))] > 1 for name in roles.slots)
+        one_client = _OneClient(method, self._places, self.merged, roles.has_frozen)
+        self._of_one_client = partial(functional_call, one_client, tie_weights=tied)
 
     def __call__(
         self,
@@ -100,8 +150,7 @@ class ClientMap:
         Raises:
             ConfigurationError: the function does what cannot be done for many clients at once.
         """
-        own, common = cohort.rows(count), cohort.received.common
-        call = partial(self.stacked(function, count), cohort.round, common, own, rows)
+        call = self.bound(function, count, cohort.round, cohort.received.common, cohort.rows(count), rows)
         try:
             with self._watch.over(name, (*part, count > 1), cohort.class_counts.device, call):
                 return call()
@@ -119,56 +168,30 @@ class ClientMap:
                 raise
             raise told from error
 
-    def mapped(self, function: ClientFunction) -> Callable[..., Any]:
-        """Return ``(round, common, own, rows) -> results [K, ...]``."""
-        return vmap(self._of_one_client(function), in_dims=(None, None, 0, 0))
+    def bound(
+        self, function: ClientFunction, count: int, round: Round, common: Values, own: dict[str, Values], rows: Any
+    ) -> Callable[[], Any]:
+        """Return the call of ``function(client, *rows)`` for so many clients: what it returns is [K, ...].
 
-    def stacked(self, function: ClientFunction, count: int) -> Callable[..., Any]:
-        """Return the same for so many clients; one client alone of a method that trains everything is not mapped.
-
-        Mapping would cost a tenth of a small network's step. (With a frozen backbone it costs nothing that counts, and
-        all widths agree up to what a product of matrices rounds by its number of rows.)
+        One client alone of a method that trains everything is not mapped, which would cost a tenth of a small
+        network's step. (With a frozen backbone it costs nothing that counts, and all widths agree up to what a product
+        of matrices rounds by its number of rows.)
         """
-        if count > 1 or (self._has_frozen and not self.one_by_one):
-            return self.mapped(function)
-        return self._of_one_client(function, alone=True)
+        alone = count == 1 and (self.one_by_one or not self._has_frozen)
+        if alone:
+            own, rows = tree_map(lambda part: part.squeeze(0), (own, rows))
+        named = {self._places[name]: value for name, value in own["values"].items()}
+        facts = {part: values for part, values in own.items() if part != "values"}
+        arguments = (function, tuple(own["values"]), alone, round, common, facts, rows)
+        if alone:
+            return partial(self._of_one_client, named, arguments)
+        mapped = vmap(self._of_one_client, in_dims=(0, (None, None, None, None, None, 0, 0)))
+        return partial(mapped, named, arguments)
 
-    def _of_one_client(self, function: ClientFunction, alone: bool = False) -> Callable[..., Any]:
-        """Return ``(round, common, own, rows) -> function(client, *rows)`` with the client's values in the method.
 
-        Called ``alone``, not by vmap, its rows and results have a leading 1.
-        """
-
-        def one(round: Round, common: Values, own: dict[str, Values], rows: tuple[Any, ...]) -> Any:
-            if alone:
-                own, rows = tree_map(lambda part: part.squeeze(0), (own, rows))
-            values, facts = own["values"], own["facts"]
-            client = Client(
-                values,
-                common | own["received"],
-                facts["class_counts"],
-                round,
-                facts["participated"],
-                own["previous"],
-                own["prepared"],
-                own["own_images"],
-                own["constants"],
-            )
-            # torch would look for tied parameters at every step, which takes a twentieth of a small network's.
-            named = {place: value for name, value in values.items() for place in self._places[name]}
-            with self._merging(client.class_counts.device):
-                made = functional_call(self._call, named, (function, client, *rows), tie_weights=False)
-            return _with_leading_one(made) if alone else made
-
-        return one
-
-    def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Have attention and frozen layers merge the clients on a GPU, and on a CPU frozen ones under autocast.
-
-        Elsewhere it gains nothing. The backward kernels of stacked attention fail on a GPU.
-        """
-        worthwhile = device.type != "cpu" or (self._has_frozen and torch.is_autocast_enabled("cpu"))
-        return self.merged if worthwhile else nullcontext()
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that stand in a module itself; one that has two names is there twice."""
+    return [parameter for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False)]
 
 
 def _with_leading_one(made: Any) -> Any:

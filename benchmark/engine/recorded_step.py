@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmark.contract import ClientMethod, MiniBatch, Stage
+from benchmark.contract import MiniBatch, Stage
 from benchmark.engine.attributes import Attributes
 from benchmark.engine.captured_step import Graphs
-from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.mapping import ClientMap
+from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan import Step
-from benchmark.engine.recording import Gradients, as_recorded, equal, inputs, recorded, repeats
+from benchmark.engine.recording import as_recorded, equal, inputs, recorded, repeats
+from benchmark.engine.step_function import AsWritten, Made
 from benchmark.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class _Kind:
     plain: float = float("inf")
     repeated: float = float("inf")
     repeats: int = 0
-    program: Callable[..., Gradients] | None = None
+    program: Callable[..., Made] | None = None
     trusted: bool = False
     given_up: bool = False
 
@@ -75,12 +75,12 @@ class Visit:
     ) -> None:
         self._owner, self._kind, self._tensors = owner, kind, tensors
         self._cohort, self._step, self._batch, self._began = cohort, step, batch, perf_counter()
-        self._doubted: Gradients | None = None
+        self._doubted: Made | None = None
         self.repeated = self._repeat() if kind.trusted else None
         tried = kind.repeats.bit_count() == 1 and kind.repeats >= TIMED  # the 8th time, the 16th, the 32nd ...
         self.wanted = kind.trusted and tried
 
-    def _repeat(self) -> Gradients:
+    def _repeat(self) -> Made:
         made, kind = self.run(), self._kind
         kind.repeats += 1
         kind.repeated = min(kind.repeated, perf_counter() - self._began)
@@ -88,7 +88,7 @@ class Visit:
             self._owner.give_up(kind, self._step, "it is not faster")
         return made
 
-    def learn(self, made: Gradients) -> None:
+    def learn(self, made: Made) -> None:
         """Take in what the step as it is written gave.
 
         Raises:
@@ -108,7 +108,7 @@ class Visit:
             if not self.wanted:
                 owner.give_up(kind, self._step, "its kernels give other bits each time")
 
-    def _learn_first(self, made: Gradients, seconds: float) -> None:
+    def _learn_first(self, made: Made, seconds: float) -> None:
         """Take in what a step without record gave, and how long it took."""
         kind = self._kind
         kind.plain, kind.seen = min(kind.plain, seconds), kind.seen + 1
@@ -119,11 +119,11 @@ class Visit:
             if not kind.trusted:
                 self._owner.give_up(kind, self._step, "its numbers differ")
 
-    def run(self) -> Gradients:
+    def run(self) -> Made:
         """Carry out the recorded operations."""
         assert self._kind.program is not None
         with as_recorded():
-            return self._kind.program(*self._tensors)
+            return Made(*self._kind.program(*self._tensors))
 
 
 class RecordedSteps:
@@ -136,20 +136,28 @@ class RecordedSteps:
     and so on. Where an attribute of the method has changed since, or a submodule's, it is recorded anew.
 
     Args:
-        method: whose loss.
-        clients: maps it.
-        slots: what is trained.
+        as_written: takes a step as it is written.
         store: what belongs to the clients between rounds.
     """
 
-    def __init__(self, method: ClientMethod, clients: ClientMap, slots: Slots, store: nn.Module) -> None:
-        self.method = method
-        self.clients = clients
-        self.slots = slots
-        self._attributes = Attributes(method, (slots, store))
-        self._graphs = Graphs(slots)
+    def __init__(self, as_written: AsWritten, store: nn.Module) -> None:
+        self.as_written = as_written
+        self.method = as_written.method
+        self._attributes = Attributes(self.method, (as_written.slots, store))
+        self._graphs = Graphs(as_written.slots)
         self._kinds: dict[tuple[Any, ...], _Kind] = {}
         self._changes = 0
+
+    def __call__(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Made:
+        """Repeat a step, or take it as it is written, or both where the two are compared."""
+        visit = self.visit(cohort, step, batch)
+        if visit is None:
+            return self.as_written(cohort, step, batch)
+        made = visit.repeated
+        while made is None or visit.wanted:
+            made = self.as_written(cohort, step, batch)
+            visit.learn(made)
+        return made
 
     def visit(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Visit | None:
         """Look up a step's record, and repeat it if there is one; None where there will not be any."""
@@ -179,7 +187,7 @@ class RecordedSteps:
         if not self._attributes.unchanged(step.stage):
             return self.give_up(kind, step, sets)
         try:
-            kind.program = recorded(self.method, self.clients, self.slots, cohort, step, batch)
+            kind.program = recorded(self.as_written, cohort, step, batch)
         except Exception as error:  # whatever torch says: nothing is lost but time
             return self.give_up(kind, step, str(error).splitlines()[0] if str(error) else type(error).__name__)
         if not self._attributes.unchanged(step.stage):

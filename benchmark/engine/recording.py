@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from benchmark.contract import ClientMethod, MiniBatch
+from benchmark.contract import MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.mapping import ClientMap
 from benchmark.engine.memory import free_memory
 from benchmark.engine.plan import Step
+from benchmark.engine.step_function import AsWritten, Made
 from benchmark.engine.straight_line import straight_line
-from benchmark.federation import Values
 
 #: Of the device's free memory what all intermediate results of a step may take together while it is recorded.
 ROOM = 1 / 4
-#: Losses [K], what was reported with them, and the gradient of every slot that is trained, None where it has none.
-Gradients = tuple[Tensor, Values, dict[str, Tensor | None]]
 
 
 class _Unread:
@@ -43,21 +40,17 @@ def as_recorded() -> Iterator[None]:
         yield
 
 
-def repeats(run: Callable[[], Gradients]) -> bool:
+def repeats(run: Callable[[], Made]) -> bool:
     """Whether operations give the same bits a second time; some kernels of a GPU add in an order that changes."""
     first = tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, run())
     return equal(first, run())
 
 
-def recorded(
-    method: ClientMethod, clients: ClientMap, slots: Slots, cohort: Cohort, step: Step, batch: MiniBatch
-) -> Callable[..., Gradients]:
+def recorded(as_written: AsWritten, cohort: Cohort, step: Step, batch: MiniBatch) -> Callable[..., Made]:
     """Record a step: return a function of its ``inputs`` that gives its losses and gradients, bit for bit.
 
     Args:
-        method: whose loss.
-        clients: maps it.
-        slots: what is trained.
+        as_written: takes it as it is written.
         cohort: the clients.
         step: which of them.
         batch: their mini-batches.
@@ -65,29 +58,29 @@ def recorded(
     Raises:
         Exception: whatever torch cannot record, the loss reads the round, or there is no room.
     """
-    count = len(step.clients)
+    method, clients, slots, count = as_written.method, as_written.clients, as_written.slots, len(step.clients)
     tensors, _ = inputs(cohort, batch)
     _, layout = tree_flatten((cohort.received.common, cohort.rows(len(cohort.clients)), batch.noise, batch.features))
 
-    def gradients(*given: Tensor) -> Gradients:
+    def gradients(*given: Tensor) -> Made:
         common, own, noise, features = tree_unflatten(given[:-3], layout)
         trained = {name: own["values"][name].requires_grad_() for name in own["values"] if _is_trained(slots, name)}
         if count < len(cohort.clients):
             own = tree_map(lambda rows: rows[:count], own)
         x, y, mask = given[-3:]
         mini_batch = MiniBatch(x, y, mask, batch.phase, batch.split, noise, features)
-        made = clients.stacked(method.client_loss, count)(cast(Any, _Unread()), common, own, (mini_batch,))
+        made = clients.bound(method.client_loss, count, cast(Any, _Unread()), common, own, (mini_batch,))()
         losses, named = made if isinstance(made, tuple) else (made, {})
         found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
         laid_out = [_laid_out(gradient, of) for gradient, of in zip(found, trained.values(), strict=True)]
-        return losses.detach(), tree_map(Tensor.detach, named), dict(zip(trained, laid_out, strict=True))
+        return Made(losses.detach(), tree_map(Tensor.detach, named), dict(zip(trained, laid_out, strict=True)))
 
     room = int(ROOM * free_memory(batch.x.device))
     with torch.enable_grad():
-        return cast(Callable[..., Gradients], straight_line(gradients, [tensor.detach() for tensor in tensors], room))
+        return cast(Callable[..., Made], straight_line(gradients, [tensor.detach() for tensor in tensors], room))
 
 
-def equal(made: Gradients, again: Gradients) -> bool:
+def equal(made: Made, again: Made) -> bool:
     """Whether every number is equal, bit for bit; where one is no number, the other is none."""
     first, of = tree_flatten(made)
     second, like = tree_flatten(again)

@@ -27,8 +27,10 @@ from benchmark.engine.parameters import Parameters
 from benchmark.engine.placed_store import PlacedStore
 from benchmark.engine.plan import CohortWork, Part, Step
 from benchmark.engine.precision import float32_outside_of_steps
+from benchmark.engine.recorded_step import RecordedSteps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
+from benchmark.engine.step_function import AsWritten, StepFunction
 from benchmark.engine.watch import Watch
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
@@ -46,6 +48,10 @@ class Simulation:
         store: what belongs to the clients between rounds.
         federation: who there is.
         images: mini-batches of steps.
+        one_by_one: for a debugger: cohorts hold one client each, whose steps are plain PyTorch.
+
+    Attributes:
+        gradients: how a step comes by its losses and gradients.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Simulation:
         store: PlacedStore,
         federation: Federation,
         images: ImageFeed,
+        one_by_one: bool = False,
     ) -> None:
         self.method = method
         self.roles = roles
@@ -69,8 +76,10 @@ class Simulation:
         self.parameters = Parameters(method)
         self._shapes = {name: tuple(self.parameters[name].shape) for name in roles.trained}
         self.watch = Watch(method, (slots, store))
-        self.clients = ClientMap(method, roles, self.watch)
+        self.clients = ClientMap(method, roles, self.watch, one_by_one=one_by_one)
         self.local_steps = LocalSteps(method, self.clients, slots)
+        as_written = AsWritten(method, self.clients, slots)
+        self.gradients: StepFunction = as_written if one_by_one else RecordedSteps(as_written, store)
         self.reports = Reports(federation.terms.num_clients)
         #: per client that was met so far
         self._constants: dict[int, Values] = {}

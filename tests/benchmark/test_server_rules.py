@@ -88,7 +88,8 @@ def part_of(rule: type[ServerRule]) -> Part:
         for part in work.parts:
             phase = simulation.start(cohort, part, optimizers[part.phase])
             for step, batch in simulation.steps(work, part):
-                simulation.local_steps.take(cohort, step, batch, phase, optimizers[part.phase])
+                made = simulation.gradients(cohort, step, batch)
+                simulation.local_steps.take(cohort, step, made, phase, optimizers[part.phase])
             simulation.finish(cohort, part, optimizers[part.phase])
         shared = {name: value.clone() for name, value in simulation.shared().items()}
         arrived = simulation.end(cohort)
