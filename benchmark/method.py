@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine import saved_state
+from benchmark.engine.batches.images import ImageFeed
+from benchmark.engine.batches.pool import Pool
+from benchmark.engine.client_state import initial_rows
 from benchmark.engine.cohort import Slots
 from benchmark.engine.data import FederatedData
 from benchmark.engine.evaluation import Evaluation
-from benchmark.engine.evaluation_plan import homes
 from benchmark.engine.frozen import check_modes, frozen_parts
-from benchmark.engine.images import ImageFeed
-from benchmark.engine.kept_rows import initial_rows
-from benchmark.engine.mistakes import authors_line, place
-from benchmark.engine.placed_store import PlacedStore
-from benchmark.engine.plan import CohortWork
-from benchmark.engine.pool import Pool
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.plan.evaluation_plan import homes
+from benchmark.engine.plan.work import CohortWork
+from benchmark.engine.ranks.placed_store import PlacedStore
+from benchmark.engine.ranks.ranks import Ranks
+from benchmark.engine.refusals.author_errors import authors_line, place
 from benchmark.engine.roles import Roles, overrides, read_roles, untrained
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation

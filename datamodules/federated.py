@@ -13,8 +13,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from benchmark.engine.loaders import Loaders
-from benchmark.engine.plan import Share
+from benchmark.engine.batches.loaders import Loaders
+from benchmark.engine.plan.work import Share
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation, Holdings, Terms
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed

@@ -13,7 +13,7 @@ import yaml
 
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
-from benchmark.engine.plan import Share, Step
+from benchmark.engine.plan.work import Share, Step
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.run.cli import FederatedCLI
 from benchmark.server import ServerRule

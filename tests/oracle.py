@@ -8,7 +8,7 @@ from federation import build
 from torch import Tensor, nn
 
 from benchmark.contract import LocalTraining, Stage
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.server import ServerRule
 
 Values = dict[str, Tensor]

@@ -126,7 +126,7 @@ class PretendedGPU(TorchDispatchMode):
         self._patches.callback(torch._C._set_only_lift_cpu_tensors, lifted)
         on_device = property(lambda tensor: tensor.device.type == DEVICE.type)
         self._patches.enter_context(patch.object(torch.Tensor, "is_cuda", on_device))
-        self._patches.enter_context(patch("benchmark.engine.noise.torch_generator", _generator))
+        self._patches.enter_context(patch("benchmark.engine.batches.noise.torch_generator", _generator))
         switched_on.append(self)
         self._patches.callback(switched_on.pop)
         super().__enter__()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from benchmark.engine.recorded_step import RecordedSteps
+from benchmark.engine.repeat.recorded_step import RecordedSteps
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from repeated_steps import repeated_steps
 from torch import nn
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
-from benchmark.engine import captured_step, placed_store, recorded_step
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.plan import CohortWork
+from benchmark.engine.plan.work import CohortWork
+from benchmark.engine.ranks import placed_store
+from benchmark.engine.repeat import captured_step, recorded_step
 from benchmark.engine.rounds import Server
 from benchmark.method import FederatedMethod
 from benchmark.run.progress import RoundProgress

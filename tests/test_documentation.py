@@ -185,7 +185,7 @@ def test_the_added_method_runs_and_learns(workplace: Path) -> None:
     assert record.code is not None
     assert record.code["my_method"] == hashlib.sha256(Path("my_method.py").read_bytes()).hexdigest()
     named = {"benchmark.method", "benchmark.server", "benchmark.backbones.vit", "datamodules.digits"}
-    assert named | {"benchmark.seeds", "benchmark.engine.round_plan"} < set(record.code)
+    assert named | {"benchmark.seeds", "benchmark.engine.plan.round_plan"} < set(record.code)
     assert (record.server, record.other_server) == ("benchmark.server.ServerRule", None)
     assert record.images_sha256 == json.loads(Path("run/manifest.json").read_text())["images_sha256"]
     assert changed_files(record.code) == []

@@ -16,9 +16,9 @@ from torch.nn.functional import cosine_similarity
 
 from benchmark.checks.outcome import NotCheckedError, require, require_equal
 from benchmark.contract import Stage
-from benchmark.engine import round_plan
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.plan import Step, cohorts
+from benchmark.engine.plan import round_plan
+from benchmark.engine.plan.work import Step, cohorts
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Parcel, Round, Values
 from benchmark.method import FederatedMethod

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from benchmark.engine.mistakes import authors_line
+from benchmark.engine.refusals.author_errors import authors_line
 from benchmark.errors import ConfigurationError, causes
 
 S = TypeVar("S")

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmark.delivery import Delivery
-from benchmark.engine.messages import check_arrived, unchanged
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.communication import Traffic
+from benchmark.engine.ranks.ranks import Ranks
+from benchmark.engine.refusals.payload_checks import check_arrived, unchanged
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import overrides
 from benchmark.engine.simulation import Simulation
-from benchmark.engine.traffic import Traffic
 from benchmark.federation import Parcel, Round, Uploads, Values
 from benchmark.server import ServerRule
 

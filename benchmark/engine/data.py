@@ -4,9 +4,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from benchmark.engine.loaders import Loaders
-from benchmark.engine.pool import Transform
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.batches.loaders import Loaders
+from benchmark.engine.batches.pool import Transform
+from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Federation, Values
 from benchmark.server import Declared

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Stage
+from benchmark.engine.client_state import LAST
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.kept_rows import LAST
-from benchmark.engine.messages import unchanged
-from benchmark.engine.mistakes import place
-from benchmark.engine.plan import CohortWork, Part
-from benchmark.engine.precision import float32_outside_of_steps
+from benchmark.engine.device.precision import float32_outside_of_steps
+from benchmark.engine.plan.work import CohortWork, Part
+from benchmark.engine.refusals.author_errors import place
+from benchmark.engine.refusals.payload_checks import unchanged
 from benchmark.engine.scores import ClientScores
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError

@@ -24,7 +24,7 @@ def frozen_parts(method: nn.Module, roles: Roles) -> list[nn.Module]:
 def check_modes(method: nn.Module, parts: list[nn.Module]) -> None:
     """Refuse what behaves differently in training mode in a way that no client owns, outside the frozen parts.
 
-    What is not known here by its class is noticed in the first step (see ``benchmark.engine.watch``).
+    What is not known here by its class is noticed in the first step (see ``benchmark.engine.refusals.watch``).
 
     Raises:
         ConfigurationError: running statistics, or dropout whose draws have no key.

@@ -9,12 +9,12 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from benchmark.contract import Client, ClientMethod, Phase, Stage
+from benchmark.engine.client_state import momenta_of, owners
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.gradients import clip_each_client, refuse_held_graph
-from benchmark.engine.kept_rows import momenta_of, owners
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.mistakes import tensors
-from benchmark.engine.plan import Step
+from benchmark.engine.plan.work import Step
+from benchmark.engine.refusals.author_errors import tensors
 from benchmark.engine.roles import below, names_under
 from benchmark.engine.step_function import Made
 from benchmark.errors import ConfigurationError

@@ -15,9 +15,9 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 from benchmark.backbones.merged_layers import MergedLayers
 from benchmark.contract import Client, ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.mistakes import explained
+from benchmark.engine.refusals.author_errors import explained
+from benchmark.engine.refusals.watch import Watch
 from benchmark.engine.roles import Roles
-from benchmark.engine.watch import Watch
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Values
 

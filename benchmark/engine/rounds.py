@@ -11,18 +11,31 @@ from torch import Tensor
 from benchmark.contract import Stage
 from benchmark.delivery import Delivery, Departure
 from benchmark.engine.arrivals import Arrivals
+from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.cohort import Cohort
+from benchmark.engine.communication import Traffic, size_of
 from benchmark.engine.data import FederatedData, Member
-from benchmark.engine.loaders import Loaders
-from benchmark.engine.messages import check_complete, check_server_state, departed, facts_of, selected, start
-from benchmark.engine.plan import CohortWork
-from benchmark.engine.precision import float32_outside_of_steps
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.device.precision import float32_outside_of_steps
+from benchmark.engine.plan.work import CohortWork
+from benchmark.engine.ranks.ranks import Ranks
+from benchmark.engine.refusals.payload_checks import (
+    check_complete,
+    check_server_state,
+    departed,
+    facts_of,
+    selected,
+    start,
+)
+from benchmark.engine.refusals.trainer_callbacks import check_callbacks
+from benchmark.engine.refusals.trainer_settings import (
+    ask_once_a_round,
+    check_precision,
+    check_strategy,
+    check_whole_rounds,
+    count_alike,
+)
 from benchmark.engine.roles import overrides
-from benchmark.engine.settings import ask_once_a_round, check_precision, check_strategy, check_whole_rounds, count_alike
 from benchmark.engine.simulation import Simulation
-from benchmark.engine.traffic import Traffic, size_of
-from benchmark.engine.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.server import ServerRule

@@ -7,13 +7,19 @@ from functools import cached_property
 import torch
 
 from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
+from benchmark.engine.batches.images import ImageFeed
+from benchmark.engine.batches.noise import drawn_noise, message_noise
+from benchmark.engine.client_state import LAST, PARTICIPATED, momenta_of, owners, trained_rows
 from benchmark.engine.cohort import Cohort, Slots, apart
-from benchmark.engine.finite import finite_rows_and
-from benchmark.engine.images import ImageFeed
-from benchmark.engine.kept_rows import LAST, PARTICIPATED, momenta_of, owners, trained_rows
+from benchmark.engine.device.precision import float32_outside_of_steps
 from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.messages import (
+from benchmark.engine.parameters import Parameters
+from benchmark.engine.plan.work import CohortWork, Part, Step
+from benchmark.engine.ranks.placed_store import PlacedStore
+from benchmark.engine.refusals.author_errors import tensors
+from benchmark.engine.refusals.finite import finite_rows_and
+from benchmark.engine.refusals.payload_checks import (
     check_aggregate,
     check_broadcast,
     check_message,
@@ -21,17 +27,11 @@ from benchmark.engine.messages import (
     check_taken,
     unchanged,
 )
-from benchmark.engine.mistakes import tensors
-from benchmark.engine.noise import drawn_noise, message_noise
-from benchmark.engine.parameters import Parameters
-from benchmark.engine.placed_store import PlacedStore
-from benchmark.engine.plan import CohortWork, Part, Step
-from benchmark.engine.precision import float32_outside_of_steps
-from benchmark.engine.recorded_step import RecordedSteps
+from benchmark.engine.refusals.watch import Watch
+from benchmark.engine.repeat.recorded_step import RecordedSteps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.step_function import AsWritten, StepFunction
-from benchmark.engine.watch import Watch
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
 from benchmark.placing import placed
@@ -104,7 +104,7 @@ class Simulation:
         """Take the new values of some shared parameters that a server's rule made.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.engine.messages.check_aggregate`.
+            ConfigurationError: see :func:`benchmark.engine.refusals.payload_checks.check_aggregate`.
         """
         check_aggregate(values, f"{rule.title}.aggregate", self.shared())
         if values:
@@ -116,7 +116,7 @@ class Simulation:
         """Return what a server's rule sends to these clients, on the device.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
+            ConfigurationError: see :func:`benchmark.engine.refusals.payload_checks.check_broadcast`.
         """
         shared, title = self.shared(), f"{rule.title}.broadcast"
         with float32_outside_of_steps(self.device), unchanged(shared, title):
@@ -238,7 +238,7 @@ class Simulation:
         the round.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.engine.messages.check_reported`.
+            ConfigurationError: see :func:`benchmark.engine.refusals.payload_checks.check_reported`.
         """
         check_reported(cohort.totals, self.method, self.roles)
         values = self.slots.detached()
@@ -264,7 +264,7 @@ class Simulation:
         """Return what the clients send of their parameters, and what they keep for the answer, [K, ...] each.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.engine.messages.check_message`.
+            ConfigurationError: see :func:`benchmark.engine.refusals.payload_checks.check_message`.
         """
         if not overrides(self.method, "message"):
             return {name: values[name] for name in self.uploaded}, {}
@@ -284,7 +284,7 @@ class Simulation:
         """Return what a server's rule sends to these clients at a round's end, on the device.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.engine.messages.check_broadcast`.
+            ConfigurationError: see :func:`benchmark.engine.refusals.payload_checks.check_broadcast`.
         """
         shared, title = self.shared(), f"{rule.title}.answer"
         with float32_outside_of_steps(self.device), unchanged(shared, title):
@@ -296,7 +296,7 @@ class Simulation:
         """Have clients take what the server answers their messages into their own parameters.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.engine.messages.check_taken`.
+            ConfigurationError: see :func:`benchmark.engine.refusals.payload_checks.check_taken`.
         """
         own = {name: name for name in self.roles.personal}
         values = self.store.rows_of(own, parcel.clients, self.device)

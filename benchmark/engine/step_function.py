@@ -7,8 +7,8 @@ from torch import Tensor
 from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.mistakes import losses_of
-from benchmark.engine.plan import Step
+from benchmark.engine.plan.work import Step
+from benchmark.engine.refusals.author_errors import losses_of
 from benchmark.federation import Values
 
 

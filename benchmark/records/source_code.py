@@ -14,7 +14,7 @@ from typing import Any
 VERSIONED = frozenset({"torch", "torchvision", "lightning", "timm", "open_clip", "torchmetrics", "numpy", "sklearn"})
 
 #: What every draw goes through, and what orders a client's images: part of the code of each run.
-DRAWS = ("benchmark.engine.round_plan", "benchmark.seeds")
+DRAWS = ("benchmark.engine.plan.round_plan", "benchmark.seeds")
 
 #: By module, what ``remember_loaded`` has found.
 LOADED: dict[str, str] = {}

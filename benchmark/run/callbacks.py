@@ -5,10 +5,10 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, ProgressBar
 
 from benchmark.delivery import Delivery
-from benchmark.engine.allocator import NoSearchForGarbage
-from benchmark.engine.mistakes import check_constructed
+from benchmark.engine.device.allocator import NoSearchForGarbage
+from benchmark.engine.refusals.author_errors import check_constructed
+from benchmark.engine.refusals.trainer_callbacks import given_callbacks
 from benchmark.engine.rounds import Server
-from benchmark.engine.trainer_callbacks import given_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.run.process_numbers import is_first_process

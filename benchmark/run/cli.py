@@ -20,9 +20,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.delivery import Delivery
-from benchmark.engine.allocator import keep_freed_memory
-from benchmark.engine.repeatable import repeatable_kernels
-from benchmark.engine.settings import (
+from benchmark.engine.device.allocator import keep_freed_memory
+from benchmark.engine.device.repeatable import repeatable_kernels
+from benchmark.engine.refusals.trainer_settings import (
     RANKS,
     check_accelerator,
     check_settings,

@@ -5,7 +5,7 @@ import traceback
 
 import torch
 
-from benchmark.engine.mistakes import authors_line
+from benchmark.engine.refusals.author_errors import authors_line
 from benchmark.errors import ConfigurationError, causes
 
 

@@ -20,9 +20,9 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from benchmark.delivery import Delivery
-from benchmark.engine.mistakes import check_constructed
-from benchmark.engine.settings import check_settings, several_devices
-from benchmark.engine.trainer_callbacks import given_callbacks
+from benchmark.engine.refusals.author_errors import check_constructed
+from benchmark.engine.refusals.trainer_callbacks import given_callbacks
+from benchmark.engine.refusals.trainer_settings import check_settings, several_devices
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
-from benchmark.engine.settings import RANKS_CLASSES
+from benchmark.engine.refusals.trainer_settings import RANKS_CLASSES
 from benchmark.errors import ConfigurationError, causes
 from benchmark.ranges import expected
 from benchmark.run.choices import (

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.ranks.ranks import Ranks
 from benchmark.errors import ConfigurationError, printable
 from benchmark.federation import Values
 from benchmark.run.links import Links, Work

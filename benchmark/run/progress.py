@@ -9,7 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.plan import CohortWork, Step
+from benchmark.engine.plan.work import CohortWork, Step
 from benchmark.records.words import POINT_WORDS
 from benchmark.run.display import SCORES, Display, Lines, RoundRow, display_for
 from benchmark.run.pace import Pace

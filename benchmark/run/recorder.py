@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
+from benchmark.engine.refusals.trainer_settings import check_monitored, tell_who_looks_at_test_images
 from benchmark.engine.reports import Reports
-from benchmark.engine.settings import check_monitored, tell_who_looks_at_test_images
 from benchmark.errors import ConfigurationError
 from benchmark.records.environment import checkout, environment
 from benchmark.records.evaluations import (

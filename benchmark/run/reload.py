@@ -36,8 +36,8 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
             another split, or the method's server sends every client something else (which no checkpoint of the method
             holds).
     """
-    from benchmark.engine.loaders import Loaders
-    from benchmark.engine.messages import start
+    from benchmark.engine.batches.loaders import Loaders
+    from benchmark.engine.refusals.payload_checks import start
     from benchmark.federation import Round
     from benchmark.run.checkpoint import read_checkpoint
 

@@ -12,8 +12,8 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
-from benchmark.engine.ranks import Ranks
-from benchmark.engine.settings import RANKS
+from benchmark.engine.ranks.ranks import Ranks
+from benchmark.engine.refusals.trainer_settings import RANKS
 from benchmark.errors import ConfigurationError, causes
 from benchmark.ranges import PositiveFloat
 from benchmark.run.meeting import Arrival, Member, OneFolder, OnePort, while_looking

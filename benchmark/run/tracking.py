@@ -98,7 +98,7 @@ class Tracking:
         """Tell of the rounds before a resume those loggers that begin a new file in every process.
 
         Args:
-            traffic: of each round, see :class:`benchmark.engine.traffic.Traffic`.
+            traffic: of each round, see :class:`benchmark.engine.communication.Traffic`.
             metrics: the long table of the evaluations so far.
         """
         before = {number: sent(row) for number, row in enumerate(traffic, start=1)}
@@ -155,7 +155,7 @@ def sent(row: Sequence[int]) -> Numbers:
     """What travelled in a round, of all its clients together.
 
     Args:
-        row: see :class:`benchmark.engine.traffic.Traffic`.
+        row: see :class:`benchmark.engine.communication.Traffic`.
     """
     names = ("clients", "down_bytes", "up_bytes")
     return {f"communication/{name}": float(number) for name, number in zip(names, row, strict=False)}

@@ -28,9 +28,9 @@ from rich.table import Table
 from tabulate import tabulate
 
 from benchmark.contract import Stage
-from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
-from benchmark.engine.recorded_step import BEFORE_RECORDING, SMALL_STEP, TIMED
-from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.engine.device.allocator import NoSearchForGarbage, keep_freed_memory
+from benchmark.engine.device.repeatable import repeatable_kernels
+from benchmark.engine.repeat.recorded_step import BEFORE_RECORDING, SMALL_STEP, TIMED
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json, write_text
 from benchmark.method import FederatedMethod

@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmark.drawing import new_figure, save_figure
-from benchmark.engine.images import ImageFeed
-from benchmark.engine.recorded_step import Visit
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.batches.images import ImageFeed
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.repeat.recorded_step import Visit
 from benchmark.engine.rounds import Server
 from benchmark.speed.measure import Row, device, fit, now, rounds_until_repeated
 from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny

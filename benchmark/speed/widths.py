@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from benchmark.contract import LocalTraining, Stage
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.speed.measure import Laps, Row, device, fit, fit_repeated
 from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
 from datamodules.federated import FederatedDataModule

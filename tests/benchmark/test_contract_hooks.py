@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmark.checks.outcome import require_equal
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
-from benchmark.engine.noise import drawn_noise
-from benchmark.engine.plan import Step
+from benchmark.engine.batches.noise import drawn_noise
+from benchmark.engine.plan.work import Step
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values

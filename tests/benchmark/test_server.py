@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from benchmark.contract import Stage
-from benchmark.engine import loaders, simulation
+from benchmark.engine import simulation
+from benchmark.engine.batches import loaders
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values

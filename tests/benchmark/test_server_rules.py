@@ -13,8 +13,8 @@ from federation import CONF, build, terms
 
 import methods
 from benchmark.contract import Stage
-from benchmark.engine.plan import Share
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import Share
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
 from benchmark.server import ServerRule, WrappedRule

@@ -5,7 +5,7 @@ import torch
 from federation import CONF, SIZES, build, terms
 
 from benchmark.contract import MiniBatch, Stage
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.engine.simulation import Simulation
 
 METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base")

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 
 from benchmark.config_files import read_layers
 from benchmark.contract import LocalTraining, Stage
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.yaml_files import read_mapping
 from datamodules.federated import FederatedDataModule
 from datamodules.transform import STATISTICS

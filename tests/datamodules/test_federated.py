@@ -6,7 +6,7 @@ import pytest
 import torch
 from federation import SIZES, Ragged, TinyImages, build, first_step, fit
 
-from benchmark.engine import evaluation_plan
+from benchmark.engine.plan import evaluation_plan
 from benchmark.errors import ConfigurationError
 from datamodules.federated import FederatedDataModule
 from datamodules.manifest import FromManifest, write_manifest

@@ -25,7 +25,7 @@ from benchmark.checks.methods import (
     require_roles,
     require_same_at_width,
 )
-from benchmark.engine import capacity
+from benchmark.engine.device import capacity
 from benchmark.server import ServerRule
 
 METHODS = sorted(methods.__all__)

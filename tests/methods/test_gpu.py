@@ -13,10 +13,11 @@ import torch
 from federation import CONF, build, fit, learned
 from repeated_steps import repeated_steps
 
-from benchmark.engine import captured_step, recorded_step, simulation
-from benchmark.engine.noise import drawn_noise
-from benchmark.engine.plan import Step
-from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.engine import simulation
+from benchmark.engine.batches.noise import drawn_noise
+from benchmark.engine.device.repeatable import repeatable_kernels
+from benchmark.engine.plan.work import Step
+from benchmark.engine.repeat import captured_step, recorded_step
 from benchmark.engine.rounds import Server
 from benchmark.federation import Values
 from benchmark.method import FederatedMethod

@@ -11,7 +11,7 @@ from oracle import Values, federate, images_at, mini_batches, values_of
 from torch import nn
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
-from benchmark.engine.capacity import bytes_per_client
+from benchmark.engine.device.capacity import bytes_per_client
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round
 from methods.fedavg import FedAvg

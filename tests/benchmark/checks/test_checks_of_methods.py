@@ -21,7 +21,7 @@ from benchmark.checks.methods import (
 )
 from benchmark.checks.outcome import FailedCheck, NotCheckedError
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.server import ServerRule

@@ -8,7 +8,7 @@ from federation import build, fit
 from torch import Tensor
 
 from benchmark.contract import LocalTraining
-from benchmark.engine.precision import float32_outside_of_steps
+from benchmark.engine.device.precision import float32_outside_of_steps
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.server import ServerRule
 from methods.fedavg import FedAvg

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.client_store import ClientStore
 from benchmark.contract import Stage
-from benchmark.engine.capacity import bytes_per_client
-from benchmark.engine.evaluation_plan import EvaluationPlan
-from benchmark.engine.plan import Share, on_device
+from benchmark.engine.device.capacity import bytes_per_client
+from benchmark.engine.plan.evaluation_plan import EvaluationPlan
+from benchmark.engine.plan.work import Share, on_device
 from benchmark.engine.rounds import Server
 from benchmark.federation import Round
 
@@ -112,10 +112,10 @@ def on_the_gpu(method: Any, data: Any, mode: FakeTensorMode) -> None:
 @pytest.mark.parametrize("conf", CONVOLUTIONAL)
 def test_a_convolutional_method_is_evaluated_in_bf16_on_cuda(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation of the server's state and, where torch can run it without a driver, a training step's loss."""
-    monkeypatch.setattr("benchmark.engine.noise.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.batches.noise.torch_generator", fake_generator)
     # A CUDA generator's state and the free memory need the driver, too.
-    monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
-    monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
+    monkeypatch.setattr("benchmark.engine.refusals.watch.global_states", lambda device: ())
+    monkeypatch.setattr("benchmark.engine.batches.pool.free_memory", lambda device: 2**40)
     method, data = set_up(conf)
     plan = EvaluationPlan(range(4), {"test": data.held_out["test"]}, None, ("server",), 12, 4)
     first = first_step(data.loaders.training(1))
@@ -174,9 +174,9 @@ def kernels_of_a_loss(conf: str, bf16: bool) -> Kernels:
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("conf", ["FedVPT", "PromptFL"])
 def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmark.engine.noise.torch_generator", fake_generator)
-    monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
-    monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
+    monkeypatch.setattr("benchmark.engine.batches.noise.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.refusals.watch.global_states", lambda device: ())
+    monkeypatch.setattr("benchmark.engine.batches.pool.free_memory", lambda device: 2**40)
     merged = kernels_of_a_loss(conf, bf16)
     monkeypatch.setattr("benchmark.engine.mapping.MergedLayers", nullcontext)
     by_torch_s_rules = kernels_of_a_loss(conf, bf16)
@@ -186,9 +186,9 @@ def test_frozen_layers_on_a_gpu_merge_clients(conf: str, bf16: bool, monkeypatch
 
 def test_frozen_weights_in_bfloat16_count_for_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are cast once, whichever cohort comes first; the width is made of what comes with each client."""
-    monkeypatch.setattr("benchmark.engine.noise.torch_generator", fake_generator)
-    monkeypatch.setattr("benchmark.engine.watch.global_states", lambda device: ())
-    monkeypatch.setattr("benchmark.engine.pool.free_memory", lambda device: 2**40)
+    monkeypatch.setattr("benchmark.engine.batches.noise.torch_generator", fake_generator)
+    monkeypatch.setattr("benchmark.engine.refusals.watch.global_states", lambda device: ())
+    monkeypatch.setattr("benchmark.engine.batches.pool.free_memory", lambda device: 2**40)
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)  # torch's engine needs the driver
     method, data = set_up("FedVPT", "--data.cache_features=false")
     simulation = method.simulation

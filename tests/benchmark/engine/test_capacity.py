@@ -14,9 +14,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from benchmark.contract import LocalTraining
-from benchmark.engine import capacity
-from benchmark.engine.capacity import bytes_per_client, widest
-from benchmark.engine.memory import HeldBytes
+from benchmark.engine.device import capacity
+from benchmark.engine.device.capacity import bytes_per_client, widest
+from benchmark.engine.device.memory import HeldBytes
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast
 from benchmark.speed import measure

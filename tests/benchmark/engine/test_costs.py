@@ -11,9 +11,10 @@ import torch
 from federation import build, fit, terms
 
 from benchmark.contract import LocalTraining, Stage
-from benchmark.engine import evaluation, noise
-from benchmark.engine.evaluation_plan import EvaluationPlan, filling
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine import evaluation
+from benchmark.engine.batches import noise
+from benchmark.engine.plan.evaluation_plan import EvaluationPlan, filling
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.engine.scores import ClientScores
 from benchmark.run.checkpoint import read_checkpoint
 from benchmark.seeds import torch_generator

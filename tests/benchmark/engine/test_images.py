@@ -7,9 +7,9 @@ import torch
 from federation import build, fit
 
 from benchmark.contract import MiniBatch, Stage
-from benchmark.engine import images as feed
-from benchmark.engine.plan import Step
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.batches import images as feed
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import Step
 
 #: whose mini-batches, with which options, and whether they can be made in one
 CASES = [

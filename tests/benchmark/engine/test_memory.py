@@ -12,15 +12,15 @@ import torch
 from federation import build, fit
 from lightning.pytorch.callbacks import Callback
 
-from benchmark.engine import memory
-from benchmark.engine.allocator import NoSearchForGarbage, keep_freed_memory
+from benchmark.engine.device import memory
+from benchmark.engine.device.allocator import NoSearchForGarbage, keep_freed_memory
 
 #: How many pages are cleared for ten times 48 MiB, taken and given back in turn: 12,288 pages each. First by default,
 #: then with freed memory kept; glibc's own threshold, which follows what is freed, never comes to blocks of this size.
 PROGRAM = """
 import resource, sys
 import torch
-from benchmark.engine.allocator import keep_freed_memory
+from benchmark.engine.device.allocator import keep_freed_memory
 for keep in (False, True):
     if keep and not keep_freed_memory():
         sys.exit(3)

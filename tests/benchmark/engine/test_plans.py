@@ -12,9 +12,9 @@ from federation import terms
 from torch import Tensor
 
 from benchmark.contract import Group, Phase, Stage
-from benchmark.engine.evaluation_plan import EvaluationPlan
-from benchmark.engine.plan import CohortWork, Share, Step, cohorts, steps_per_epoch
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.evaluation_plan import EvaluationPlan
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import CohortWork, Share, Step, cohorts, steps_per_epoch
 from benchmark.seeds import derived_seed
 
 TERMS = terms(3, batch_size=3, row=3)

@@ -13,8 +13,8 @@ from federation import build, fit
 from lightning.pytorch.callbacks import Callback
 from over_ranks import at_a_port, over_ranks, run_over
 
-from benchmark.engine.capacity import balanced
-from benchmark.engine.ranks import dealt, fingerprint
+from benchmark.engine.device.capacity import balanced
+from benchmark.engine.ranks.ranks import dealt, fingerprint
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.run.checkpoint import finished_rounds

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import methods
 from benchmark.contract import Client, Loss, MiniBatch, Stage
-from benchmark.engine import recorded_step
-from benchmark.engine.attributes import Attributes
-from benchmark.engine.recording import equal
+from benchmark.engine.repeat import recorded_step
+from benchmark.engine.repeat.attributes import Attributes
+from benchmark.engine.repeat.recording import equal
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.server import ServerRule

@@ -10,7 +10,7 @@ from federation import CONF
 from refusal import refused
 
 from benchmark import fit
-from benchmark.engine.repeatable import repeatable_kernels
+from benchmark.engine.device.repeatable import repeatable_kernels
 from benchmark.run import cli
 from benchmark.run.device_errors import of_device
 from methods.fedvpt import FedVPT

@@ -9,7 +9,7 @@ import torch
 from operations import Operations
 from torch import Tensor
 
-from benchmark.engine.straight_line import straight_line
+from benchmark.engine.repeat.straight_line import straight_line
 
 
 def run(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Counter[str]]:

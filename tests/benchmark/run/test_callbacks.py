@@ -10,8 +10,8 @@ from lightning.pytorch import callbacks as lightning
 from lightning.pytorch.callbacks import Callback
 from refusal import refused
 
-from benchmark.engine import trainer_callbacks
-from benchmark.engine.trainer_callbacks import REFUSED, check_callbacks
+from benchmark.engine.refusals import trainer_callbacks
+from benchmark.engine.refusals.trainer_callbacks import REFUSED, check_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.records.stored_run import read_metrics, verify_record
 from benchmark.run.cli import FederatedCLI, main

@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.contract import LocalTraining, Stage
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.speed import __main__ as speed
 from benchmark.speed import convolution, features, overhead, posterior, vit, widths
 from benchmark.speed.measure import Row, report

@@ -4,7 +4,7 @@ import pytest
 import torch
 from repeated_steps import repeated_steps
 
-from benchmark.engine import recorded_step
+from benchmark.engine.repeat import recorded_step
 from benchmark.speed import engine, features, targets, vit
 from benchmark.speed.measure import fit, rounds_until_repeated
 from benchmark.speed.peer_scripts.cifar10_setting import Setting

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from benchmark.engine.operations import Recorder
-from benchmark.engine.views import base_of, view_at_once, writes
+from benchmark.engine.repeat.operations import Recorder
+from benchmark.engine.repeat.views import base_of, view_at_once, writes
 
 aten = torch.ops.aten
 #: Operations that give their first argument another name, once nothing is differentiated.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Stage
-from benchmark.engine.ranks import dealt
+from benchmark.engine.ranks.ranks import dealt
 from benchmark.placing import placed_together
 
 

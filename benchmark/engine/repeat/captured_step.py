@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from benchmark.engine.cohort import Slots
-from benchmark.engine.memory import HeldBytes, free_memory
-from benchmark.engine.recording import as_recorded
+from benchmark.engine.device.memory import HeldBytes, free_memory
+from benchmark.engine.repeat.recording import as_recorded
 from benchmark.engine.step_function import Made
 
 #: Of the device's free memory what a step may take to become a graph. A graph keeps it, and kernels of larger steps

@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from benchmark.contract import MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.memory import free_memory
-from benchmark.engine.plan import Step
+from benchmark.engine.device.memory import free_memory
+from benchmark.engine.plan.work import Step
+from benchmark.engine.repeat.straight_line import straight_line
 from benchmark.engine.step_function import AsWritten, Made
-from benchmark.engine.straight_line import straight_line
 
 #: Of the device's free memory what all intermediate results of a step may take together while it is recorded.
 ROOM = 1 / 4

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from benchmark.engine.memory import free_memory
-from benchmark.engine.plan import Step
+from benchmark.engine.device.memory import free_memory
+from benchmark.engine.plan.work import Step
 from benchmark.masked import IGNORE
 from benchmark.placing import picked
 

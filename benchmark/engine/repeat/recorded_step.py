@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from benchmark.contract import MiniBatch, Stage
-from benchmark.engine.attributes import Attributes
-from benchmark.engine.captured_step import Graphs
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.plan import Step
-from benchmark.engine.recording import as_recorded, equal, inputs, recorded, repeats
+from benchmark.engine.plan.work import Step
+from benchmark.engine.repeat.attributes import Attributes
+from benchmark.engine.repeat.captured_step import Graphs
+from benchmark.engine.repeat.recording import as_recorded, equal, inputs, recorded, repeats
 from benchmark.engine.step_function import AsWritten, Made
 from benchmark.errors import ConfigurationError
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, Stage
-from benchmark.engine.mistakes import tensors
-from benchmark.engine.plan import Step
+from benchmark.engine.plan.work import Step
+from benchmark.engine.refusals.author_errors import tensors
 from benchmark.engine.roles import overrides
 from benchmark.federation import Values
 from benchmark.seeds import drawn_in_float32, torch_generator

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmark.engine.mistakes import NOT_OWNED, UNKEYED, drawing_line, place
+from benchmark.engine.refusals.author_errors import NOT_OWNED, UNKEYED, drawing_line, place
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import global_states
 

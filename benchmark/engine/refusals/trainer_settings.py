@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
-from benchmark.engine.ranks import Ranks
-from benchmark.engine.trainer_callbacks import check_callbacks
+from benchmark.engine.ranks.ranks import Ranks
+from benchmark.engine.refusals.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.

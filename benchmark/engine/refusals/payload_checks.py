@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.delivery import Delivery, Departure
-from benchmark.engine.finite import finite_rows
-from benchmark.engine.ranks import Ranks, fingerprint
+from benchmark.engine.ranks.ranks import Ranks, fingerprint
+from benchmark.engine.refusals.finite import finite_rows
 from benchmark.engine.roles import Roles, overrides
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values

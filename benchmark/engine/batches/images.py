@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, MiniBatch
-from benchmark.engine.features import FeatureTables
+from benchmark.engine.batches.features import FeatureTables
+from benchmark.engine.batches.pool import Pool
 from benchmark.engine.parameters import Parameters
-from benchmark.engine.plan import Step
-from benchmark.engine.pool import Pool
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.plan.work import Step
+from benchmark.engine.ranks.ranks import Ranks
 from benchmark.federation import Federation, Values
 from benchmark.masked import IGNORE
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Phase, Stage
-from benchmark.engine.plan import Part, Step, cohorts, steps_per_epoch
+from benchmark.engine.plan.work import Part, Step, cohorts, steps_per_epoch
 from benchmark.federation import Terms
 from benchmark.seeds import derived_seed, keyed_bits
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmark.client_store import ClientStore
-from benchmark.engine.memory import free_memory
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.device.memory import free_memory
+from benchmark.engine.ranks.ranks import Ranks
 from benchmark.federation import Values
 from benchmark.placing import fetched_together
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, Stage
-from benchmark.engine.memory import free_memory
-from benchmark.engine.plan import Step
-from benchmark.engine.pool import Pool
-from benchmark.engine.ranks import Ranks
+from benchmark.engine.batches.pool import Pool
+from benchmark.engine.device.memory import free_memory
+from benchmark.engine.plan.work import Step
+from benchmark.engine.ranks.ranks import Ranks
 from benchmark.federation import Values
 from benchmark.placing import picked
 

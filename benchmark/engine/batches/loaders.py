@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmark.contract import Stage
-from benchmark.engine.capacity import balanced, widest
-from benchmark.engine.evaluation_plan import evaluated_clients, evaluation_plans
-from benchmark.engine.plan import Plan, Share, Source, Step
-from benchmark.engine.pool import gather
-from benchmark.engine.round_plan import RoundPlan
+from benchmark.engine.batches.pool import gather
+from benchmark.engine.device.capacity import balanced, widest
+from benchmark.engine.plan.evaluation_plan import evaluated_clients, evaluation_plans
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import Plan, Share, Source, Step
 from benchmark.engine.simulation import Simulation
 from benchmark.seeds import torch_generator
 from benchmark.server import ServerRule

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from benchmark.contract import ClientMethod, Stage
-from benchmark.engine.plan import Part, Share, Step, by_cohort
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import Part, Share, Step, by_cohort
 from benchmark.engine.roles import Roles, overrides
-from benchmark.engine.round_plan import RoundPlan
 from benchmark.federation import Federation
 
 Rows = Mapping[int, np.ndarray]

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import Stage
+from benchmark.engine.client_state import momenta_of
 from benchmark.engine.cohort import Slots
-from benchmark.engine.kept_rows import momenta_of
+from benchmark.engine.device.memory import HeldBytes, free_memory
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
-from benchmark.engine.memory import HeldBytes, free_memory
-from benchmark.engine.plan import Step, on_device
-from benchmark.engine.ranks import dealt
+from benchmark.engine.plan.work import Step, on_device
+from benchmark.engine.ranks.ranks import dealt
 from benchmark.engine.simulation import Simulation
 from benchmark.engine.step_function import AsWritten
 from benchmark.federation import Broadcast, Round
