@@ -30,6 +30,7 @@ from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
+from benchmark.internals import present_hook
 from benchmark.ranges import Checked, NumClients
 from benchmark.server import ServerRule
 
@@ -117,7 +118,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         return super().global_step
 
     def _refuse_in_a_step(self, why: str) -> None:
-        if self._current_fx_name in ("training_step", "validation_step", "test_step"):
+        if present_hook(self) in ("training_step", "validation_step", "test_step"):
             raise MisconfigurationException(why)
 
     # ------------------------------------------------------------------ before training

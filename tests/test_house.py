@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     (
         "benchmark.errors",
+        "benchmark.internals",
         "benchmark.files",
         "benchmark.placing",
         "benchmark.seeds",
@@ -131,6 +132,21 @@ def engine() -> dict[str, Path]:
     """The modules of the engine, of the contract that it runs, and of what wraps both for Lightning."""
     names = ("benchmark.engine", *FLOORS[1], "benchmark.method")
     return {module: path for module, path in modules().items() if module.startswith(names)}
+
+
+def test_private_doors_of_torch_and_lightning_stand_in_one_file() -> None:
+    doors = (
+        r"torch(\.\w+)*\._[a-zA-Z]|torch\.nn\.modules\.\w+ import _|lightning(\.\w+)*\._[a-z]",
+        r"\._(forward|backward)_(pre_)?hooks|_input_metadata|manual_optimization\.|\._current_fx_name|fit_loop\.min_epochs",
+    )
+    wrong = [
+        f"{module}: {line.strip()}"
+        for module, path in modules().items()
+        if module not in ("benchmark.internals", *PROGRAMS)
+        for line in path.read_text().splitlines()
+        if re.search("|".join(doors), line) and 'epoch_loop.manual_optimization.optim_step_progress"]' not in line
+    ]
+    assert not wrong
 
 
 def test_no_import_of_the_engine_is_for_types_alone() -> None:

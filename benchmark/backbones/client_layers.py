@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
+
+from benchmark.internals import has_hooks, is_batchedtensor, is_gradtrackingtensor
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +272,7 @@ def _in_one(x: Tensor, convolution: ClientConv2d, then: Sequence[nn.Module]) -> 
     """Whether clients are mapped over here, outside of any gradient, and nobody has hooked a layer to look at it."""
     if _left_to_torch(x) or not _mapped(x, convolution.weight, convolution.bias):
         return False
-    return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (convolution, *then))
+    return not any(map(has_hooks, (convolution, *then)))
 
 
 def _mapped(*given: Tensor | None) -> bool:

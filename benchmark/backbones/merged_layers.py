@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from benchmark.internals import is_batchedtensor, is_functorch_wrapped_tensor
 
 
 class MergedLayers(TorchFunctionMode):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.errors import ConfigurationError
+from benchmark.internals import has_hooks
 
 if TYPE_CHECKING:  # timm takes seconds to import, and reading the command line must not wait for it
     from timm.models.vision_transformer import VisionTransformer
@@ -45,13 +46,7 @@ def reads_the_class_token_alone(vit: "VisionTransformer") -> bool:
 
 def hooked(module: Any) -> bool:
     """Return whether a call of a module does more than its class says: it has hooks, or a ``forward`` of its own."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
+    return has_hooks(module) or "forward" in module.__dict__
 
 
 def _must_be_called(block: Any) -> bool:

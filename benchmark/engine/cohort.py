@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
+from benchmark.internals import copy_all
 
 
 class Slots(nn.ParameterDict):
@@ -50,7 +51,7 @@ class Slots(nn.ParameterDict):
             else:
                 slot.data = value.detach().to(slot.dtype, copy=True, memory_format=torch.contiguous_format)
         if rooms:
-            torch._foreach_copy_(rooms, fitting)
+            copy_all(rooms, fitting)
 
 
 def apart(made: Values, values: Values) -> Values:

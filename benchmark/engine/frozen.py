@@ -1,11 +1,12 @@
 """The parts of a method that never train, and what the others may not do in training mode."""
 
+from typing import Any, cast
+
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from benchmark.engine.roles import Roles
 from benchmark.errors import ConfigurationError
+from benchmark.internals import BATCH_NORMS, DROPOUTS, NORMS_WITH_STATISTICS
 
 
 def frozen_parts(method: nn.Module, roles: Roles) -> list[nn.Module]:
@@ -34,8 +35,10 @@ def check_modes(method: nn.Module, parts: list[nn.Module]) -> None:
     for name, module in method.named_modules():
         if id(module) in frozen:
             continue
-        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
-            kind = "batch" if isinstance(module, _BatchNorm) else "instance"
+        if isinstance(module, BATCH_NORMS) or (
+            isinstance(module, NORMS_WITH_STATISTICS) and module.track_running_stats
+        ):
+            kind = "batch" if isinstance(module, BATCH_NORMS) else "instance"
             raise ConfigurationError(
                 f"{title}: {name} is a trained {kind} normalisation, whose running statistics belong to no client; use "
                 "a backbone with group or layer normalisation, or freeze this one"
@@ -50,8 +53,8 @@ def check_modes(method: nn.Module, parts: list[nn.Module]) -> None:
 
 def _dropped(module: nn.Module) -> float:
     """Return the part of its input that a dropout module leaves out in training mode; 0 for all others."""
-    if isinstance(module, _DropoutNd):
-        return module.p
+    if isinstance(module, DROPOUTS):
+        return float(cast(Any, module).p)
     name = "dropout" if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else "drop_prob"
     part = getattr(module, name, None)
     return part if isinstance(part, float) else 0.0

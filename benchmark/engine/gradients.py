@@ -2,10 +2,11 @@
 
 import gc
 from collections.abc import Iterable
-from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from benchmark.internals import gradient_shape
 
 
 def clip_each_client(gradients: Iterable[Tensor | None], limit: float) -> None:
@@ -22,17 +23,11 @@ def refuse_held_graph(method: str, name: str, slot: Tensor) -> None:
 
     What refers to itself is garbage, which is searched for here.
     """
-    if _expected_shape(slot) == tuple(slot.shape):
+    if gradient_shape(slot) == tuple(slot.shape):
         return
     gc.collect()
-    if _expected_shape(slot) != tuple(slot.shape):
+    if gradient_shape(slot) != tuple(slot.shape):
         raise RuntimeError(
             f"{method} holds a tensor of an earlier cohort with the graph that made it, which spoils the gradient of "
             f"{name!r}; detach what is kept from a step"
         )
-
-
-def _expected_shape(slot: Tensor) -> tuple[int, ...]:
-    """Return the shape of gradients that the slot takes in: its own when the oldest living graph of it was made."""
-    accumulator = cast(Any, slot.view_as(slot).grad_fn).next_functions[0][0]
-    return tuple(accumulator._input_metadata[0].shape)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 from benchmark.backbones.merged_layers import MergedLayers
 from benchmark.contract import Client, ClientMethod, MiniBatch
@@ -20,6 +19,7 @@ from benchmark.engine.refusals.watch import Watch
 from benchmark.engine.roles import Roles
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Values
+from benchmark.internals import register_pytree_node, tree_leaves, tree_map
 
 #: Clients of a cohort that an error's last line names.
 NAMED = 5

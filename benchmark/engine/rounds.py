@@ -38,6 +38,7 @@ from benchmark.engine.roles import overrides
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
+from benchmark.internals import train_at_least
 from benchmark.server import ServerRule
 
 #: The fact of a round from which nothing was made.
@@ -128,7 +129,7 @@ class Server(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round; whatever asks to stop inside it (a callback, ``max_time``) is heard at its end."""
         number = trainer.current_epoch + 1
-        trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, number)
+        train_at_least(trainer, number)
         self.next_clients(number)
         self._round, self._going = self._selected, self._departure
         self.inside_round = True

@@ -34,6 +34,7 @@ from benchmark.engine.roles import Roles, overrides, phases_of
 from benchmark.engine.step_function import AsWritten, StepFunction
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
+from benchmark.internals import copy_all
 from benchmark.placing import placed
 from benchmark.server import ServerRule
 
@@ -108,7 +109,7 @@ class Simulation:
         """
         check_aggregate(values, f"{rule.title}.aggregate", self.shared())
         if values:
-            torch._foreach_copy_([self.parameters[name].data for name in values], [*values.values()])
+            copy_all([self.parameters[name].data for name in values], [*values.values()])
 
     # ------------------------------------------------------------------ a cohort
 

@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.repeat import recorded_step
+from benchmark.internals import TorchDispatchMode
 from benchmark.speed import engine, features, vit
 from benchmark.speed.measure import Row, device, fit, matmul_peak, now
 from benchmark.speed.peer_scripts.cifar10_setting import Setting

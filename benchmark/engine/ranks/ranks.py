@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
+from benchmark.internals import tree_leaves
 
 T = TypeVar("T")
 

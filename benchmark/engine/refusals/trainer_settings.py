@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.refusals.trainer_callbacks import check_callbacks
 from benchmark.errors import ConfigurationError
+from benchmark.internals import steps_by_hand
 
 #: With loss scaling clients are coupled, and in half precision the server's values would be, too.
 PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
@@ -154,7 +155,7 @@ def ask_once_a_round(callbacks: list[Any]) -> None:
 
 def count_alike(trainer: Any, ranks: Ranks) -> None:
     """Have all ranks count as many steps as the one with most: the saving of checkpoints, together, goes by it."""
-    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    progress = steps_by_hand(trainer)
     progress.completed = max(ranks.everybody("the steps so far", progress.completed))
 
 

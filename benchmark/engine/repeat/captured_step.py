@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from benchmark.engine.cohort import Slots
 from benchmark.engine.device.memory import HeldBytes, free_memory
 from benchmark.engine.repeat.recording import as_recorded
 from benchmark.engine.step_function import Made
+from benchmark.internals import copy_all, tree_leaves
 
 #: Of the device's free memory what a step may take to become a graph. A graph keeps it, and kernels of larger steps
 #: take so long that starting them one by one costs nothing. All graphs together may keep as much again of their own.
@@ -110,7 +110,7 @@ class CapturedStep:
                 into.append(room)
                 given.append(tensor.detach())
         for into, given in rooms.values():
-            torch._foreach_copy_(into, given)
+            copy_all(into, given)
         self._graph.replay()
         return self._made
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+
+from benchmark.internals import TorchDispatchMode, tree_map
 
 #: What no list holds: draws, numbers that Python reads, shapes that depend on numbers.
 REFUSED = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)

@@ -6,7 +6,6 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from benchmark.contract import MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
@@ -14,6 +13,7 @@ from benchmark.engine.device.memory import free_memory
 from benchmark.engine.plan.work import Step
 from benchmark.engine.repeat.straight_line import straight_line
 from benchmark.engine.step_function import AsWritten, Made
+from benchmark.internals import tree_flatten, tree_map, tree_unflatten, without_autocast
 
 #: Of the device's free memory what all intermediate results of a step may take together while it is recorded.
 ROOM = 1 / 4
@@ -36,7 +36,7 @@ def inputs(cohort: Cohort, batch: MiniBatch) -> tuple[list[Tensor], tuple[tuple[
 @contextmanager
 def as_recorded() -> Iterator[None]:
     """Carry out recorded operations as they are: autograd and autocast have done their part, and would do it again."""
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad(), without_autocast():
         yield
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from benchmark.engine.repeat.operations import Recorder
 from benchmark.engine.repeat.views import base_of, view_at_once, writes
+from benchmark.internals import tree_flatten, tree_leaves, tree_map, without_autocast
 
 aten = torch.ops.aten
 #: Operations that give their first argument another name, once nothing is differentiated.
@@ -62,7 +62,7 @@ def straight_line(
             graph.erase_node(node)
     view_at_once(graph, written)
     graph.eliminate_dead_code()
-    with torch._C._DisableAutocast():  # what is recorded is what autocast has made of it
+    with without_autocast():  # what is recorded is what autocast has made of it
         constants = _constants(graph, recorder.outside, written)
     _own_results(graph, constants)
     graph.eliminate_dead_code()

@@ -4,8 +4,9 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
+
+from benchmark.internals import OpOverload
 
 aten = torch.ops.aten
 
