@@ -2,6 +2,7 @@
 
 import traceback
 import warnings
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -128,12 +129,13 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         callbacks = cast(Any, self.trainer).callbacks
         return [] if any(isinstance(callback, Server) for callback in callbacks) else [Server(self.make_server())]
 
-    def join(self, data: FederatedData, ranks: Ranks | None = None) -> Simulation:
-        """Take part in a federation: freeze the parameters, and make the slots and all clients' state.
+    def join(self, data: FederatedData, ranks: Ranks | None = None, clients: Sequence[int] | None = None) -> Simulation:
+        """Take part in a federation: freeze the parameters, and make the slots and the clients' state.
 
         Args:
             data: set up.
             ranks: the processes that simulate it; this one alone by default.
+            clients: those whose state lies here, in a deployment; all by default.
 
         Raises:
             ConfigurationError: the method is for another federation, or its roles, phases or modules make no sense.
@@ -184,6 +186,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.requires_grad_(False)
         self.slots = Slots({name: self.get_parameter(name) for name in self.roles.slots})
         places = homes(self, self.roles, federation, ranks.count, data.one_by_one)
+        if clients is not None:
+            places = [0 if client in clients else -1 for client in range(terms.num_clients)]
         self.store = PlacedStore(initial_rows(self, self.roles), places, ranks)
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
         images = ImageFeed(self, pool, federation, ranks, data.cache_features)

@@ -231,6 +231,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.splits = splits
         self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
+        self._held_out_row = {split: max(map(len, rows.values()), default=0) for split, rows in self.held_out.items()}
         labels = pool.labels.numpy()
         rows = ClientRows.of(list(self.train_indices.values()) if self.val_fraction else splits.train)
         self.train_sizes = dict(enumerate(rows.sizes.tolist()))
@@ -336,6 +337,7 @@ class FederatedDataModule(Checked, LightningDataModule):
             row=min(self.batch_size, largest),
             own_row=largest,
             label_spaces=self.label_spaces,
+            held_out_row=self._held_out_row,
         )
         return Federation(terms, Holdings(self.train_indices, self.train_sizes, self.held_out, self.class_counts))
 

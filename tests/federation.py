@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import yaml
 
+from benchmark.checks.methods import clients_and_server as clients_and_server
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
 from benchmark.engine.plan.work import Share, Step

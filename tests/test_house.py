@@ -28,7 +28,7 @@ FLOORS = (
     ("benchmark.federation", "benchmark.server", "benchmark.delivery", "benchmark.client_store", "benchmark.contract"),
     ("benchmark.backbones",),
     ("benchmark.engine",),
-    ("benchmark.method",),
+    ("benchmark.method", "benchmark.live"),
     ("benchmark.records",),
     ("methods", "datamodules"),
     ("benchmark.run",),

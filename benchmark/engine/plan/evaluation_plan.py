@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -19,9 +20,14 @@ EVALUATED_STATE = 2**32
 
 
 def evaluated_clients(federation: Federation) -> dict[Stage, tuple[int, ...]]:
-    """Return the clients that train and those that never do, where there are any, by how copies of them are fitted."""
-    clients = {Stage.FINETUNE: federation.terms.training_clients, Stage.ADAPT: federation.terms.new_clients}
-    return {stage: of for stage, of in clients.items() if of}
+    """Return the clients that train and those that never do, where there are any, by how copies of them are fitted.
+
+    In a deployment they are those whose images lie here.
+    """
+    terms, held = federation.terms, federation.holdings.train_rows
+    clients = {Stage.FINETUNE: terms.training_clients, Stage.ADAPT: terms.new_clients}
+    here = {stage: tuple(client for client in of if client in held) for stage, of in clients.items()}
+    return {stage: of for stage, of in here.items() if of}
 
 
 def evaluation_plans(
@@ -46,7 +52,7 @@ def evaluation_plans(
     own = sum(value.numel() * value.element_size() for value in map(method.get_parameter, names))
     most = 1 if one_by_one else max(1, EVALUATED_STATE // max(own, 1))
     noisy = overrides(method, "draw_noise") and bool(method.draw_noise(torch.Generator(), 1, Stage.EVALUATE))
-    size = federation.terms.eval_batch_size
+    size, largest = federation.terms.eval_batch_size, federation.terms.held_out_row
     plans = []
     for stage, clients in evaluated_clients(federation).items():
         points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
@@ -54,7 +60,7 @@ def evaluation_plans(
             name: federation.holdings.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)
         }
         if rows:
-            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy))
+            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy, largest))
     return plans
 
 
@@ -114,6 +120,7 @@ class EvaluationPlan:
         most_clients: tested together at most; with fine-tuning, the plan's own width holds.
         noisy: the scores rest on draws, which are of a step's number of rows: it is one for all clients of a split, so
             that nothing depends on who is tested together, or on which splits are.
+        most_images: per split, the most images of any client of the federation; by default of these clients.
     """
 
     def __init__(
@@ -125,11 +132,12 @@ class EvaluationPlan:
         batch_size: int,
         most_clients: int,
         noisy: bool = False,
+        most_images: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.held_out = held_out
         self.training = training
         sizes = {split: {client: len(lists[client]) for client in clients} for split, lists in held_out.items()}
-        largest = {split: max(of.values()) for split, of in sizes.items()}
+        largest = {split: most_images.get(split, max(of.values())) for split, of in sizes.items()}
         fitting, fitted = (by_cohort(training.parts), training.steps) if training is not None else ({}, [])
         if training is not None:  # both must step the same clients together
             self.cohorts = training.cohorts

@@ -1,0 +1,220 @@
+"""One client of a deployment: the engine at width 1 over the images of one holder, without a Trainer or a server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmark.contract import Stage
+from benchmark.engine.batches.loaders import Loaders
+from benchmark.engine.batches.pool import Transform
+from benchmark.engine.data import Images
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import Share
+from benchmark.engine.roles import overrides
+from benchmark.engine.scores import ClientScores
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Federation, Holdings, Parcel, Round, Terms, Values
+from benchmark.method import FederatedMethod
+from benchmark.server import ServerRule
+
+
+@dataclass
+class OwnImages:
+    """What one client holds.
+
+    Attributes:
+        pool: its images and their labels.
+        transform: from stored images to the backbone's input; that of the federation.
+        train: rows of the pool to train on, int64 [n].
+        held_out: per split, the rows that are scored.
+        evaluate_local: whether it is scored as local training left it too; None: as the method says.
+        cache_features: whether to keep what frozen parts make of the images.
+    """
+
+    pool: Images
+    transform: Transform
+    train: np.ndarray
+    held_out: Mapping[str, np.ndarray]
+    evaluate_local: bool | None = None
+    cache_features: bool | Literal["auto"] = "auto"
+
+
+class _OneClient:
+    """The federation's data as one client knows it: the public terms, and its own images."""
+
+    cohort_width: int | Literal["auto"] = 1
+    on_divergence: Literal["drop", "raise"] = "drop"
+    one_by_one = False
+    num_workers = 0
+    loaders: Loaders | None = None
+
+    def __init__(self, number: int, own: OwnImages, terms: Terms) -> None:
+        labels = own.pool.labels[torch.from_numpy(own.train)]
+        counts = torch.zeros(terms.num_clients, terms.num_classes, dtype=torch.int64)
+        counts[number] = torch.bincount(labels, minlength=terms.num_classes)
+        held = {split: {number: rows} for split, rows in own.held_out.items()}
+        self.federation = Federation(terms, Holdings({number: own.train}, {number: len(own.train)}, held, counts))
+        self.pool, self.transform = own.pool, own.transform
+        self.evaluate_local, self.cache_features = own.evaluate_local, own.cache_features
+
+
+class _Relay(ServerRule):
+    """Stands for the server of elsewhere: sends on what was received from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received = Broadcast()
+
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Return what the server has sent."""
+        return self.received
+
+    def answer(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Return what the server has answered."""
+        return self.received
+
+
+class LocalClient:
+    """Trains and scores one client as the simulation does, bit for bit that of cohort width 1.
+
+    Every draw has the same key as there: seed, round and the client's number. Kept features agree to rounding alone: a
+    simulation makes them of all clients' images together. What is the client's own leaves this object by :meth:`state`
+    alone.
+
+    Args:
+        method: as the simulation makes it, from the same configuration and seed.
+        number: the client's.
+        own: its images.
+        terms: of the federation.
+        rounds: of the whole run, for schedules of learning rates.
+
+    Raises:
+        ConfigurationError: the client has no images to train on though it takes part in training, or its method wants
+            the server during the fitting of new clients.
+    """
+
+    def __init__(self, method: FederatedMethod, number: int, own: OwnImages, terms: Terms, rounds: int) -> None:
+        if not 0 <= number < terms.num_clients:
+            raise ConfigurationError(f"client {number} is none of this federation's {terms.num_clients}, from 0")
+        if number not in terms.training_clients:
+            raise ConfigurationError(
+                f"client {number} never trains in this federation; a deployment's clients are those that train"
+            )
+        if not len(own.train):
+            raise ConfigurationError(f"client {number} holds no image to train on")
+        if len(own.train) > terms.own_row:
+            raise ConfigurationError(
+                f"client {number} trains on {len(own.train)} images, and the federation's terms say that no client has "
+                f"more than {terms.own_row}; agree on new terms"
+            )
+        self.method = method
+        self.number = number
+        self.terms = terms
+        self._data = _OneClient(number, own, terms)
+        self._simulation = method.join(self._data, clients=[number])
+        self._simulation.rounds = rounds
+        self._optimizers = self._simulation.local_steps.optimizers(self._simulation.phases[Stage.TRAIN])
+        self._relay = _Relay()
+        self._relay.start({}, terms)
+        self._loaders = Loaders(self._simulation, 1, 0, self._relay, lambda number: [self.number])
+        method.train()
+
+    def train(self, round: Round, received: Broadcast) -> tuple[Parcel, dict[str, float]]:
+        """Train for a round.
+
+        Args:
+            round: which, with all its clients.
+            received: what the server has sent to this client: own values [1, ...].
+
+        Returns:
+            What the client sends, of no client if its loss or values were not finite; and the means that its steps
+            reported, by name.
+        """
+        simulation, clients = self._simulation, (self.number,)
+        self._relay.received = received
+        self._loaders.begin(clients)
+        simulation.watch.start()
+        cohort = simulation.begin(clients, Stage.TRAIN, round, simulation.received(self._relay, round, clients))
+        share = Share([self._plan(round.number)])
+        for work in share:
+            for part in work.parts:
+                optimizer = self._optimizers[part.phase]
+                phase = simulation.start(cohort, part, optimizer)
+                for step, batch in simulation.steps(work, part):
+                    made = simulation.gradients(cohort, step, batch)
+                    simulation.local_steps.take(cohort, step, made, phase, optimizer)
+                simulation.finish(cohort, part, optimizer)
+        parcel = simulation.end(cohort)
+        reported = {name: values[self.number].item() for name, values in simulation.reports.take().items()}
+        return parcel, reported
+
+    def take(self, round: Round, parcel: Parcel, answer: Broadcast) -> None:
+        """Take what the server answers a message, into the client's own parameters.
+
+        Args:
+            round: which.
+            parcel: as :meth:`train` returned it.
+            answer: own values [1, ...].
+        """
+        if overrides(self.method, "take") and parcel.clients:
+            self._relay.received = answer
+            self._simulation.take(parcel, round, self._simulation.answered(self._relay, round, parcel.clients))
+
+    def evaluate(self, round: int, received: Broadcast) -> dict[tuple[str, str], ClientScores]:
+        """Score the client on its held-out images after a round.
+
+        Args:
+            round: number of the last finished one, 0 before any.
+            received: what the server sends for the evaluation.
+
+        Returns:
+            By point and split the scores, of which this client's row counts.
+        """
+        evaluation = self.method.evaluation
+        self._relay.received = received
+        evaluation.start()
+        self.method.eval()
+        splits = [*self._data.federation.holdings.held_out]
+        for work in self._loaders.evaluation(splits):
+            self._loaders.begin(self._loaders.scored)
+            with torch.no_grad():
+                evaluation.score(work, Round(round, (), self.terms.seed), self._relay)
+        self.method.train()
+        return evaluation.scores
+
+    def state(self) -> Values:
+        """Return what the client keeps between rounds, by name: never to be sent."""
+        store = self._simulation.store
+        return {name: store.rows(name, [self.number], torch.device("cpu"))[0] for name in store.names}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` returned.
+
+        Raises:
+            ConfigurationError: it is of another method.
+        """
+        store = self._simulation.store
+        if set(state) != set(store.names):
+            found, expected = (", ".join(sorted(names)[:3]) or "nothing" for names in (state, store.names))
+            raise ConfigurationError(
+                f"the kept state is of another method than {type(self.method).__name__}: it holds {found}; expected "
+                f"{expected}"
+            )
+        store.write_all({name: ([self.number], value.unsqueeze(0)) for name, value in state.items()})
+
+    def _plan(self, number: int) -> RoundPlan:
+        simulation = self._simulation
+        return RoundPlan(
+            [self.number],
+            simulation.holdings.train_rows,
+            self.terms,
+            simulation.phases[Stage.TRAIN],
+            Stage.TRAIN,
+            1,
+            number,
+            simulation.images.pool.transform.augment_numbers,
+        )
