@@ -16,7 +16,7 @@ FAST += $(addprefix benchmark/test_,placing seeds ranges yaml_files server)
 FAST += $(addprefix benchmark/engine/test_,plans metrics straight_line)
 FAST += benchmark/backbones/test_prompts benchmark/backbones/test_pixel_prompts benchmark/tables/test_paired
 FAST += $(addprefix datamodules/test_,partition partition_few_shot partition_domains split_record federated manifest)
-.PHONY: help install test test-fast test-slow test-gpu check pfedpt-figures report reproduction bench docs clean $(TABLES)
+.PHONY: help install test test-fast test-slow test-gpu gpu-day check pfedpt-figures report reproduction bench docs clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ reproduction: $(STAMP) ## results/REPRODUCTION.md: every published table, and wh
 
 bench: $(STAMP) ## speed measurements; some of them, or in so many minutes: CASES="engine vit" MINUTES=8; or AGAINST=revision
 	$(BIN)/python -m benchmark.speed $(CASES) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAINST),--against $(AGAINST))
+
+gpu-day: $(STAMP) ## on a GPU, in 8 minutes: its tests, recorded steps, stacked convolutions, the targets; one table of all
+	$(BIN)/python -m benchmark.speed gpu_tests recorded convolution targets --minutes $(or $(MINUTES),8)
 
 docs: $(STAMP) ## build/site: the documentation as pages, warnings are errors
 	@# Material announces its successor with each build; that is no warning about these pages.

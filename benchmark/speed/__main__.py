@@ -39,7 +39,11 @@ CASES = (
     "ranks",
     "product",
     "peers",
+    "recorded",
+    "gpu_tests",
 )
+#: not run unless they are named
+NAMED_ONLY = ("recorded", "gpu_tests")
 
 #: in front of a case's name
 COMMAND = (sys.executable, "-m", "benchmark.speed")
@@ -49,7 +53,8 @@ GRACE_SECONDS = 10.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named cases, by default all; 1 if a case failed, ran out of time or was left out for lack of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmark.speed", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default all")
+    named = f"of {', '.join(CASES)}; default all but {', '.join(NAMED_ONLY)}"
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=named)
     parser.add_argument(
         "--out",
         type=Path,
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
     if given.minutes is not None and given.minutes <= 0:
         parser.error(f"--minutes must be more than 0, got {given.minutes:g}")
-    cases = given.cases or list(CASES)
+    cases = given.cases or [case for case in CASES if case not in NAMED_ONLY]
     folder = given.out or Path("results/speed", *(["gpu"] if device() == "cuda" else []))
     if given.against is not None:
         if given.minutes is not None:
@@ -76,7 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(failed, end="\n" * bool(failed))
         return 1 if failed else 0
     if len(cases) == 1 and given.minutes is None:
-        return 0 if measure_here(cases[0], folder) else 1
+        try:
+            return 0 if measure_here(cases[0], folder) else 1
+        except ConfigurationError as error:
+            parser.error(str(error))
     return run_all(cases, folder, given.minutes)
 
 

@@ -21,6 +21,7 @@ from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.repeat import recorded_step
+from benchmark.engine.repeat.recorded_step import RecordedSteps
 from benchmark.internals import TorchDispatchMode
 from benchmark.speed import engine, features, vit
 from benchmark.speed.measure import Row, device, fit, matmul_peak, now
@@ -126,7 +127,10 @@ def host_rows(rounds: int) -> list[Row]:
     torch.set_num_threads(1)
     try:
         whole = _host_time(rounds, [])
-        with patch.object(LocalSteps, "take", lambda *_: None):
+        with (
+            patch.object(LocalSteps, "take", lambda *_: None),
+            patch.object(RecordedSteps, "__call__", lambda *_: None),
+        ):
             beside = _host_time(rounds, [])
         counted = Kernels()
         _host_time(rounds, [counted])
