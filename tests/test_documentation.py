@@ -417,3 +417,13 @@ def test_every_configuration_of_the_readmes_table_exists() -> None:
     for name in ("local", "fedavg", "fedprox", "fedvpt", "fedvptdeep", "pfedpg"):
         for data in ("digits", "office_caltech10"):
             assert (ROOT / "configs" / f"{name}_{data}.yaml").is_file()
+
+
+def test_the_page_on_the_engine_names_what_there_is() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text()
+    code = "\n".join(path.read_text() for path in (ROOT / "benchmark").rglob("*.py"))
+    known = set(re.findall(r"\w+", code))
+    named = {name for quoted in re.findall(r"`([^`\n]+)`", page) for name in re.findall(r"[A-Za-z_]\w+", quoted)}
+    drawn = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|\w+\.[a-z]\w+|[a-z]+_\w+)\b", page.split("```")[1]))
+    named |= {part for name in drawn for part in name.split(".")}
+    assert named - known == set()
