@@ -32,6 +32,7 @@ class OwnImages:
         train: rows of the pool to train on, int64 [n].
         held_out: per split, the rows that are scored.
         evaluate_local: whether it is scored as local training left it too; None: as the method says.
+        metrics: which set of metrics its scores have.
         cache_features: whether to keep what frozen parts make of the images.
     """
 
@@ -40,6 +41,7 @@ class OwnImages:
     train: np.ndarray
     held_out: Mapping[str, np.ndarray]
     evaluate_local: bool | None = None
+    metrics: Literal["basic", "clinical"] | None = None
     cache_features: bool | Literal["auto"] = "auto"
 
 
@@ -59,6 +61,7 @@ class _OneClient:
         held = {split: {number: rows} for split, rows in own.held_out.items()}
         self.federation = Federation(terms, Holdings({number: own.train}, {number: len(own.train)}, held, counts))
         self.pool, self.transform = own.pool, own.transform
+        self.metrics = own.metrics
         self.evaluate_local, self.cache_features = own.evaluate_local, own.cache_features
 
 

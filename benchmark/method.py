@@ -194,7 +194,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.simulation = Simulation(
             self, self.roles, self.slots, self.store, federation, images, one_by_one=data.one_by_one
         )
-        self.evaluation = Evaluation(self.simulation)
+        self.evaluation = Evaluation(self.simulation, data.metrics or "basic")
         self.train(self.training)
         return self.simulation
 

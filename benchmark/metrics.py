@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # slow to import
 
 #: Client of a row of the metrics table that holds the value of all clients' images taken together.
 POOLED_CLIENT = -1
+#: Sets of metrics that a run can have (``data.metrics``); each holds those of the sets before it too.
+SETS = ("basic", "clinical")
+#: Bins of the confidence, and units of what is summed in whole numbers.
+BINS, CONFIDENCE_UNITS, ERROR_UNITS = 15, 2**30, 2**32
 #: NaN for a client of which no image was scored, so that it tells who was evaluated.
 EVALUATED = "accuracy"
 
@@ -43,6 +47,21 @@ class ScoredBatch:
     def predictions(self) -> "Tensor":
         """Return the predicted classes [K, B]; C where the logits have no largest one (NaN, or infinite)."""
         return self.logits.argmax(-1).masked_fill(~self.logits.amax(-1).isfinite(), self.classes)
+
+    @cached_property
+    def probabilities(self) -> "Tensor":
+        """Return the predicted probabilities, float64 [K, B, C]; of an image without a prediction zeros."""
+        from benchmark.masked import at_least_float32
+
+        made = at_least_float32(self.logits).double().softmax(-1)
+        return made.masked_fill((self.predictions == self.classes).unsqueeze(-1), 0.0)
+
+    @property
+    def there(self) -> "Tensor":
+        """Return where there is an image, bool [K, B]."""
+        from benchmark.masked import IGNORE
+
+        return self.y != IGNORE
 
 
 class Counts:
@@ -124,6 +143,56 @@ class LossSum(Counts):
         return losses.double().view(batch.y.shape).sum(1)
 
 
+class SquaredErrors(Counts):
+    """Sum over images of the squared distance of their probabilities from the label's, in units of 2^-32.
+
+    Whole numbers: their sum does not depend on the order of images.
+    """
+
+    name = "squared_errors"
+
+    @staticmethod
+    def shape(classes: int) -> tuple[int, ...]:
+        """Return the shape of one number."""
+        return ()
+
+    @staticmethod
+    def count(batch: ScoredBatch) -> "Tensor":
+        """Return the summed squares, [K]."""
+        from torch.nn.functional import one_hot
+
+        label = one_hot(batch.y.where(batch.there, 0), batch.classes)
+        squares = (batch.probabilities - label).square().sum(-1)
+        return (squares * ERROR_UNITS).round().long().where(batch.there, 0).sum(1)
+
+
+class Confidences(Counts):
+    """Images, right predictions and the sum of confidences (in units of 2^-30) in equal bins of the confidence.
+
+    Bin j of 15 holds confidences in (j / 15, (j + 1) / 15]. Images without a prediction are in none.
+    """
+
+    name = "confidences"
+
+    @staticmethod
+    def shape(classes: int) -> tuple[int, ...]:
+        """Return bins by three numbers."""
+        return BINS, 3
+
+    @staticmethod
+    def count(batch: ScoredBatch) -> "Tensor":
+        """Return what the images add to each bin, [K, 15, 3]."""
+        import torch
+
+        confidence = batch.probabilities.amax(-1)
+        counted = batch.there & (batch.predictions < batch.classes)
+        right = (batch.predictions == batch.y) & counted
+        place = ((BINS * confidence).ceil().long() - 1).clamp(0, BINS - 1)
+        numbers = torch.stack([counted, right, (confidence * CONFIDENCE_UNITS).round().where(counted, 0)], -1).long()
+        made = numbers.new_zeros(len(place), BINS, 3)
+        return made.scatter_add_(1, place.unsqueeze(-1).expand(-1, -1, 3), numbers)
+
+
 # --- metrics ---
 
 
@@ -142,6 +211,7 @@ class Metric:
         always_defined: every client with images has a value, and NaN says that it diverged. Otherwise NaN says "not
             defined": the client has no row in the metrics table and is left out of statistics.
         logs_worst: loggers get the worst client's value beside the average.
+        first_in: the first of :data:`SETS` that has it.
     """
 
     name: str
@@ -152,6 +222,7 @@ class Metric:
     pooled: Literal["images", "counts"] | None = None
     always_defined: bool = True
     logs_worst: bool = False
+    first_in: Literal["basic", "clinical"] = "basic"
 
 
 def _by_class(counts: "Tensor") -> "tuple[Tensor, ...]":
@@ -182,6 +253,91 @@ def _loss(loss_sum: "Tensor", counts: "Tensor") -> "Tensor":
     return loss_sum / counts[:, :-1, 2].sum(1)
 
 
+def _rates(counts: "Tensor") -> "tuple[Tensor, ...]":
+    """Return true and false positives, false and true negatives of each class, float64 [N, C] each."""
+    hits, false, support = _by_class(counts)
+    missed = support - hits
+    return hits, false, missed, support.sum(1, keepdim=True) - hits - false - missed
+
+
+def _mean_where_defined(part: "Tensor", of: "Tensor") -> "Tensor":
+    """Return the mean of ``part / of`` over the classes in which ``of`` is not 0, [N]; NaN where it is in all."""
+    return (part / of).where(of > 0, 0.0).sum(1) / (of > 0).sum(1)
+
+
+def _sensitivity(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TP / (TP + FN), where the class occurs."""
+    hits, _, missed, _ = _rates(counts)
+    return _mean_where_defined(hits, hits + missed)
+
+
+def _specificity(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TN / (TN + FP), where another class occurs."""
+    _, false, _, rest = _rates(counts)
+    return _mean_where_defined(rest, rest + false)
+
+
+def _ppv(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TP / (TP + FP), the precision, where the class was predicted."""
+    hits, false, _, _ = _rates(counts)
+    return _mean_where_defined(hits, hits + false)
+
+
+def _npv(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TN / (TN + FN), where the class was not predicted of every image."""
+    _, _, missed, rest = _rates(counts)
+    return _mean_where_defined(rest, rest + missed)
+
+
+def _margins(counts: "Tensor") -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Return right predictions [N] and images [N], and images by true and by predicted class [N, C + 1].
+
+    Without a prediction counts as a class of its own that nothing is of.
+    """
+    hits, false, support = counts.double().unbind(-1)
+    return hits.sum(1), support.sum(1), support, hits + false
+
+
+def _kappa(counts: "Tensor") -> "Tensor":
+    """Return Cohen's kappa, (p_o - p_e) / (1 - p_e); NaN where p_e is 1."""
+    right, images, true, predicted = _margins(counts)
+    expected = (true * predicted).sum(1)  # times the square of the images, so that it is whole
+    square = images.square()
+    return ((right * images - expected) / (square - expected)).where(square > expected, float("nan"))
+
+
+def _mcc(counts: "Tensor") -> "Tensor":
+    """Return Matthews' coefficient for several classes (Gorodkin's R_K); NaN where one class is all there is."""
+    right, images, true, predicted = _margins(counts)
+    spread = (images.square() - true.square().sum(1)) * (images.square() - predicted.square().sum(1))
+    made = (right * images - (true * predicted).sum(1)) / spread.sqrt()
+    return made.where(spread > 0, float("nan"))
+
+
+def _all_predicted(values: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return values, NaN for a client without images, or of which an image has no prediction."""
+    images = counts[:, :-1, 2].sum(1)
+    return values.where((images > 0) & (counts[:, -1, 1] == 0), float("nan"))
+
+
+def _brier(squared_errors: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return the mean over images of the squared distance of their probabilities from the label's, 0 to 2."""
+    return _all_predicted(squared_errors.double() / ERROR_UNITS / counts[:, :-1, 2].sum(1), counts)
+
+
+def _ece(confidences: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return the expected calibration error: mean distance of confidence and accuracy over 15 bins, by images."""
+    images, right, sums = confidences.double().unbind(-1)
+    apart = (right - sums / CONFIDENCE_UNITS).abs().sum(1)
+    return _all_predicted(apart / images.sum(1), counts)
+
+
+def _clinical(name: str, of: "Callable[..., Tensor]", *more: type[Counts], **facts: bool) -> Metric:
+    """Return a metric that is made of class counts and of ``more``, and is not defined for every client."""
+    counts = (*more, ClassCounts)
+    return Metric(name, counts, of, pooled="counts", always_defined=False, first_in="clinical", **facts)
+
+
 #: By name, in the order in which people read them.
 METRICS = {
     metric.name: metric
@@ -190,8 +346,21 @@ METRICS = {
         Metric("balanced_accuracy", (ClassCounts,), _balanced_accuracy, per_cent=True),
         Metric("macro_f1", (ClassCounts,), _macro_f1, per_cent=True),
         Metric("loss", (LossSum, ClassCounts), _loss, lower_is_better=True),
+        _clinical("sensitivity", _sensitivity, per_cent=True),
+        _clinical("specificity", _specificity, per_cent=True),
+        _clinical("ppv", _ppv, per_cent=True),
+        _clinical("npv", _npv, per_cent=True),
+        _clinical("kappa", _kappa),
+        _clinical("mcc", _mcc),
+        _clinical("ece", _ece, Confidences, lower_is_better=True),
+        _clinical("brier", _brier, SquaredErrors, lower_is_better=True),
     )
 }
+
+
+def metrics_of(chosen: str) -> tuple[Metric, ...]:
+    """Return the metrics of one of :data:`SETS`."""
+    return tuple(metric for metric in METRICS.values() if SETS.index(metric.first_in) <= SETS.index(chosen))
 
 
 def lower_is_better(metric: str) -> bool:
@@ -266,6 +435,34 @@ def _std(values: "np.ndarray", lower_is_better: bool) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
 
+def _percentile(share: int) -> "Callable[[np.ndarray, bool], float]":
+    """Return a function that interpolates linearly between values."""
+
+    def of(values: "np.ndarray", lower_is_better: bool) -> float:
+        import numpy as np
+
+        return float(np.percentile(values, share))
+
+    return of
+
+
+def _gini(values: "np.ndarray", lower_is_better: bool) -> float:
+    """Return the Gini coefficient, sum of |x_i - x_j| / (2 n^2 mean); NaN where the mean is not above 0."""
+    import numpy as np
+
+    ordered, n = np.sort(values), len(values)
+    if not ordered.mean() > 0:
+        return float("nan")
+    # Sorted, x_i stands above i values and below n - 1 - i.
+    return float(((2 * np.arange(n) - n + 1) * ordered).sum() / (n * n * ordered.mean()))
+
+
+def _jain(values: "np.ndarray", lower_is_better: bool) -> float:
+    """Return Jain's index, (sum x)^2 / (n sum x^2); NaN where all are 0."""
+    squares = float((values * values).sum())
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares else float("nan")
+
+
 #: By name, in the order in which people read them.
 STATISTICS = {
     statistic.name: statistic
@@ -274,6 +471,14 @@ STATISTICS = {
         Statistic("worst", "worst client", "worst client", _worst, "Worst"),
         Statistic("worst_decile", "worst decile", "mean of the worst tenth", _worst_decile),
         Statistic("std", "spread over clients", "standard deviation over clients", _std, "Std"),
+        *(
+            Statistic(f"p{n}", f"{n}th percentile", f"{n}th percentile over clients", _percentile(n), always=False)
+            for n in (10, 50, 90)
+        ),
+        Statistic(
+            "gini", "Gini coefficient", "Gini coefficient over clients, 0 where all are equal", _gini, always=False
+        ),
+        Statistic("jain", "Jain's index", "Jain's index over clients, 1 if all are equal", _jain, always=False),
         Statistic("pooled", "pooled", "pooled over all test images", None),
     )
 }

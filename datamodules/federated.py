@@ -57,6 +57,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         evaluate_local: also score every client that has trained as its last local training left it (point ``local``),
             besides after the aggregation (point ``server``); the shared parameters are kept for each client then. None:
             as the method has it.
+        metrics: ``clinical`` scores more than accuracies and loss: sensitivity, specificity, predictive values, kappa,
+            Matthews' coefficient, calibration error and Brier score, per client and pooled. None is ``basic``.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -92,6 +94,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_orders: PositiveInt = 1,
         val_only: bool = False,
         evaluate_local: bool | None = None,
+        metrics: Literal["basic", "clinical"] | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -120,6 +123,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.label_orders = label_orders
         self.val_only = val_only
         self.evaluate_local = evaluate_local
+        self.metrics = metrics
         if val_only and not val_fraction:
             raise ConfigurationError(
                 "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "

@@ -26,10 +26,12 @@ class Evaluation:
 
     Args:
         simulation: whose clients.
+        metrics: which set of metrics they get.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, metrics: str = "basic") -> None:
         self.simulation = simulation
+        self.metrics = metrics
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
         #: called after every step, for displays
@@ -94,10 +96,14 @@ class Evaluation:
 
     def _of(self, part: Part, classes: int) -> ClientScores:
         """Return the scores at a part's point on its split."""
-        key, simulation = (part.point, part.split), self.simulation
+        key = part.point, part.split
         if key not in self.scores:
-            self.scores[key] = ClientScores(simulation.terms.num_clients, classes).to(simulation.device)
+            self.scores[key] = self._nothing(classes)
         return self.scores[key]
+
+    def _nothing(self, classes: int) -> ClientScores:
+        """Return scores of no image."""
+        return ClientScores(self.simulation.terms.num_clients, classes, self.metrics).to(self.simulation.device)
 
     def _values(self, part: Part, received: Broadcast) -> Values:
         """Return what clients differ in; what all have in common is the method's own."""
@@ -175,7 +181,7 @@ class Evaluation:
         self.scores = {}
         for key in dict.fromkeys(key for theirs in everybody for key in theirs):
             classes = next(theirs[key][1] for theirs in everybody if key in theirs)
-            whole = ClientScores(simulation.terms.num_clients, classes).to(simulation.device)
+            whole = self._nothing(classes)
             for theirs, part in zip(everybody, parts, strict=True):
                 if key in theirs:
                     counted = {kind.name: part["/".join((kind.name, *key))] for kind in whole.kinds}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from benchmark.metrics import METRICS, ClassCounts, Counts, ScoredBatch
+from benchmark.metrics import ClassCounts, Counts, ScoredBatch, metrics_of
 from benchmark.placing import placed
 
 
@@ -19,16 +19,17 @@ class ClientScores(Metric):
     Args:
         num_clients: N.
         num_classes: C.
+        chosen: which metrics, one of :data:`benchmark.metrics.SETS`.
     """
 
     full_state_update = False
     counts: Tensor
     loss_sum: Tensor
 
-    def __init__(self, num_clients: int, num_classes: int) -> None:
+    def __init__(self, num_clients: int, num_classes: int, chosen: str = "basic") -> None:
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
-        self.metrics = tuple(METRICS.values())
+        self.metrics = metrics_of(chosen)
         used = (kind for metric in self.metrics for kind in metric.counts)
         self.kinds: tuple[type[Counts], ...] = tuple(dict.fromkeys((ClassCounts, *used)))
         for kind in self.kinds:

@@ -272,9 +272,9 @@ def _check_splits(table: Table, preset: Preset, group: DataGroup, where: str) ->
             raise ConfigurationError(f"{where}the best round is one on test images, and the split {split} is read")
         if statistic == "pooled" and not pooled_by(metric, split):
             by_images = ", ".join(name for name, each in METRICS.items() if each.pooled == "images")
-            by_counts = "".join(f", {name} on all" for name, each in METRICS.items() if each.pooled == "counts")
+            by_counts = ", ".join(name for name, each in METRICS.items() if each.pooled == "counts")
             raise ConfigurationError(
-                f"{where}{by_images} on test images alone is pooled{by_counts}, not {metric} on {split}"
+                f"{where}{by_images} on test images alone is pooled, and {by_counts} on all; {metric} on {split} is not"
             )
         if split == "new" and local is not None:
             raise ConfigurationError(

@@ -67,11 +67,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             table(group={"columns": [{"statistic": "pooled", "split": "novel"}]}),
-            "preset demo, Digits: accuracy on test images alone is pooled, not accuracy on novel",
+            "preset demo, Digits: accuracy on test images alone is pooled, and sensitivity,",
         ),
         (
             table(group={"columns": [{"statistic": "pooled", "metric": "macro_f1"}]}),
-            "preset demo, Digits: accuracy on test images alone is pooled, not macro_f1 on test",
+            "preset demo, Digits: accuracy on test images alone is pooled, and sensitivity,",
         ),
         (table(group={"data": ["sources/mars"]}), "digits names 'sources/mars'; there is no configs/sources/mars.yaml"),
     ],

@@ -1,0 +1,160 @@
+"""Clinical metrics and statistics over clients against numbers of scikit-learn, torchmetrics, NumPy and by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation import CONF
+from sklearn.metrics import cohen_kappa_score, matthews_corrcoef
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from benchmark.engine.scores import ClientScores
+from benchmark.masked import IGNORE
+from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, metrics_of
+from benchmark.records.metrics_table import read_table
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
+from benchmark.run.cli import main
+
+LOGITS = [
+    *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
+    *[(0.6, 0.8, -0.2), (-0.4, 2.2, 0.5), (0.1, 0.3, 0.9), (0.2, -0.3, 1.4), (1.0, 0.4, 0.7), (-0.6, 0.1, 2.5)],
+]
+LABELS = [0, 1, 2, 1, 0, 0, 0, 1, 1, 2, 2, 2]
+HELD = [(0, 5), (5, 9), (9, 12)]
+NONE = math.nan
+#: per metric of three clients, and of all their images; from scikit-learn 1.9.1 and torchmetrics 1.9.0, or by hand from
+#: the confusion [1,0,1][1,1,0][0,0,1] | [1,1,0][0,1,1][0,0,0] | [0,0,0][0,0,0][1,0,2]
+EXPECTED = {
+    "sensitivity": ([2 / 3, 0.5, 2 / 3], (0.5 + 0.5 + 0.75) / 3),
+    "specificity": ([(2 / 3 + 1 + 0.75) / 3, (1 + 0.5 + 0.75) / 3, (2 / 3 + 1) / 2], (0.75 + 0.875 + 0.75) / 3),
+    "ppv": ([(0.5 + 1 + 0.5) / 3, (1 + 0.5 + 0) / 3, (0 + 1) / 2], (0.5 + 2 / 3 + 0.6) / 3),
+    "npv": ([(2 / 3 + 0.75 + 1) / 3, (2 / 3 + 0.5 + 1) / 3, (1 + 1 + 0) / 3], (0.75 + 7 / 9 + 6 / 7) / 3),
+    "kappa": ([0.411765, 0.2, 0.0], 0.375),
+    "mcc": ([0.437500, 0.223607, NONE], 0.378968),
+    "ece": ([0.391296, 0.356524, 0.294127], 0.355413),
+    "brier": ([0.407132, 0.407221, 0.296906], 0.379605),
+}
+
+
+def scored(order: tuple[int, ...] = (0, 1, 2), at_once: int = 6) -> ClientScores:
+    """The twelve images of three clients, so many at a time."""
+    scores = ClientScores(3, 3, "clinical")
+    for client in order:
+        begin, end = HELD[client]
+        for start in range(begin, end, at_once):
+            rows = slice(start, min(end, start + at_once))
+            logits, y = torch.zeros(1, at_once, 3), torch.full((1, at_once), IGNORE)
+            logits[0, : rows.stop - rows.start] = torch.tensor(LOGITS[rows])
+            y[0, : rows.stop - rows.start] = torch.tensor(LABELS[rows])
+            scores.update(logits, y, (client,))
+    return scores
+
+
+@pytest.mark.parametrize("metric", EXPECTED)
+def test_three_clients_and_all_their_images_are_as_computed_elsewhere(metric: str) -> None:
+    of_clients, of_all = EXPECTED[metric]
+    scores = scored()
+    assert scores.compute()[metric].tolist() == pytest.approx(of_clients, abs=1e-6, nan_ok=True)
+    assert scores.pooled()[metric] == pytest.approx(of_all, abs=1e-6)
+
+
+def test_counts_do_not_depend_on_order_or_batches() -> None:
+    whole, parts = scored(), scored((2, 0, 1), at_once=2)
+    for name, values in whole.compute().items():
+        if name != "loss":  # a sum of floating-point numbers
+            torch.testing.assert_close(parts.compute()[name], values, rtol=0, atol=0, equal_nan=True)
+    assert parts.pooled() == whole.pooled()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_images_agree_with_scikit_learn_and_torchmetrics(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits, y = torch.randn(1, 300, 4, generator=generator), torch.randint(0, 4, (1, 300), generator=generator)
+    scores = ClientScores(2, 4, "clinical")
+    scores.update(logits, y, (0,))
+    made = {name: values[0].item() for name, values in scores.compute().items()}
+    truth, guess = y[0].numpy(), logits[0].argmax(-1).numpy()
+    assert made["kappa"] == pytest.approx(cohen_kappa_score(truth, guess))
+    assert made["mcc"] == pytest.approx(matthews_corrcoef(truth, guess))
+    p = logits[0].double().softmax(-1)
+    expected = multiclass_calibration_error(p, y[0], num_classes=4, n_bins=15, norm="l1").item()
+    assert made["ece"] == pytest.approx(expected, abs=1e-6)
+    onehot = np.eye(4)[truth]
+    assert made["brier"] == pytest.approx(((p.numpy() - onehot) ** 2).sum(1).mean(), abs=1e-9)
+    assert made["sensitivity"] == pytest.approx(made["balanced_accuracy"])
+
+
+def test_a_client_without_a_prediction_has_no_calibration_and_one_without_images_nothing() -> None:
+    scores = ClientScores(3, 3, "clinical")
+    logits = torch.tensor([[[2.0, 0, 0], [math.nan, 0, 0]], [[2.0, 0, 0], [0, 3.0, 0]]])
+    scores.update(logits, torch.tensor([[0, 1], [0, 1]]), (0, 1))
+    made = scores.compute()
+    for name in ("ece", "brier"):
+        assert made[name].isnan().tolist() == [True, False, True]
+    assert made["sensitivity"][:2].tolist() == [0.5, 1.0]
+    assert made["ppv"][:2].tolist() == [1.0, 1.0]
+    assert made["kappa"][0].item() == pytest.approx(cohen_kappa_score([0, 1], [0, 3]))
+    assert all(values[2].isnan() for values in made.values())
+
+
+ELEVEN = np.array([0.9, 0.8, 0.6, 0.7, 0.5, 0.95, 0.85, 0.4, 0.75, 0.65, 0.55])
+THREE = np.array([0.6, 0.5, 2 / 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "of_three", "of_eleven"),
+    [
+        ("p10", 0.52, 0.5),
+        ("p50", 0.6, 0.7),
+        ("gini", 0.062893, 0.136661),
+        ("jain", 0.986653, 0.946239),
+        ("std", 0.083887, 0.173860),
+    ],
+)
+def test_statistics_over_clients_are_those_of_numpy_and_of_the_formula(
+    name: str, of_three: float, of_eleven: float
+) -> None:
+    of = STATISTICS[name].of
+    assert of is not None
+    assert of(THREE, False) == pytest.approx(of_three, abs=1e-6)
+    assert of(ELEVEN[::-1].copy(), False) == pytest.approx(of_eleven, abs=1e-6)
+
+
+def test_gini_and_jain_of_equal_clients_of_scaled_ones_and_of_nothing() -> None:
+    gini, jain = STATISTICS["gini"].of, STATISTICS["jain"].of
+    assert gini is not None
+    assert jain is not None
+    assert (gini(np.full(5, 0.7), False), jain(np.full(5, 0.7), False)) == pytest.approx((0, 1))
+    assert gini(3 * ELEVEN, False) == pytest.approx(gini(ELEVEN, False))
+    assert gini(ELEVEN + 1, False) < gini(ELEVEN, False)
+    by_pairs = np.abs(ELEVEN[:, None] - ELEVEN).sum() / (2 * 11**2 * ELEVEN.mean())
+    assert gini(ELEVEN, False) == pytest.approx(by_pairs)
+    assert math.isnan(gini(np.zeros(3), False))
+    assert math.isnan(jain(np.zeros(3), False))
+
+
+def test_basic_has_the_four_and_clinical_all() -> None:
+    assert [metric.name for metric in metrics_of("basic")] == ["accuracy", "balanced_accuracy", "macro_f1", "loss"]
+    assert metrics_of("clinical") == tuple(METRICS.values())
+
+
+def test_a_clinical_run_has_them_in_its_files_and_a_basic_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    configs = [f"--config={CONF / name}" for name in ("base.yaml", "HeadTune.yaml")]
+    for run, options in {"basic": [], "clinical": ["--data.metrics=clinical"]}.items():
+        main(["fit", *configs, "--trainer.max_epochs=1", f"--run_dir={run}", *options])
+    tables: dict[str, Any] = {run: read_table(tmp_path / run / "metrics.parquet") for run in ("basic", "clinical")}
+    more = set(tables["clinical"]["metric"]) - set(tables["basic"]["metric"])
+    assert more == set(EXPECTED)
+    alike = tables["clinical"][~tables["clinical"]["metric"].isin(more)].reset_index(drop=True)
+    assert alike.astype(str).equals(tables["basic"].astype(str))
+    assert set(tables["clinical"].loc[tables["clinical"]["client"] == POOLED_CLIENT, "metric"]) == more
+    assert verify_record(tmp_path / "clinical") == []
+    entry = read_record(tmp_path / "clinical").summary["server"]["test"]["brier"]
+    assert 0 < entry["last"]["average"] <= entry["last"]["worst"] <= 2
