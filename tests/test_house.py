@@ -17,6 +17,7 @@ FLOORS = (
         "benchmark.seeds",
         "benchmark.ranges",
         "benchmark.masked",
+        "benchmark.counts",
         "benchmark.metrics",
         "benchmark.yaml_files",
         "benchmark.config_files",

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from benchmark.metrics import ClassCounts, Counts, ScoredBatch, metrics_of
+from benchmark.counts import ClassCounts, Counts, ScoredBatch
+from benchmark.metrics import metrics_of
 from benchmark.placing import placed
 
 

@@ -16,11 +16,12 @@ from torch import Tensor
 from benchmark import commands
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
+from benchmark.counts import Counts, ScoredBatch
 from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json
 from benchmark.masked import IGNORE
-from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, Counts, Metric, ScoredBatch, Statistic
+from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, Metric, Statistic
 from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
