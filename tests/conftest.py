@@ -1,4 +1,4 @@
-"""Settings of all tests: one thread (the tests' tensors are tiny), and quiet libraries."""
+"""Settings of all tests and their processes: one thread (their tensors are tiny), and quiet libraries."""
 
 import gc
 
@@ -8,6 +8,9 @@ import os  # noqa: E402
 import re  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
+
+# Threads of processes that share a core wait for each other, many times as long as these operations take.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
