@@ -1,10 +1,16 @@
-"""Settings of all tests: one thread (the tests' tensors are tiny), and quiet libraries."""
+"""Settings of all tests and their processes: one thread (their tensors are tiny), and quiet libraries."""
 
 import gc
 
 gc.disable()  # nothing that an import makes is garbage; looking for it takes a fifth of the imports' time
 import logging  # noqa: E402
 import os  # noqa: E402
+import re  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+# Threads of processes that share a core wait for each other, many times as long as these operations take.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -17,25 +23,51 @@ for name in ("lightning.pytorch", "lightning.fabric"):
 
 
 #: Files whose tests of one configuration share a run that is made once in a process.
-SHARE_BY_CONFIGURATION = ("test_contract.py", "test_ranks.py")
+BY_CONFIGURATION = ("test_contract.py", "test_ranks.py")
+#: Files of long tests that share nothing.
+TEST_BY_TEST = ("test_forks.py", "test_kill.py", "test_speed_targets.py")
+#: Files that take longest, which come first: else one worker would wait for the other's last one.
+FIRST = (
+    "test_pretended_gpu.py",
+    "test_tuning.py",
+    "test_text_prompt.py",
+    "test_checkpoints.py",
+    "test_documentation.py",
+)
+CONFIGURATIONS = {path.stem for path in (Path(__file__).parent / "conf").glob("*.yaml")}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one worker do what shares a run: else each of them would make it."""
-    for item in items:
-        parameters = getattr(item, "callspec", None)
-        conf = parameters.params.get("conf") if parameters is not None else None
-        if item.path.name in SHARE_BY_CONFIGURATION and conf is not None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {conf}"))
-        elif item.get_closest_marker("xdist_group") is None and _shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    """Put what takes long first."""
+    order = {name: place for place, name in enumerate((*FIRST, *TEST_BY_TEST, *BY_CONFIGURATION))}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
-def _shares_a_fixture(item: pytest.Item) -> bool:
-    """Return whether a fixture of the test is made once for its module."""
-    fixtures = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]  # pytest tells it nowhere else
-    return any(made.scope == "module" for found in fixtures.values() for made in found)
+def dealt_together(nodeid: str) -> str:
+    """What the tests have in common that one worker does: else each would make what they share."""
+    path, _, test = nodeid.partition("::")
+    name = path.rpartition("/")[2]
+    if name in TEST_BY_TEST:
+        return nodeid
+    if name in BY_CONFIGURATION:
+        return " ".join([path, *CONFIGURATIONS.intersection(re.split(r"[\[\]-]", test))])
+    return path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests to workers; pytest-xdist's own groups (3.8) are without effect in pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return dealt_together(nodeid)
+
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # as they are collected
+    return Together(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -59,9 +59,6 @@ class Part(NamedTuple):
         return Uploads.gathered([self.arrived], self.simulation.holdings.train_sizes)
 
 
-pytestmark = pytest.mark.xdist_group("server rules")  # several tests read one run
-
-
 @cache
 def part_of(rule: type[ServerRule]) -> Part:
     """The first round of the first method of ``tests/conf`` that brings this rule; no Trainer runs it.

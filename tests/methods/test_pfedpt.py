@@ -26,8 +26,6 @@ FEW = ["--data.partition.init_args.num_clients=4", "--data.clients_per_round=3"]
 SHORT = "--model.init_args.visual_prompt.init_args.training.epochs=1"
 ALL = ("FedAvg", "FedProx", "MOON", "FedPer", "FedRep", "FedBABU", "Local", "FedMTL")
 
-pytestmark = pytest.mark.xdist_group("PFedPT")  # several tests read one run
-
 
 def prompt(kind: str = "PaddingPrompt", size: int = 3, image_size: int = 16, **settings: Any) -> str:
     """The argument that gives a method a prompt."""

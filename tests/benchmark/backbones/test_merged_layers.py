@@ -207,21 +207,22 @@ def test_layers_that_are_shared_are_scored_at_their_new_values(
     conf: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an evaluation they are the same for all clients, as frozen ones are, but not the same in each round."""
+    once = "--model.init_args.training.epochs=1"
 
     def rounds() -> dict[str, Tensor]:
-        method, data = build(conf, "--data.partition=federation.Few", "--data.clients_per_round=4", *overrides)
-        fit(method, data, 3, settings={"precision": "bf16-mixed"})
+        method, data = build(conf, "--data.partition=federation.Few", "--data.clients_per_round=4", once, *overrides)
+        fit(method, data, 2, settings={"precision": "bf16-mixed"})
         return {name: value for name, value in learned(method).items() if name.startswith("metric.")}
 
     found = rounds()
     monkeypatch.setattr("benchmark.engine.mapping.MergedLayers", Forgetful)
     expected = rounds()
     assert found.keys() == expected.keys()
-    assert len([name for name in found if "server/test/loss" in name]) == 4
+    assert len([name for name in found if "server/test/loss" in name]) == 3
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0, equal_nan=True)
     losses = [value for name, value in sorted(found.items()) if "server/test/loss" in name]
-    assert not torch.equal(losses[1], losses[3])
+    assert not torch.equal(losses[1], losses[2])
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])

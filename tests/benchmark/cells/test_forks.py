@@ -93,9 +93,9 @@ def sessions(folder: Path) -> set[int]:
     return {pid for pid in processes(folder) if os.getsid(pid) == pid}
 
 
-def begun(folder: Path) -> bool:
-    """Whether each of the two runs has finished a round."""
-    return len([*folder.glob("runs/*/checkpoints/last.ckpt")]) == 2
+def begun(folder: Path, runs: int = 2) -> bool:
+    """Whether each of so many runs has finished a round."""
+    return len([*folder.glob("runs/*/checkpoints/last.ckpt")]) == runs
 
 
 def result(run_dir: Path) -> tuple[pd.DataFrame, dict[str, torch.Tensor], str]:
@@ -133,20 +133,27 @@ def test_a_forked_run_is_bit_for_bit_one_where_nothing_can_be_forked(tmp_path: P
         assert "after round 2: " in log
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path: Path, number: signal.Signals) -> None:
-    # Wherever the signal meets the script, what is said of multiprocessing comes from another process.
-    script = SCRIPT.replace("import signal, sys\n", "import signal, sys\nsys.tracebacklimit = 0\n")
-    with runner(tmp_path, 5000, script=script) as process:
-        until(lambda: begun(tmp_path), 120)
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
-        assert process.returncode != 0
-        until(lambda: not processes(tmp_path), 20, PAUSE)
+#: Wherever the signal meets the script, what is said of multiprocessing comes from another process.
+WITHOUT_PLACES = SCRIPT.replace("import signal, sys\n", "import signal, sys\nsys.tracebacklimit = 0\n")
+
+
+def interrupted(process: "subprocess.Popen[str]", number: signal.Signals, rounds: int, folder: Path) -> str:
+    """What a runner has said that a signal ends; its forks end, and say what is kept."""
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    until(lambda: not processes(folder), 20, PAUSE)
     assert "multiprocessing" not in said
-    for cell in cells(5000, tmp_path):
-        last = (tmp_path / "runs" / cell.name / "log.txt").read_text().splitlines()[-1]
+    for cell in cells(rounds, folder):
+        last = (folder / "runs" / cell.name / "log.txt").read_text().splitlines()[-1]
         assert last.startswith("stopped by SIGTERM: ")
+    return said
+
+
+def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path: Path) -> None:
+    with runner(tmp_path, 5000, script=WITHOUT_PLACES) as process:
+        until(lambda: begun(tmp_path), 120)
+        interrupted(process, signal.SIGINT, 5000, tmp_path)
 
 
 def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) -> None:
@@ -162,14 +169,14 @@ def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) 
 
 
 def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_path: Path) -> None:
-    with runner(tmp_path, 6) as first:
+    with runner(tmp_path, 30) as first:
         until(lambda: begun(tmp_path), 120)
         forks = sessions(tmp_path) - {first.pid}
         for pid in forks:
             os.kill(pid, signal.SIGSTOP)  # they are not done before the next runner is there
         first.kill()
         first.wait()
-        with runner(tmp_path, 6) as second:
+        with runner(tmp_path, 30) as second:
             assert second.stdout
             lines = [second.stdout.readline() for _ in range(3)]
             for pid in forks:
@@ -178,18 +185,21 @@ def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_
     assert lines.count("the script\n") == 1
     assert sum("is run by another process; waiting for it" in line for line in lines) == 2
     assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said
-    for cell in cells(6, tmp_path):
+    for cell in cells(30, tmp_path):
         assert (tmp_path / "runs" / cell.name / "log.txt").read_text().count("$ ") == 1  # nobody started it again
 
 
-def test_how_a_fork_fails_is_said_as_of_any_process(tmp_path: Path) -> None:
-    with runner(tmp_path, -3, 5000) as process:
+def test_a_failing_fork_is_reported_and_a_terminated_runner_ends_its_forks(tmp_path: Path) -> None:
+    with runner(tmp_path, -3, 5000, 5001, script=WITHOUT_PLACES) as process:
         until(lambda: begun(tmp_path), 120)
         forks = sessions(tmp_path) - {process.pid}
         assert len(forks) == 2  # each a session of its own
         for pid in forks:
             os.kill(pid, signal.SIGKILL)
-        said, outcomes, killed = process.communicate(timeout=60)[0].partition("outcomes [('FedVPT', 'error: ")
+        until(lambda: begun(tmp_path, 4), 120)
+        said, outcomes, killed = interrupted(process, signal.SIGTERM, 5001, tmp_path).partition(
+            "outcomes [('FedVPT', 'error: "
+        )
     assert outcomes
     assert "FedVPT-s0" in said
     assert said.count("FAILED: error: ") == 2
@@ -198,42 +208,8 @@ def test_how_a_fork_fails_is_said_as_of_any_process(tmp_path: Path) -> None:
     assert killed.count("killed by signal 9 (SIGKILL)") >= 2
 
 
-TWO_ENVIRONMENTS = """
-import os, time
-from pathlib import Path
-from benchmark.cells.forks import Fork
-from benchmark.cells.lock import CellLock
-from benchmark.run.command import PROGRAM
-
-for threads in ("1", "2"):
-    lock = CellLock(Path(threads))
-    assert lock.acquire()
-    with open(threads + ".txt", "ab") as log:
-        fork = Fork([*PROGRAM, "fit", "--no_such_option"], log, lock, os.environ | {"OMP_NUM_THREADS": threads})
-    lock.release()
-    assert not CellLock(Path(threads)).acquire()  # the fork holds it
-    line = Path(f"/proc/{fork.pid}/cmdline")
-    deadline = time.monotonic() + 10
-    while threads == "2" and "forkserver" in line.read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    print("forkserver" in line.read_text(), flush=True)
-    assert fork.wait() == fork.poll() == fork.returncode == 2
-    assert CellLock(Path(threads)).acquire()
-"""
-
-
-def test_a_run_with_another_environment_than_the_first_is_started_anew(tmp_path: Path) -> None:
-    command, environment = [sys.executable, "-c", TWO_ENVIRONMENTS], os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == ["True", "False"]
-    first, second = ((tmp_path / f"{threads}.txt").read_text() for threads in "12")
-    assert first == second
-    assert first.startswith("error: neither a method nor data are given")
-
-
 READY = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 from benchmark.cells.forks import Fork
 from benchmark.cells.lock import CellLock
@@ -250,26 +226,41 @@ THIS_MACHINE.get_ready(Work(Path("runs")), 2)
 started = children()
 for pid in started:
     os.kill(pid, signal.SIGINT)  # in its first instructions
-lock = CellLock(Path("lock"))
-assert lock.acquire()
-with open("log.txt", "ab") as log:
-    fork = Fork([*PROGRAM, "fit", "--no_such_option"], log, lock, os.environ)
-status = Path(f"/proc/{fork.pid}/status").read_text().splitlines()
-print(int(next(line for line in status if line.startswith("PPid")).split()[1]) in started, children() == started)
-print(Path(f"/proc/{fork.pid}/cmdline").read_text().count("forkserver"), fork.wait())
+for threads in ("1", "2"):
+    lock = CellLock(Path(threads))
+    assert lock.acquire()
+    with open(threads + ".txt", "ab") as log:
+        fork = Fork([*PROGRAM, "fit", "--no_such_option"], log, lock, os.environ | {"OMP_NUM_THREADS": threads})
+    lock.release()
+    assert not CellLock(Path(threads)).acquire()  # the fork holds it
+    status = Path(f"/proc/{fork.pid}/status").read_text().splitlines()
+    print(int(next(line for line in status if line.startswith("PPid")).split()[1]) in started, children() == started)
+    line = Path(f"/proc/{fork.pid}/cmdline")
+    deadline = time.monotonic() + 10
+    while threads == "2" and "forkserver" in line.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("forkserver" in line.read_text(), flush=True)
+    assert fork.wait() == fork.poll() == fork.returncode == 2
+    assert CellLock(Path(threads)).acquire()
 print(len([*Path(os.environ["TMPDIR"]).glob("*wandb-media")]))
 """
 
 
-def test_what_forks_have_in_common_is_imported_from_when_the_place_gets_ready(tmp_path: Path) -> None:
-    """A fork that ends takes nothing away that an import has made for all of them, such as W&B's folder for media."""
+def test_runs_are_forked_from_what_was_imported_unless_environments_differ(tmp_path: Path) -> None:
+    """A fork that ends takes nothing away that an import has made for all of them, such as W&B's folder for media.
+
+    A run with another environment than the first is started anew.
+    """
     pytest.importorskip("wandb")
     with tempfile.TemporaryDirectory() as place:  # the server's socket has a path of at most a hundred characters
         environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": place}
         command = [sys.executable, "-c", READY]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["True True", "1 2", "1"]
+    assert done.stdout.splitlines() == ["True True", "True", "True True", "False", "1"]
+    first, second = ((tmp_path / f"{threads}.txt").read_text() for threads in "12")
+    assert first == second
+    assert first.startswith("error: neither a method nor data are given")
 
 
 #: A table's command, which itself imports next to nothing before it starts.
@@ -285,7 +276,7 @@ metric: accuracy
 presets:
   demo:
     seeds: [0]
-    overrides: ["--trainer.max_epochs=1"]
+    overrides: ["--trainer.max_epochs=1", "--data.clients_per_round=1"]
     data: [{name: digits, label: Digits, suite: digits, columns: [COLUMN]}]
 rows:
   - {label: HeadTune, method: headtune, point: server}

@@ -33,7 +33,11 @@ from pathlib import Path
 import wandb
 from benchmark import commands
 from benchmark.run.cli import main
+from fedprompt import fit
 
+for seed in (1, 2):
+    fit("seeds.yaml", seed=seed, run_dir=f"runs/seed{seed}")
+wandb.finish()
 main(["fit", *sys.argv[1:], "--trainer.max_epochs=2", "--run_dir=runs/tracked"])
 wandb.finish()
 Path("runs/tracked/record.json").unlink()
@@ -47,9 +51,17 @@ COSTS = {"communication/clients", "communication/down_bytes", "communication/up_
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four rounds, stopped after two; in a process of its own, since W&B keeps one session for all of a process."""
+    """Four rounds, stopped after two; in a process of its own, since W&B keeps one session for all of a process.
+
+    Before, there were two other runs in this process.
+    """
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "loggers.yaml").write_text(LOGGERS)
+    seeds = {
+        "base": [str(CONF / "base.yaml"), str(CONF / "FedVPT.yaml")],
+        "trainer": yaml.safe_load(LOGGERS)["trainer"] | {"max_epochs": 1, "check_val_every_n_epoch": 1},
+    }
+    (folder / "seeds.yaml").write_text(yaml.safe_dump(seeds))
     files = [f"--config={CONF / name}" for name in ("base.yaml", "FedVPT.yaml")] + ["--config=loggers.yaml"]
     paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
     # Without what names the service of this process's session.
@@ -179,26 +191,7 @@ def test_the_configuration_of_a_run_is_for_other_runs_too(run: Path) -> None:
     assert (wandb_logger["name"], wandb_logger["version"], wandb_logger["project"]) == (None, None, "prompts")
 
 
-SEEDS = """
-import sys
-from fedprompt import fit
-
-for seed in (1, 2):
-    fit(*sys.argv[1:], seed=seed, run_dir=f"runs/seed{seed}")
-"""
-
-
-def test_each_fit_of_a_process_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:
-    whole = {
-        "base": [str(CONF / "base.yaml"), str(CONF / "FedVPT.yaml")],
-        "trainer": yaml.safe_load(LOGGERS)["trainer"],
-    }
-    whole["trainer"] |= {"max_epochs": 1, "check_val_every_n_epoch": 1}
-    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(whole))
-    paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join(paths)}
-    subprocess.run([sys.executable, "-c", SEEDS, "whole.yaml"], cwd=tmp_path, env=environment, check=True)
+def test_each_fit_of_a_process_has_a_wandb_run_of_its_own(run: Path) -> None:
     for seed in (1, 2):
-        (held,) = (tmp_path / f"runs/seed{seed}/wandb").glob("offline-run-*/run-*.wandb")
+        (held,) = (run.parent / f"seed{seed}/wandb").glob("offline-run-*/run-*.wandb")
         assert held.stat().st_size > 0
