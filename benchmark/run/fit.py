@@ -24,7 +24,6 @@ from benchmark.engine.refusals.author_errors import check_constructed
 from benchmark.engine.refusals.trainer_callbacks import given_callbacks
 from benchmark.engine.refusals.trainer_settings import check_settings, several_devices
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Values
 from benchmark.method import FederatedMethod
 from benchmark.paths import user_path
 from benchmark.records.metrics_table import as_read
@@ -38,6 +37,7 @@ from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, of_the_trainer, pr
 from benchmark.run.ending import score_lines
 from benchmark.run.parser import FederatedParser
 from benchmark.run.recorder import Recorder
+from benchmark.run.reload import client_values
 from benchmark.run.signals import interrupting_signal
 from benchmark.server import ServerRule
 from benchmark.shipped import configuration
@@ -47,7 +47,6 @@ from datamodules.federated import FederatedDataModule
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
-CPU = torch.device("cpu")
 #: Settings of the Trainer that take objects, from Python.
 OBJECTS = ("callbacks", "logger", "plugins")
 
@@ -93,14 +92,7 @@ class FinishedRun:
         """
         if client not in range(self.data.num_clients):
             raise ConfigurationError(f"there is no client {client!r}; the clients are 0 to {self.data.num_clients - 1}")
-        if client not in self.method.store.held:
-            raise ConfigurationError(f"client {client} lies with another rank of the run; train on one device to ask")
-        method, server = self.method, self.method.server
-        sent = method.simulation.received(server.rule, server.evaluated, (client,))
-        values: Values = method.simulation.shared() | sent.common | {name: rows[0] for name, rows in sent.own.items()}
-        own = {name: method.store.rows(name, (client,), CPU)[0] for name in method.roles.personal}
-        shared = {name: values[name] for name in method.roles.shared}
-        return {name: value.detach().clone() for name, value in (shared | own).items()}
+        return client_values(self.method, client)
 
 
 @overload

@@ -1,10 +1,12 @@
 """A finished run's method and data once more, from its directory alone; and the data of a configuration."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pydoc import locate
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
@@ -15,6 +17,10 @@ from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
+    from torch import Tensor
+
+    from benchmark.engine.data import FederatedData
+    from benchmark.federation import Values
     from benchmark.method import FederatedMethod
     from benchmark.run.cli import FederatedCLI
     from benchmark.run.parser import FederatedParser
@@ -24,85 +30,166 @@ if TYPE_CHECKING:  # slow to import
 def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[FederatedMethod, FederatedDataModule]":
     """The method of a run as it was after its last round, in evaluation mode on the CPU, and the run's data, set up.
 
-    Shared parameters hold the server's values; what is each client's own lies in the method's store, from where
-    :func:`become_client` takes it.
+    Shared parameters hold the server's values. What is each client's own lies in the method's store and in the
+    server's rule, ``method.server.rule``; :func:`become_client` takes it from there.
 
     Args:
         run_dir: holds ``config.yaml`` and ``checkpoints/last.ckpt``.
         data_dir: of the data sets, for a run that was made elsewhere.
 
     Raises:
-        ConfigurationError: no checkpoint was kept, it is not one of this configuration, the data are missing or
-            another split, or the method's server sends every client something else (which no checkpoint of the method
-            holds).
+        ConfigurationError: no checkpoint was kept, it is not one of this configuration, or the data are missing or
+            another split.
     """
-    from benchmark.engine.batches.loaders import Loaders
-    from benchmark.engine.refusals.payload_checks import start
-    from benchmark.federation import Round
-    from benchmark.run.checkpoint import read_checkpoint
-
     folder = Path(run_dir)
     config = read_mapping(config_of(folder))
-    checkpoint = last_checkpoint(folder)
-    if not checkpoint.is_file():
-        raise ConfigurationError(
-            f"{folder} has kept no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
-            "another run"
-        )
-    content = read_checkpoint(checkpoint)
-    made = _built({n: config[n] for n in ("seed_everything", "model", "server", "data") if n in config}, data_dir)
+    content = last_round(folder)
+    made = _built(config, data_dir)
     method, data = made.model, made.datamodule
     data.setup()
     data.match(method)
-    simulation = method.join(data)
-    rule, shared = made.rule or method.make_server(), simulation.shared()
-    start(rule, method.initial_values(), simulation.terms)
-    rule.load_state_dict(content["callbacks"]["server"]["rule"])
-    if rule.broadcast(Round(0, (), data.seed), shared, (0,)).own:
-        raise ConfigurationError(
-            f"{folder}: the server of {type(method).__name__} sends every client something of its own, which cannot be "
-            f"had from the checkpoint alone; `lightning-cli test --run_dir={folder}` scores the run"
-        )
-    data.loaders = Loaders(simulation, data.cohort_width, data.num_workers, rule, rule.select)
+    join(method, data, made.trainer)
     if type(data).__qualname__ in content:
         data.load_state_dict(content[type(data).__qualname__])
+    load(method, content)
+    return method, data
+
+
+def last_round(run_dir: Path) -> dict[str, Any]:
+    """The content of a run's last checkpoint.
+
+    Raises:
+        ConfigurationError: none was kept, or it cannot be read.
+    """
+    from benchmark.run.checkpoint import read_checkpoint
+
+    checkpoint = last_checkpoint(run_dir)
+    if not checkpoint.is_file():
+        raise ConfigurationError(
+            f"{run_dir} has kept no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
+            "another run"
+        )
+    return read_checkpoint(checkpoint)
+
+
+def join(method: "FederatedMethod", data: "FederatedData", trainer: Any) -> None:
+    """Have a method and its server's rule join a federation, as the Trainer has them before it scores.
+
+    Args:
+        method: as constructed.
+        data: set up.
+        trainer: with the run's server among its callbacks, or none where the method brings it.
+    """
+    from benchmark.engine.rounds import Server
+
+    if not any(isinstance(callback, Server) for callback in trainer.callbacks):
+        trainer.callbacks.append(Server(method.make_server()))
+    trainer.datamodule, method.trainer = data, trainer
+    method.server.setup(trainer, method, "test")
+
+
+def load(method: "FederatedMethod", content: dict[str, Any]) -> None:
+    """Take what a checkpoint holds of the server, the clients and the method, which has joined; then only evaluate.
+
+    Raises:
+        ConfigurationError: the checkpoint is not one of this method, its rule, its clients and its frozen weights.
+    """
     method.on_load_checkpoint(content)
+    method.server.load_state_dict(content["callbacks"]["server"])
     method.load_state_dict(content["state_dict"], strict=False)  # frozen weights are not in it
-    return method.eval(), data
+    method.eval()
 
 
-def become_client(method: "FederatedMethod", client: int) -> None:
-    """Put what is this client's own into the method's parameters, so that plain calls of it are this client's.
+#: What the server holds of methods in whose parameters a client's values were put.
+_SERVERS_VALUES: "WeakKeyDictionary[FederatedMethod, Values]" = WeakKeyDictionary()
+
+
+def become_client(method: "FederatedMethod", client: int, point: Literal["server", "local"] = "server") -> None:
+    """Put a client's values into the method's parameters, so that plain calls of it are this client's.
 
     Args:
         method: from :func:`restore`; changed in place.
         client: its index.
+        point: ``"server"``, what the server's rule sends it after the last round; ``"local"``, as its last local
+            training left it. What is the client's own is the same at both.
 
     Raises:
-        ConfigurationError: there is no such client.
+        ConfigurationError: there is no such client, or nothing is kept of it at the point ``"local"``.
     """
-    for name in method.roles.personal:
-        rows = method.store.all_rows(name)
-        if client not in range(len(rows)):
-            raise ConfigurationError(f"there is no client {client!r}: the run has {len(rows)}, 0 to {len(rows) - 1}")
-        method.get_parameter(name).data.copy_(rows[client])
+    held = method.simulation.shared()
+    served = _SERVERS_VALUES.setdefault(method, {name: value.clone() for name, value in held.items()})
+    for name, value in served.items():
+        held[name].copy_(value)
+    for name, value in client_values(method, client, point).items():
+        method.get_parameter(name).data.copy_(value)
+
+
+def client_values(
+    method: "FederatedMethod", client: int, point: Literal["server", "local"] = "server"
+) -> dict[str, "Tensor"]:
+    """Copies of the trained parameters of one client; arguments and errors as :func:`become_client`."""
+    from benchmark.engine.client_state import LAST, PARTICIPATED
+
+    simulation, store, roles, server = method.simulation, method.store, method.roles, method.server
+    count = simulation.terms.num_clients
+    if client not in range(count):
+        raise ConfigurationError(f"there is no client {client!r}: the run has {count}, 0 to {count - 1}")
+    if client not in store.held:
+        raise ConfigurationError(f"client {client} lies with another rank of the run; train on one device to ask")
+    kept = {name: name for name in roles.personal}
+    values = simulation.shared()
+    if point == "local":
+        if roles.shared and not method.evaluate_local:
+            raise ConfigurationError(
+                "the run has not kept its clients as local training left them; ask for the point 'server', or run it "
+                "with data.evaluate_local=true"
+            )
+        if not store.rows(PARTICIPATED, (client,), simulation.device).item():
+            raise ConfigurationError(f"client {client} has never trained; ask for the point 'server'")
+        kept |= {name: LAST + name for name in roles.shared}
+    else:
+        sent = simulation.received(server.rule, server.evaluated, (client,))
+        values |= sent.common | {name: rows[0] for name, rows in sent.own.items()}
+    own = {name: rows[0] for name, rows in store.rows_of(kept, (client,), simulation.device).items()}
+    values |= own
+    return {name: values[name].detach().clone() for name in roles.trained}
 
 
 def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI":
-    """Method, server and data as the command line makes them, with the links between them."""
+    """Method, server, data and a Trainer as the command line makes them, with the links between them."""
     from benchmark.run.cli import FederatedCLI
 
+    names: tuple[str, ...] = ("seed_everything", "model", "server", "delivery", "data")
+    given = {n: config[n] for n in names if n in config}
     for option, value in moved(config, data_dir).items():
         *path, last = option.split(".")
-        reduce(dict.__getitem__, path, config)[last] = value
-    config["trainer"] = {
+        reduce(dict.__getitem__, path, given)[last] = value
+    given["trainer"] = trainer_settings(config)
+    with quiet():
+        return FederatedCLI(given, run=False)
+
+
+def trainer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a Trainer that scores on the CPU: the run's rounds and precision, and its server if it names one."""
+    from benchmark.engine.rounds import Server
+
+    settings = config.get("trainer") or {}
+    callbacks = settings.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    return {
         "accelerator": "cpu",
         "logger": False,
         "enable_progress_bar": False,
         "enable_checkpointing": False,
+        "callbacks": [each for each in callbacks if _is_a(each, Server)],
+        **{name: settings[name] for name in ("max_epochs", "precision") if settings.get(name) is not None},
     }
-    with quiet():
-        return FederatedCLI(config, run=False)
+
+
+def _is_a(entry: Any, kind: type) -> bool:
+    """Whether an entry of a configuration names a class of this kind."""
+    named = locate(str(entry["class_path"] if isinstance(entry, dict) else entry))
+    return isinstance(named, type) and issubclass(named, kind)
 
 
 def configured_data(paths: Sequence[Path], overrides: Sequence[str]) -> "FederatedDataModule":

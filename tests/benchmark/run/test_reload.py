@@ -1,4 +1,6 @@
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,13 @@ from federation import CONF
 from torch.func import functional_call
 
 from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Round, Values
 from benchmark.records.stored_run import read_metrics
 from benchmark.run.cli import FederatedCLI
 from benchmark.run.data_folder import moved
-from benchmark.run.reload import become_client, configured_data, restore
+from benchmark.run.reload import become_client, client_values, configured_data, restore
+from benchmark.run.resume import with_config_of_run
+from benchmark.server import WrappedRule
 
 
 def finished(run_dir: Path, conf: str, *overrides: str) -> Any:
@@ -67,13 +72,77 @@ def test_what_cannot_be_restored_is_one_clear_line(live: Any, tmp_path: Path) ->
         restore(bare)
 
 
-def test_a_server_with_messages_of_its_own_is_refused(tmp_path: Path) -> None:
-    run = finished(tmp_path / "run", "PFedPG", "--trainer.max_epochs=1", "--trainer.num_sanity_val_steps=0").run_dir
-    with pytest.raises(ConfigurationError, match="server of PFedPG sends every client something of its own"):
-        restore(run)
-    run = finished(tmp_path / "experts", "PFedMoAP", "--trainer.max_epochs=1").run_dir
-    with pytest.raises(ConfigurationError, match="server of PFedMoAP sends every client something of its own"):
-        restore(run)
+class Halved(WrappedRule):
+    """Sends half of what the rule inside of it sends."""
+
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        sent = super().broadcast(round, shared, clients)
+        common, own = ({name: value / 2 for name, value in part.items()} for part in (sent.common, sent.own))
+        return replace(sent, common=common, own=own)
+
+
+SERVERS = {
+    "generated prompts": ("PFedPG", ()),
+    "a rule around it": ("PFedPG", ("--server=test_reload.Halved",)),
+    "other clients' prompts": ("PFedMoAP", ()),
+    "a rule by its callback": (
+        "FedVPT",
+        (
+            "--trainer.callbacks=benchmark.engine.rounds.Server",
+            "--trainer.callbacks.rule=methods.servers.ClusteredServer",
+            "--trainer.precision=64-true",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pfedpg(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finished(tmp_path_factory.mktemp("pfedpg") / "run", "PFedPG", *SHORT)
+
+
+SHORT = ("--trainer.max_epochs=2", "--trainer.num_sanity_val_steps=0", "--trainer.check_val_every_n_epoch=2")
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_restored_client_has_what_the_servers_rule_sends_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setitem(sys.modules, "test_reload", sys.modules[__name__])
+    conf, options = SERVERS[name]
+    if options or conf != "PFedPG":
+        run = finished(tmp_path / "run", conf, *SHORT, *options)
+    else:
+        run = request.getfixturevalue("pfedpg")
+    live, method = run.model, restore(run.run_dir)[0]
+    assert method.server.rule.title == live.server.rule.title
+    for point in ("server", "local"):
+        seen = []
+        for client in range(live.num_clients):
+            if point == "local" and not live.store.all_rows("participated")[client]:
+                with pytest.raises(ConfigurationError, match=f"client {client} has never trained"):
+                    become_client(method, client, point)
+                continue
+            become_client(method, client, point)
+            expected = client_values(live, client, point)
+            found = {key: method.get_parameter(key).detach().clone() for key in expected}
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            seen.append(float(found[live.roles.shared[0]].sum()))
+        assert (point == "server" and conf == "PFedMoAP") or len(set(seen)) > 1
+        sent = live.simulation.received(live.server.rule, live.server.evaluated, (4,))
+        again = method.simulation.received(method.server.rule, method.server.evaluated, (4,))
+        torch.testing.assert_close((again.own, again.masks), (sent.own, sent.masks), rtol=0, atol=0)
+
+
+def test_the_command_tests_a_finished_run_as_it_was_recorded(pfedpg: Any) -> None:
+    again = FederatedCLI(with_config_of_run(["test", f"--run_dir={pfedpg.run_dir}"]))
+    recorded = read_metrics(pfedpg.run_dir)
+    places = ["round", "point", "split", "metric"]
+    recorded = recorded[recorded["client"] >= 0].set_index(places).sort_index()
+    for key, values in again.recorder.values.items():
+        of = recorded.loc[key].set_index("client")["value"].reindex(range(11))
+        torch.testing.assert_close(values.double(), torch.tensor(of.to_numpy()), rtol=0, atol=0, equal_nan=True)
+    assert {(point, split) for _, point, split, _ in again.recorder.values} == {("server", "test"), ("local", "test")}
 
 
 def test_data_sets_of_another_folder_are_taken_where_a_run_has_one() -> None:
