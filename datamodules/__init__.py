@@ -31,6 +31,7 @@ from datamodules.partition import (
     Partition,
     PathologicalPFLlib,
     PathologicalRandom,
+    QuantitySkew,
     check_splits,
 )
 from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, SkewedDomains
@@ -80,6 +81,7 @@ __all__ = [
     "Partition",
     "PathologicalPFLlib",
     "PathologicalRandom",
+    "QuantitySkew",
     "SkewedDomains",
     "StanfordCars",
     "TinyImageNet",

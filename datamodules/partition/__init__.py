@@ -16,6 +16,7 @@ from datamodules.partition.iid import IID
 from datamodules.partition.partition import Partition
 from datamodules.partition.pathological_pfllib import IIDPFLlib, PathologicalPFLlib
 from datamodules.partition.pathological_random import PathologicalRandom
+from datamodules.partition.quantity_skew import QuantitySkew
 from datamodules.partition.splits import ClientSplits, Indices, check_splits
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "Partition",
     "PathologicalPFLlib",
     "PathologicalRandom",
+    "QuantitySkew",
     "check_splits",
 ]

@@ -18,7 +18,11 @@ from datamodules.federated import FederatedDataModule
 from datamodules.transform import STATISTICS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-OWN = [("sources/own_folders", "partitions/dirichlet_shared"), ("sources/pacs", "partitions/domain_per_client")]
+OWN = [
+    ("sources/own_folders", "partitions/dirichlet_shared"),
+    ("sources/own_folders", "partitions/quantity_skew"),
+    ("sources/pacs", "partitions/domain_per_client"),
+]
 
 
 def in_tables() -> set[tuple[str, ...]]:

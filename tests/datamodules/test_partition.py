@@ -21,6 +21,7 @@ from datamodules.partition import (
     Partition,
     PathologicalPFLlib,
     PathologicalRandom,
+    QuantitySkew,
     check_splits,
 )
 from datamodules.partition.at_most_classes import draw_shares, hand_out_shares
@@ -67,6 +68,7 @@ OFFICIAL = [
     (IID(7), CIFAR10_LIKE),
     (DirichletShared(0.1, 10, min_size=2), CIFAR10_LIKE),
     (DirichletShared(0.3, 20), CIFAR10_LIKE),
+    (QuantitySkew(0.5, 10, min_size=3), CIFAR10_LIKE),
     (DisjointClasses(2), CIFAR10_LIKE),
     (DisjointClasses(10, num_clients=10), CIFAR100_LIKE),
     (PathologicalRandom(5, 50), CIFAR10_LIKE),
@@ -649,3 +651,20 @@ def test_clients_without_images_are_answered_by_what_the_partition_takes(partiti
     pool = CIFAR10_LIKE if partition.num_clients else make_pool([0, 0, 0], [False, False, True], domains=[0, 1, 1])
     with pytest.raises(ConfigurationError, match=said):
         split(partition, pool)
+
+
+def test_quantity_skew_draws_sizes_by_dirichlet_and_classes_at_random() -> None:
+    pool = balanced(4, 1000, 200)
+    splits = split(QuantitySkew(0.3, 8, min_size=2), pool, seed=3)
+    shares = np.array([len(rows) for rows in splits.train]) / 4000
+    tested = np.array([len(rows) for rows in splits.test]) / 800
+    np.testing.assert_allclose(shares, tested, atol=1 / 400)  # one draw cuts both
+    assert shares.max() > 3 * shares.min()
+    largest = pool.labels.numpy()[splits.train[int(shares.argmax())]]
+    counts = np.bincount(largest, minlength=4)
+    assert counts.max() < 1.3 * counts.min()  # of about 250 or more each
+    spread = [
+        np.std([len(rows) for rows in split(QuantitySkew(alpha, 8, min_size=2), pool, seed=3).train])
+        for alpha in (0.3, 3.0, 300.0)
+    ]
+    assert spread[0] > spread[1] > spread[2]

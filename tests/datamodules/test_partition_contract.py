@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "NonOverlapping": {"num_clients": 3, "shots": 5},
     "PathologicalPFLlib": {"classes_per_client": 2, "num_clients": 8},
     "PathologicalRandom": {"classes_per_client": 3, "num_clients": 6},
+    "QuantitySkew": {"alpha": 0.5, "num_clients": 5},
     "SkewedDomains": {"clients_per_domain": 2, "alpha": 0.5, "shots": 6},
 }
 
