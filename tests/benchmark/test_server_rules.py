@@ -23,7 +23,7 @@ from methods import servers
 
 def subclasses(rule: type[ServerRule]) -> Iterator[type[ServerRule]]:
     """The rule and all that derive from it, without those of tests."""
-    if rule.__module__.split(".")[0] in ("benchmark", "methods"):
+    if rule.__module__.split(".")[0] in ("benchmark", "methods") and not rule.__name__.startswith("_"):
         yield rule
     for derived in rule.__subclasses__():
         yield from subclasses(derived)

@@ -25,7 +25,7 @@ from benchmark.seeds import global_states
 NOT_THE_METHODS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     f"{Path(torch.__file__).parents[1]}{os.sep}",  # an environment may take its packages from another one
-    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{Path(__file__).parents[2]}{os.sep}",
 )
 
 UNKEYED = (
