@@ -426,7 +426,7 @@ def test_records_are_read_quickly_and_without_pandas(run_dir: Path) -> None:
         [
             table({1: [0.5] * 100, 2: [0.6] * 100}, point, metric, split)
             for point in POINTS
-            for metric in METRICS
+            for metric in ("accuracy", "balanced_accuracy", "macro_f1", "loss")
             for split in ("test", "val", "base", "novel", "base_excl_local", "all", "new", "train")
         ]
     )
