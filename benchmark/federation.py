@@ -32,7 +32,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What K clients receive.
+    """Message of the server to K clients.
 
     Attributes:
         common: per name, one value for all of them.
@@ -65,7 +65,7 @@ class Broadcast:
 
 
 class Parcel(NamedTuple):
-    """What some clients send together.
+    """Messages of some clients that are sent together.
 
     Attributes:
         clients: K ids, in any order.
@@ -109,7 +109,7 @@ def _together(parts: Sequence[Tensor], order: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Uploads:
-    """What the server receives in a round.
+    """Messages that the server receives in a round.
 
     Attributes:
         clients: S ids, ascending, so that no result depends on the order of arrival.
@@ -229,7 +229,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the holders of the images know, each of its own; a simulation has those of all clients.
+    """Facts that only the holder of the images knows; a simulation has those of all clients.
 
     Attributes:
         train_rows: per client, its training rows of the image pool, int64 [n_k].

@@ -12,8 +12,6 @@ from benchmark.contract import Stage
 from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.batches.pool import Transform
 from benchmark.engine.data import Images
-from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.plan.work import Share
 from benchmark.engine.roles import overrides
 from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
@@ -41,11 +39,11 @@ class OwnImages:
     train: np.ndarray
     held_out: Mapping[str, np.ndarray]
     evaluate_local: bool | None = None
-    metrics: Literal["basic", "clinical"] | None = None
+    metrics: Literal["clinical"] | None = None
     cache_features: bool | Literal["auto"] = "auto"
 
 
-class _OneClient:
+class _OwnData:
     """The federation's data as one client knows it: the public terms, and its own images."""
 
     cohort_width: int | Literal["auto"] = 1
@@ -96,8 +94,8 @@ class LocalClient:
         rounds: of the whole run, for schedules of learning rates.
 
     Raises:
-        ConfigurationError: the client has no images to train on though it takes part in training, or its method wants
-            the server during the fitting of new clients.
+        ConfigurationError: there is no such client, it never trains, it holds no image or more than the terms allow, or
+            images of other classes.
     """
 
     def __init__(self, method: FederatedMethod, number: int, own: OwnImages, terms: Terms, rounds: int) -> None:
@@ -114,10 +112,16 @@ class LocalClient:
                 f"client {number} trains on {len(own.train)} images, and the federation's terms say that no client has "
                 f"more than {terms.own_row}; agree on new terms"
             )
+        labels = own.pool.labels
+        if len(labels) and not 0 <= labels.min() <= labels.max() < terms.num_classes:
+            raise ConfigurationError(
+                f"client {number} has images of classes {labels.min()} to {labels.max()}, and the federation's are 0 "
+                f"to {terms.num_classes - 1}; number its classes as the federation does"
+            )
         self.method = method
         self.number = number
         self.terms = terms
-        self._data = _OneClient(number, own, terms)
+        self._data = _OwnData(number, own, terms)
         self._simulation = method.join(self._data, clients=[number])
         self._simulation.rounds = rounds
         self._optimizers = self._simulation.local_steps.optimizers(self._simulation.phases[Stage.TRAIN])
@@ -139,10 +143,10 @@ class LocalClient:
         """
         simulation, clients = self._simulation, (self.number,)
         self._relay.received = received
+        share = self._loaders.training(round.number)
         self._loaders.begin(clients)
         simulation.watch.start()
         cohort = simulation.begin(clients, Stage.TRAIN, round, simulation.received(self._relay, round, clients))
-        share = Share([self._plan(round.number)])
         for work in share:
             for part in work.parts:
                 optimizer = self._optimizers[part.phase]
@@ -181,9 +185,9 @@ class LocalClient:
         self._relay.received = received
         evaluation.start()
         self.method.eval()
-        splits = [*self._data.federation.holdings.held_out]
-        for work in self._loaders.evaluation(splits):
-            self._loaders.begin(self._loaders.scored)
+        share = self._loaders.evaluation([*self._data.federation.holdings.held_out])
+        self._loaders.begin(self._loaders.scored)
+        for work in share:
             with torch.no_grad():
                 evaluation.score(work, Round(round, (), self.terms.seed), self._relay)
         self.method.train()
@@ -198,26 +202,15 @@ class LocalClient:
         """Go on from what :meth:`state` returned.
 
         Raises:
-            ConfigurationError: it is of another method.
+            ConfigurationError: it is of another method: other names, shapes or types.
         """
         store = self._simulation.store
-        if set(state) != set(store.names):
-            found, expected = (", ".join(sorted(names)[:3]) or "nothing" for names in (state, store.names))
+        kept = self.state()
+        found, expected = ({name: (tuple(v.shape), v.dtype) for name, v in of.items()} for of in (state, kept))
+        if found != expected:
+            apart = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
             raise ConfigurationError(
-                f"the kept state is of another method than {type(self.method).__name__}: it holds {found}; expected "
-                f"{expected}"
+                f"the kept state is of another method than {type(self.method).__name__}: {apart} is "
+                f"{found.get(apart, 'not there')}; expected {expected.get(apart, 'nothing of that name')}"
             )
         store.write_all({name: ([self.number], value.unsqueeze(0)) for name, value in state.items()})
-
-    def _plan(self, number: int) -> RoundPlan:
-        simulation = self._simulation
-        return RoundPlan(
-            [self.number],
-            simulation.holdings.train_rows,
-            self.terms,
-            simulation.phases[Stage.TRAIN],
-            Stage.TRAIN,
-            1,
-            number,
-            simulation.images.pool.transform.augment_numbers,
-        )

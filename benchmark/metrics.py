@@ -67,6 +67,11 @@ def _by_class(counts: "Tensor") -> "tuple[Tensor, ...]":
     return counts[:, :-1].double().unbind(-1)
 
 
+def _mean_where_defined(part: "Tensor", of: "Tensor") -> "Tensor":
+    """Return the mean of ``part / of`` over the classes in which ``of`` is not 0, [N]; NaN where it is in all."""
+    return (part / of).where(of > 0, 0.0).sum(1) / (of > 0).sum(1)
+
+
 def _accuracy(counts: "Tensor") -> "Tensor":
     """Return the share of right predictions."""
     hits, _, support = counts[:, :-1].sum(1).unbind(-1)
@@ -76,7 +81,7 @@ def _accuracy(counts: "Tensor") -> "Tensor":
 def _balanced_accuracy(counts: "Tensor") -> "Tensor":
     """Return the mean recall over the classes that occur in the client's images."""
     hits, _, support = _by_class(counts)
-    return (hits / support).where(support > 0, 0.0).sum(1) / (support > 0).sum(1)
+    return _mean_where_defined(hits, support)
 
 
 def _macro_f1(counts: "Tensor") -> "Tensor":
@@ -95,17 +100,6 @@ def _rates(counts: "Tensor") -> "tuple[Tensor, ...]":
     hits, false, support = _by_class(counts)
     missed = support - hits
     return hits, false, missed, support.sum(1, keepdim=True) - hits - false - missed
-
-
-def _mean_where_defined(part: "Tensor", of: "Tensor") -> "Tensor":
-    """Return the mean of ``part / of`` over the classes in which ``of`` is not 0, [N]; NaN where it is in all."""
-    return (part / of).where(of > 0, 0.0).sum(1) / (of > 0).sum(1)
-
-
-def _sensitivity(counts: "Tensor") -> "Tensor":
-    """Return the mean over classes of TP / (TP + FN), where the class occurs."""
-    hits, _, missed, _ = _rates(counts)
-    return _mean_where_defined(hits, hits + missed)
 
 
 def _specificity(counts: "Tensor") -> "Tensor":
@@ -183,7 +177,8 @@ METRICS = {
         Metric("balanced_accuracy", (ClassCounts,), _balanced_accuracy, per_cent=True),
         Metric("macro_f1", (ClassCounts,), _macro_f1, per_cent=True),
         Metric("loss", (LossSum, ClassCounts), _loss, lower_is_better=True),
-        _clinical("sensitivity", _sensitivity, per_cent=True),
+        # The mean sensitivity over classes, TP / (TP + FN), is the balanced accuracy; here it is pooled, too.
+        _clinical("sensitivity", _balanced_accuracy, per_cent=True),
         _clinical("specificity", _specificity, per_cent=True),
         _clinical("ppv", _ppv, per_cent=True),
         _clinical("npv", _npv, per_cent=True),

@@ -94,7 +94,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_orders: PositiveInt = 1,
         val_only: bool = False,
         evaluate_local: bool | None = None,
-        metrics: Literal["basic", "clinical"] | None = None,
+        metrics: Literal["clinical"] | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -173,7 +173,7 @@ class FederatedDataModule(Checked, LightningDataModule):
 
     @cached_property
     def split_record(self) -> SplitRecord:
-        """What names this split in records; made when first asked for, since every image is hashed for it."""
+        """Return what names this split in records; made when first asked for, since every image is hashed for it."""
         assert self._recorded_pool is not None, "setup() comes first"
         made = record_split(self.partition, self._recorded_pool, self.splits, self.source, self.partition_seed)
         return made.with_fields(label_orders=self.label_orders) if self.label_orders > 1 else made
@@ -326,7 +326,7 @@ class FederatedDataModule(Checked, LightningDataModule):
 
     @property
     def federation(self) -> Federation:
-        """Who there is and what each holds; known once the data are set up."""
+        """Return who there is and what each holds; known once the data are set up."""
         largest = max(self.train_sizes.values())
         terms = Terms(
             seed=self.seed,
@@ -395,7 +395,7 @@ class FederatedDataModule(Checked, LightningDataModule):
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume must find again: the split, the images, and the width that ``auto`` chose (for bit-identical
+        """Return what a resume needs: the split, the images, and the width that ``auto`` chose (for bit-identical
         arithmetic).
         """
         return {

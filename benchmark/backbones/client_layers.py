@@ -175,7 +175,7 @@ class _Conv2d(_Mapped):
 
 
 def tf32_is_allowed() -> bool:
-    """Whether a GPU's convolutions may round their factors to TF32: it is torch's default."""
+    """Return whether a GPU's convolutions may round their factors to TF32: it is torch's default."""
     precision: str = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     return precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
@@ -256,7 +256,7 @@ class ClientConvolutions(nn.Sequential):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """What ``nn.Sequential`` gives."""
+        """Return what ``nn.Sequential`` does."""
         layers = list(self)
         while layers:
             layer, *layers = layers
@@ -269,14 +269,14 @@ class ClientConvolutions(nn.Sequential):
 
 
 def _in_one(x: Tensor, convolution: ClientConv2d, then: Sequence[nn.Module]) -> bool:
-    """Whether clients are mapped over here, outside of any gradient, and nobody has hooked a layer to look at it."""
+    """Return whether clients are mapped over here, outside of any gradient, and no layer has a hook."""
     if _left_to_torch(x) or not _mapped(x, convolution.weight, convolution.bias):
         return False
     return not any(map(has_hooks, (convolution, *then)))
 
 
 def _mapped(*given: Tensor | None) -> bool:
-    """Whether clients are mapped over here, outside of any gradient: only the rule for vmap has those of a layer."""
+    """Return whether clients are mapped over here, outside of any gradient, which goes by a rule of its own."""
     held = [value for value in given if value is not None]
     return any(map(is_batchedtensor, held)) and not any(map(is_gradtrackingtensor, held))
 

@@ -19,12 +19,12 @@ FEWEST_ROWS = 4
 
 
 def rows_kept(batch: int) -> int:
-    """How many tokens of an image to carry on for :data:`FEWEST_ROWS` of them in a batch; one for all but the least."""
+    """Count the tokens of an image to carry on: one, or in a small batch as many as make :data:`FEWEST_ROWS`."""
     return math.ceil(FEWEST_ROWS / max(batch, 1))
 
 
 def is_usual(block: nn.Module) -> bool:
-    """Whether a layer is timm's usual one, without dropout."""
+    """Return whether a layer is timm's usual one, without dropout."""
     from timm.layers import Attention
     from timm.models.vision_transformer import Block
 
@@ -37,7 +37,7 @@ def is_usual(block: nn.Module) -> bool:
 
 
 def reads_the_class_token_alone(vit: "VisionTransformer") -> bool:
-    """Whether the features are the class token's, and the last layer is a usual one."""
+    """Return whether the features are the class token's, and the last layer is a usual one."""
     from timm.models.vision_transformer import VisionTransformer
 
     plain = type(vit) is VisionTransformer and vit.global_pool == "token" and vit.attn_pool is None
@@ -115,7 +115,7 @@ def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
 
 
 def only_convolves(patch_embed: nn.Module) -> bool:
-    """Whether timm's ``PatchEmbed`` is its convolution and nothing else."""
+    """Return whether timm's ``PatchEmbed`` is its convolution and nothing else."""
     from timm.layers import PatchEmbed
 
     return (

@@ -1,4 +1,4 @@
-"""What every method must keep, whatever it learns: each check makes it anew and trains it for a few rounds."""
+"""Check what every method must keep, whatever it learns: each check makes it anew and trains it for a few rounds."""
 
 import tempfile
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class MethodUnderCheck:
 
     @cached_property
     def reference(self) -> dict[str, Tensor]:
-        """What three rounds leave behind, one client after the other."""
+        """Return what three rounds leave behind, one client after the other."""
         return learned(self.trained("--data.cohort_width=1"))
 
 
@@ -138,7 +138,7 @@ def check_order_of_clients(subject: MethodUnderCheck) -> None:
 
 
 def check_roles(subject: MethodUnderCheck) -> None:
-    """What is shared or personal is trained, and frozen parts never move."""
+    """Check that shared and personal parameters are trained, and that frozen parts never move."""
     require_roles(subject)
 
 

@@ -1,4 +1,4 @@
-"""What a check comes to: nothing, or what is wrong and what to do."""
+"""Report a check's outcome: passed, or what is wrong and what to do."""
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the clients of a round have sent, until the server's rule has made new values of it."""
+"""Collect what the clients of a round send, and have the server's rule make new values of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What the clients' store keeps between rounds, and under which names."""
+"""Name the rows that the clients' store keeps between rounds."""
 
 from collections.abc import Collection, Sequence
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Traffic:
-    """What travelled in each round: bytes and numbers, down (server to client) and up, and between how many clients.
+    """Bytes and numbers that travelled in each round, down (server to client) and up, and between how many clients.
 
     A row of ``rounds`` is ``[clients, bytes down, bytes up, numbers down, numbers up]``; of what goes down, ``ends``
     tells what is sent after the aggregation, ``[bytes, numbers]`` by the round's number.

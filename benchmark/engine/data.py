@@ -1,4 +1,4 @@
-"""What the engine needs of a datamodule, and of the module that holds a method."""
+"""Interfaces that a datamodule and the module of a method offer to the engine."""
 
 from typing import Literal, Protocol
 
@@ -30,7 +30,7 @@ class FederatedData(Protocol):
     cohort_width: int | Literal["auto"]
     cache_features: bool | Literal["auto"]
     evaluate_local: bool | None
-    metrics: Literal["basic", "clinical"] | None
+    metrics: Literal["clinical"] | None
     on_divergence: Literal["drop", "raise"]
     one_by_one: bool
     num_workers: int

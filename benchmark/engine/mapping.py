@@ -181,8 +181,8 @@ class ClientMap:
         if alone:
             own, rows = tree_map(lambda part: part.squeeze(0), (own, rows))
         named = {self._places[name]: value for name, value in own["values"].items()}
-        facts = {part: values for part, values in own.items() if part != "values"}
-        arguments = (function, tuple(own["values"]), alone, round, common, facts, rows)
+        rest = {part: values for part, values in own.items() if part != "values"}
+        arguments = (function, tuple(own["values"]), alone, round, common, rest, rows)
         if alone:
             return partial(self._of_one_client, named, arguments)
         mapped = vmap(self._of_one_client, in_dims=(0, (None, None, None, None, None, 0, 0)))

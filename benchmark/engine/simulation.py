@@ -89,7 +89,7 @@ class Simulation:
 
     @property
     def device(self) -> torch.device:
-        """Where the method lies."""
+        """Return the device that the method lies on."""
         return self.parameters.first.device
 
     @property

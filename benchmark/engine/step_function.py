@@ -1,4 +1,4 @@
-"""How a cohort's step comes by its losses and gradients, each client's exactly its own."""
+"""Compute the losses and gradients of a cohort's step, each client's exactly its own."""
 
 from typing import NamedTuple, Protocol
 

@@ -1,4 +1,4 @@
-"""Which code a run is of: hashes of the source files of the classes that made it."""
+"""Name the code of a run by hashes of the source files of the classes that made it."""
 
 import hashlib
 import importlib.util

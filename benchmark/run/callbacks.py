@@ -20,7 +20,7 @@ from benchmark.server import ServerRule
 def round_callbacks(
     recorder: Recorder, method: FederatedMethod, rule: ServerRule | None, delivery: Delivery | None, settings: Any
 ) -> list[Callback]:
-    """What makes the Trainer's epochs a recorded federation's rounds: recorder, server where one is given, progress.
+    """Return the callbacks of a recorded federation: recorder, server where one is given, progress.
 
     A progress bar among the callbacks that are given takes the place of the display of rounds.
 

@@ -137,7 +137,7 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """What a federation can do, and the arguments that are not the user's to give."""
+        """Return the subcommands of a federation, with the arguments that are not the user's to give."""
         data = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", "weights_only"}
         return {"fit": data, "validate": data, "test": data}
 
@@ -280,7 +280,7 @@ class FederatedCLI(LightningCLI):
 
     @property
     def delivery(self) -> Delivery | None:
-        """What ``--delivery`` puts between clients and server."""
+        """Return what ``--delivery`` puts between clients and server."""
         given = self.config_init.get(str(self.subcommand), self.config_init).get("delivery")
         return cast(Delivery | None, given)
 
@@ -339,7 +339,7 @@ class FederatedCLI(LightningCLI):
 
     @contextmanager
     def _saying_what_is_kept(self) -> Iterator[None]:
-        """What there is of a run that a signal ends."""
+        """Say what is kept of a run that a signal ends."""
         try:
             yield
         except BaseException as ended:  # Lightning makes an exit of an interrupt, or fails while it shuts down

@@ -1,4 +1,4 @@
-"""What a GPU's own errors, and those of full memory, mean for a run, in one line."""
+"""Explain a GPU's own errors, and those of full memory, in one line."""
 
 import re
 import traceback

@@ -53,7 +53,7 @@ OBJECTS = ("callbacks", "logger", "plugins")
 
 @dataclass(frozen=True, repr=False)
 class FinishedRun:
-    """What a run leaves behind.
+    """Run that has ended: its record, metrics and trained method.
 
     Attributes:
         method: as it was after the last round: its shared parameters hold the server's values.
@@ -248,7 +248,7 @@ def _read_as_options(trainer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is one that a configuration file can hold."""
+    """Return whether a value is one that a configuration file can hold."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | int | float)

@@ -1,4 +1,4 @@
-"""What ``lightning-cli`` reads, options and configuration files, and how it answers those that are wrong."""
+"""Read the options and configuration files of ``lightning-cli``, and answer wrong ones in a line."""
 
 import enum
 import inspect
@@ -171,7 +171,7 @@ class FederatedParser(LightningArgumentParser):
 
 
 def _is_of_lightning(named: Any) -> bool:
-    """Whether a class is Lightning's, or one's own callback or logger, which may take what Lightning's take."""
+    """Return whether a class is Lightning's, or one's own callback or logger, which may take what Lightning's take."""
     return inspect.isclass(named) and (
         issubclass(named, Callback | Logger) or named.__module__.partition(".")[0] == "lightning"
     )
@@ -182,7 +182,7 @@ def _is_union(hint: Any) -> bool:
 
 
 def _has_function(hint: Any) -> bool:
-    """Whether values of a type are functions, or hold some."""
+    """Return whether values of a type are functions, or hold some."""
     return Callable in (hint, get_origin(hint)) or any(map(_has_function, get_args(hint)))
 
 
@@ -208,7 +208,7 @@ class _RefusedError(ArgumentError):
         return _RefusedError([f"{place}.init_args.{name}" for name in self.options] or [place], self.reason, known)
 
     def __str__(self) -> str:
-        """What the command line prints."""
+        """Return what the command line prints."""
         if self.known is None:
             return f"{', '.join(self.options)}{': ' if self.options else ''}{self.reason}"
         option = _first_unknown(self.options[0], self.known)
@@ -226,7 +226,7 @@ def _first_unknown(given: str, known: Sequence[str]) -> str:
 
 
 def _instead(given: str, known: Sequence[str]) -> str:
-    """What to write in place of an option that does not exist: those like it, else all that stand there."""
+    """Suggest options in place of one that does not exist: those like it, else all that stand there."""
     for other, takes, suite in (("backbone", "clip", "digits_clip"), ("clip", "backbone", "digits")):
         if given == f"model.init_args.{other}" and f"model.init_args.{takes}" in known:
             return f"the method takes model.init_args.{takes}: take a suite for it, such as --config suites/{suite}"
@@ -259,7 +259,7 @@ _load = get_loader("yaml")
 
 
 def load(text: str) -> Any:
-    """What a value on the command line, or of a configuration file, stands for.
+    """Parse a value of the command line or of a configuration file.
 
     Raises:
         ConfigurationError: it means something else than its reader sees (see :func:`check_yaml`).

@@ -206,7 +206,7 @@ class Recorder(Callback):
             check_monitored(trainer)
 
     def _facts(self, trainer: Trainer, method: "FederatedMethod", found: Values) -> Numbers:
-        """What the server's rule and the delivery have reported of the last round; each client's goes to ``found``."""
+        """Return what rule and delivery have reported of the last round; each client's goes to ``found``."""
         if trainer.state.fn != TrainerFn.FITTING:
             return {}
         server, round = method.server, method.server.finished_rounds
@@ -221,7 +221,7 @@ class Recorder(Callback):
         return long_table(self.values, self.pooled) if self.run_dir is None else read_table(self.run_dir / PARTS)
 
     def _costs(self, trainer: Trainer, method: "FederatedMethod") -> Numbers:
-        """What a round of training has cost: what was sent, and seconds."""
+        """Return the costs of a round of training: what was sent, and seconds."""
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or not method.server.traffic.rounds:
             return {}
         began, now = self._evaluation_began, time.perf_counter()
@@ -347,7 +347,7 @@ class Recorder(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the evaluations so far are, the reports since the last one, the clock, configuration and code."""
+        """Return the evaluations so far, the reports since the last one, the clock, configuration and code."""
         state: dict[str, Any] = {
             "reports": self._reports.state_dict() if self._reports else {},
             "seconds": dict(self.seconds),

@@ -187,7 +187,7 @@ def trainer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_a(entry: Any, kind: type) -> bool:
-    """Whether an entry of a configuration names a class of this kind."""
+    """Return whether an entry of a configuration names a class of this kind."""
     named = locate(str(entry["class_path"] if isinstance(entry, dict) else entry))
     return isinstance(named, type) and issubclass(named, kind)
 
@@ -229,7 +229,7 @@ def data_of_run(arguments: Sequence[str]) -> "FederatedDataModule":
 
 
 def _data_parser() -> "FederatedParser":
-    """What reads the arguments of the datamodule alone."""
+    """Return a parser of the datamodule's arguments alone."""
     from jsonargparse import ActionConfigFile
 
     import datamodules  # noqa: F401  (makes sources and partitions known by their short names)

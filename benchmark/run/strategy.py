@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: Seconds that the others are given to end after one has.
 GRACE = 10.0
 
-#: Whether this process has others to talk to.
+#: Return whether this process has others to talk to.
 _connected = False
 
 
@@ -63,7 +63,7 @@ class RanksStrategy(Strategy):
 
     @property
     def environment(self) -> ClusterEnvironment:
-        """What has started the processes, from Lightning."""
+        """Return what has started the processes, from Lightning."""
         assert self.cluster_environment is not None
         return self.cluster_environment
 
@@ -84,7 +84,7 @@ class RanksStrategy(Strategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process writes and prints."""
+        """Return whether this process writes and prints."""
         return self.global_rank == 0
 
     @property

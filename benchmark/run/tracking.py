@@ -1,4 +1,4 @@
-"""What the Trainer's loggers are told: the configuration, every round, the clients, the partition, and the record."""
+"""Tell the Trainer's loggers the configuration, every round, the clients, the partition, and the record."""
 
 import math
 import re
@@ -152,7 +152,7 @@ def flattened(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def sent(row: Sequence[int]) -> Numbers:
-    """What travelled in a round, of all its clients together.
+    """Return what travelled in a round, of all its clients together.
 
     Args:
         row: see :class:`benchmark.engine.communication.Traffic`.

@@ -1,4 +1,4 @@
-"""What every case of the speed measurements shares: synthetic images, a timed fit, the machine's own peak, the table.
+"""Share among all speed measurements: synthetic images, a timed fit, the machine's own peak, the table.
 
 Only ratios within one run on one machine mean anything elsewhere. Each figure is the best of its repetitions: what
 disturbs a measurement only ever makes it slower.
@@ -306,7 +306,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """What a table shows of a row."""
+    """Return the cells of a row in a table."""
     return (
         row.what,
         row.work,

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: the networks' arithmetic, the engine around it, Lightning around that."""
+"""Divide the time of a round among the networks' arithmetic, the engine around it, and Lightning around that."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -60,12 +60,12 @@ class Stopwatch(Callback):
         self._since = moment
 
     def enter(self, part: str) -> None:
-        """What follows belongs to ``part``, until ``leave``."""
+        """Book the time that follows to ``part``, until ``leave``."""
         self._book()
         self._inside.append(part)
 
     def leave(self) -> None:
-        """What follows belongs to the part before."""
+        """Book the time that follows to the part before."""
         self._book()
         self._inside.pop()
 
@@ -154,7 +154,7 @@ class LastRound(Callback):
 
 
 def waits_inside(events: Sequence[FunctionEvent], name: str) -> tuple[int, int]:
-    """How often the CPU waited for the device, and how often it copied from it, within the ranges of this name."""
+    """Count how often the CPU waited for the device and copied from it, within the ranges of this name."""
     ranges = [e.time_range for e in events if e.name == name and e.device_type == DeviceType.CPU]
     inside = [
         event

@@ -1,4 +1,4 @@
-"""What the engine is to reach, and what it reaches here: its own cost, against plain loops, and recorded steps.
+"""Compare the engine with its targets: its own cost, plain loops, and recorded steps.
 
 The host's time is the process's CPU time with one thread, of pfl-research's CIFAR-10 setting (50 clients with five
 steps each) with tiny tensors, so that next to no arithmetic is in it. On a GPU a published benchmark is run whole, and

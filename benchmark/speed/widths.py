@@ -1,4 +1,4 @@
-"""What stepping clients together brings: seconds of a client's step by cohort width, and what unequal clients waste."""
+"""Measure a client's step by cohort width, and what unequal clients waste."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a table is, as its YAML in ``configs/tables/`` says.
+"""Read and check a table's YAML, as in ``configs/tables/``.
 
 Paths in a table are relative to the folder the command is started in, the repository's root::
 
@@ -73,7 +73,7 @@ Summary = Literal["last", "last10", "best_on_test"]
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class PaperNumber:
-    """Which published number stands beside a column: columns ``dataset``, ``setting``, ... of the paper's CSV."""
+    """Published number that stands beside a column: columns ``dataset``, ``setting``, ... of the paper's CSV."""
 
     dataset: str
     setting: str

@@ -1,4 +1,4 @@
-"""Which client holds which images: one protocol a file.
+"""Partitions of images over clients: one protocol a file.
 
 The functions are pure: labels and a generator in, one index array per client out. The classes carry their arguments
 from a config and apply the functions to a pool of images. What the published code does beyond its paper is said at each

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmark.ranges import Concentration, NumClients, PositiveInt
-from datamodules.partition.dirichlet import dirichlet_cuts
+from datamodules.partition.dirichlet_shared import dirichlet_shared
 from datamodules.partition.partition import Partition
 from datamodules.partition.splits import ClientSplits
 from datamodules.source import ImagePool
@@ -12,7 +12,8 @@ from datamodules.source import ImagePool
 class QuantitySkew(Partition):
     """Quantity skew (Li et al., ICDE 2022): sizes by ``p ~ Dir(alpha 1_N)``, images at random whatever their class.
 
-    One draw of p cuts the shuffled train images and the shuffled test images, which stay apart.
+    ``DirichletShared`` of one class that all images are of: one draw of p cuts the shuffled train images and the
+    shuffled test images, which stay apart.
 
     Args:
         alpha: concentration; smaller is more skewed.
@@ -37,9 +38,7 @@ class QuantitySkew(Partition):
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the shares and cut both sides by them."""
-        test = pool.test.numpy()
-        sides = [np.flatnonzero(~test), np.flatnonzero(test)]
-        sizes = np.array([[len(side)] for side in sides])  # as if all images were of one class
-        cuts = next(dirichlet_cuts(sizes, self.num_clients, self.alpha, self.min_size, self.max_retries, rng))
-        train, tested = (np.split(rng.permutation(side), ends[0, 1:-1]) for side, ends in zip(sides, cuts, strict=True))
-        return ClientSplits(train, tested)
+        one_class = np.zeros(len(pool.labels), dtype=np.int64)
+        return dirichlet_shared(
+            one_class, pool.test.numpy(), self.num_clients, self.alpha, self.min_size, self.max_retries, rng
+        )

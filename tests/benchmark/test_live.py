@@ -161,19 +161,30 @@ def test_clients_over_bytes_are_those_of_the_simulation(conf: str) -> None:
 
 
 def test_a_client_that_is_started_again_goes_on_from_its_kept_state() -> None:
-    whole, broken = Live("FedBABU", *OPTIONS), Live("FedBABU", *OPTIONS)
+    whole, broken = Live("FedPer", *OPTIONS), Live("FedPer", *OPTIONS)
     whole.round(1)
     broken.round(1)
     for number, client in list(broken.clients.items()):
         kept = load(save(client.state()))
+        assert kept
         broken.clients[number] = broken.client(number)
         broken.clients[number].restore(kept)
     for live in (whole, broken):
         live.round(2)
     for name, value in whole.shared.items():
         assert torch.equal(value, broken.shared[name])
-    with pytest.raises(ConfigurationError, match="the kept state is of another method than FedBABU: it holds x; exp"):
-        whole.clients[0].restore({"x": torch.ones(1)})
+    for number, client in whole.clients.items():
+        assert_same(client.state(), broken.clients[number].state())
+    state = whole.clients[0].state()
+    name = min(state)
+    for wrong, said in [
+        (state | {"x": torch.ones(1)}, r"x is \(\(1,\), torch.float32\); expected nothing of that name"),
+        ({n: v for n, v in state.items() if n != name}, rf"{name} is not there; expected \("),
+        (state | {name: state[name].flatten()[:1]}, rf"{name} is \(\(1,\), torch.float32\); expected \("),
+        (state | {name: state[name].double()}, rf"{name} is \(.*torch.float64\); expected \(.*torch.float32\)"),
+    ]:
+        with pytest.raises(ConfigurationError, match=f"the kept state is of another method than FedPer: {said}"):
+            whole.clients[0].restore(wrong)
 
 
 def test_a_client_that_cannot_be_one_is_told_before_it_trains() -> None:
@@ -182,6 +193,10 @@ def test_a_client_that_cannot_be_one_is_told_before_it_trains() -> None:
     terms, own = data.federation.terms, own_images(data, 0)
     with pytest.raises(ConfigurationError, match="client 11 is none of this federation's 11, from 0"):
         LocalClient(method, 11, own, terms, 1)
+    other = own_images(data, 0)
+    other.pool.labels[2] = 8
+    with pytest.raises(ConfigurationError, match=r"client 0 has images of classes \d to 8, and the federation"):
+        LocalClient(method, 0, other, terms, 1)
     own.train = np.tile(own.train, 9)
     with pytest.raises(ConfigurationError, match="client 0 trains on 45 images, and the federation's terms say"):
         LocalClient(method, 0, own, terms, 1)

@@ -1,4 +1,4 @@
-"""What frozen parts make of images, kept."""
+"""Keep the features that frozen parts make of images."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What a step needs of chance."""
+"""Draw the noise of a step, for each client on a key of its own."""
 
 from collections.abc import Sequence
 

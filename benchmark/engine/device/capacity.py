@@ -1,4 +1,4 @@
-"""How many clients fit into a step together."""
+"""Choose how many clients are stepped together, by memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What memory is free, and what operations take of it."""
+"""Measure free memory, and the memory that operations take."""
 
 import os
 import sys

@@ -75,7 +75,7 @@ class PlacedStore(ClientStore):
 
     @property
     def on_device(self) -> bool:
-        """Whether the rows lie where the method does, not in host memory."""
+        """Return whether the rows lie where the method does, not in host memory."""
         return any(rows.device.type != "cpu" for rows in self.buffers())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -1,4 +1,4 @@
-"""What cannot be done for many clients at once, told to a method's author in one line, with the author's own place."""
+"""Tell a method's author in one line, with the author's own place, what cannot be done for many clients at once."""
 
 import inspect
 import linecache

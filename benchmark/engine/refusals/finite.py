@@ -1,4 +1,4 @@
-"""Whether numbers are numbers: what a client that diverged, or whose images are damaged, leaves behind is not."""
+"""Check tensors for NaN and infinity, client by client: clients diverge, and images are damaged."""
 
 from collections.abc import Sequence
 

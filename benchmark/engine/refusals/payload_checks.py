@@ -1,4 +1,4 @@
-"""What travels between clients and a server's rule is checked: what it sends and makes, what they report."""
+"""Check what travels between clients and a server's rule: broadcasts, uploads, new values, reports."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Which callbacks of the Trainer a federated run can have: those that look, and none that trains in another way."""
+"""Admit callbacks of the Trainer that look on, and refuse those that train in another way."""
 
 from pydoc import locate
 from typing import Any

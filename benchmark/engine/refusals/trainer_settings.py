@@ -1,4 +1,4 @@
-"""Which of the Trainer's settings a federated run can have: ranks, whole rounds, evaluations to record."""
+"""Check the Trainer's settings: ranks, whole rounds, evaluations to record."""
 
 import os
 import warnings

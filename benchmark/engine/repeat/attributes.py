@@ -1,4 +1,4 @@
-"""What a method's modules hold besides the numbers in their tensors: whether any of it has changed."""
+"""Notice changes of what a method's modules hold besides the numbers in their tensors."""
 
 import sys
 from collections import deque
@@ -33,8 +33,8 @@ OPAQUE = (nn.Module, Tensor, type, FunctionType, MethodType, ModuleType, PurePat
 class Attributes:
     """Remembers the attributes of a module and its submodules, by stage, and sees when one is another.
 
-    Containers, data classes and arrays are what they were if what they hold is; other objects if they are the same ones
-    and hold the same; tensors, modules, functions and what libraries have made if they are the same ones.
+    Containers, data classes and arrays are compared by content; tensors, modules, functions and objects of libraries by
+    identity; other objects by both.
 
     Args:
         method: the module.
@@ -47,7 +47,7 @@ class Attributes:
         self._known: dict[Stage, tuple[_Held, list[Any]]] = {}
 
     def unchanged(self, stage: Stage) -> bool:
-        """Whether all is as when the stage was last asked about; what is new is remembered."""
+        """Return whether all is as when the stage was last asked about; what is new is remembered."""
         held, known = self._known.get(stage, (None, []))
         if held is not None and held.untouched():
             return True
@@ -90,7 +90,7 @@ class _Held:
         self._objects = list(self._now())
 
     def untouched(self) -> bool:
-        """Whether the same objects are in the same places."""
+        """Return whether the same objects are in the same places."""
         if not self._certain or any(self._empty) or self._now_lengths() != self._lengths:
             return False
         return all(map(is_, self._now(), self._objects))
@@ -104,7 +104,7 @@ class _Held:
 
 
 class _Copy(NamedTuple):
-    """What an object held; the object itself too, where another one with the same contents is not the same."""
+    """Copy of what an object held, with the object where another of the same contents is not the same."""
 
     kind: type
     of: Any
@@ -112,7 +112,7 @@ class _Copy(NamedTuple):
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value may change in itself and is no container: an array, a data class, an object with attributes."""
+    """Return whether a value may change in itself and is no container: an array, a data class, an object."""
     if value is None or isinstance(value, (*PLAIN, *OPAQUE, *CONTAINERS)):
         return False
     if isinstance(value, np.ndarray) or is_dataclass(value):
@@ -157,7 +157,7 @@ def _kept(value: Any, made: dict[int, _Copy]) -> Any:
 
 
 def _same(value: Any, kept: Any, compared: set[tuple[int, int]]) -> bool:
-    """Whether a value is as it was when ``_kept`` returned this of it; ``compared``: what holds itself, once."""
+    """Return whether a value is as when ``_kept`` returned this of it; ``compared``: what holds itself, once."""
     if not isinstance(kept, _Copy):
         return value is kept or (isinstance(kept, PLAIN) and type(value) is type(kept) and bool(value == kept))
     if type(value) is not kept.kind or (kept.of is not None and value is not kept.of):

@@ -27,7 +27,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Layout":
-        """That of a tensor."""
+        """Return the layout of a tensor."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it is attention without dropout, for which torch says that it draws, whatever is to be dropped."""
+    """Return whether it is attention without dropout, of which torch says that it draws in any case."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     share = given.get("dropout_p", 0.0)
@@ -105,7 +105,7 @@ def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _of_positions(func: Any, args: Any) -> bool:
-    """Whether it takes elements at positions: as many as there are, while a mask would be counted first."""
+    """Return whether it takes elements at positions: as many as there are, while a mask would be counted first."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])

@@ -41,7 +41,7 @@ def as_recorded() -> Iterator[None]:
 
 
 def repeats(run: Callable[[], Made]) -> bool:
-    """Whether operations give the same bits a second time; some kernels of a GPU add in an order that changes."""
+    """Return whether operations give the same bits twice; some kernels of a GPU add in an order that changes."""
     first = tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, run())
     return equal(first, run())
 
@@ -81,7 +81,7 @@ def recorded(as_written: AsWritten, cohort: Cohort, step: Step, batch: MiniBatch
 
 
 def equal(made: Made, again: Made) -> bool:
-    """Whether every number is equal, bit for bit; where one is no number, the other is none."""
+    """Return whether every number is equal, bit for bit, NaN to NaN."""
     first, of = tree_flatten(made)
     second, like = tree_flatten(again)
     return of == like and all(

@@ -1,4 +1,4 @@
-"""What recorded operations share memory: views, and the results that they lie in."""
+"""Find recorded operations that share memory: views, and the results that they lie in."""
 
 from operator import getitem
 from typing import Any
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def writes(node: Node) -> bool:
-    """Whether an operation writes into its first argument; taking one of several results does not."""
+    """Return whether an operation writes into its first argument; taking one of several results does not."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
