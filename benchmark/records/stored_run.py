@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
-from benchmark.metrics import STATISTICS
+from benchmark.metrics import POOLED_CLIENT, STATISTICS
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
 from benchmark.records.record_file import FILES, LARGEST, file_entry, read_record
@@ -134,7 +134,7 @@ class StoredRun:
         """
         later = self.metrics[self.metrics["round"] > 0]
         trained = set(later.loc[(later["split"] == "train") & (later["metric"] == "loss"), "client"])
-        scored = set(later.loc[(later["split"] != "train") & (later["point"] == "local"), "client"])
+        scored = set(later.loc[(later["split"] != "train") & (later["point"] == "local"), "client"]) - {POOLED_CLIENT}
         return sorted(scored - trained) if trained and self.record.corrected is None else []
 
     def _of_config(self) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from benchmark.masked import IGNORE
 from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, metrics_of
 from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
-from benchmark.records.stored_run import verify_record
+from benchmark.records.stored_run import stored_run, verify_record
 from benchmark.run.cli import main
 
 LOGITS = [
@@ -148,7 +148,7 @@ def test_a_clinical_run_has_them_in_its_files_and_a_basic_one_none(
     monkeypatch.chdir(tmp_path)
     configs = [f"--config={CONF / name}" for name in ("base.yaml", "HeadTune.yaml")]
     for run, options in {"basic": [], "clinical": ["--data.metrics=clinical"]}.items():
-        main(["fit", *configs, "--trainer.max_epochs=1", f"--run_dir={run}", *options])
+        main(["fit", *configs, "--trainer.max_epochs=1", "--data.evaluate_local=true", f"--run_dir={run}", *options])
     tables: dict[str, Any] = {run: read_table(tmp_path / run / "metrics.parquet") for run in ("basic", "clinical")}
     more = set(tables["clinical"]["metric"]) - set(tables["basic"]["metric"])
     assert more == set(EXPECTED)
@@ -156,5 +156,6 @@ def test_a_clinical_run_has_them_in_its_files_and_a_basic_one_none(
     assert alike.astype(str).equals(tables["basic"].astype(str))
     assert set(tables["clinical"].loc[tables["clinical"]["client"] == POOLED_CLIENT, "metric"]) == more
     assert verify_record(tmp_path / "clinical") == []
+    assert stored_run(tmp_path / "clinical").untrained == stored_run(tmp_path / "basic").untrained
     entry = read_record(tmp_path / "clinical").summary["server"]["test"]["brier"]
     assert 0 < entry["last"]["average"] <= entry["last"]["worst"] <= 2

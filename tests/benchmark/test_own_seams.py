@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from benchmark.records.metrics_table import read_table
+from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 
@@ -51,7 +52,13 @@ OWN = {
 }
 TABLE = {
     "title": "Two rows",
-    "presets": {"demo": {"seeds": [3], "data": [{"name": "digits", "label": "Digits", "suite": "digits"}]}},
+    "presets": {
+        "demo": {
+            "seeds": [3],
+            "overrides": ["--trainer.max_epochs=2"],
+            "data": [{"name": "digits", "label": "Digits", "suite": "digits"}],
+        }
+    },
     "rows": [
         {"label": "As published", "name": "plain", "method": "fedavg", "point": "server"},
         {"label": "With ours", "name": "ours", "method": "fedavg", "point": "server", "configs": ["own.yaml"]},
@@ -88,7 +95,15 @@ def done(folder: Path, *arguments: str) -> str:
 def fit(method: str, run: str, *options: str) -> tuple[str, ...]:
     """The command of a run."""
     configs = (f"--config=methods/{method}", "--config=suites/digits", "--config=own.yaml")
-    return ("benchmark.run.cli", "fit", *configs, "--trainer.max_epochs=3", f"--run_dir={run}", *options)
+    return (
+        "benchmark.run.cli",
+        "fit",
+        *configs,
+        "--trainer.max_epochs=3",
+        "--data.cohort_width=2",
+        f"--run_dir={run}",
+        *options,
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedpg"])
@@ -102,27 +117,36 @@ def test_a_run_on_two_ranks_and_one_that_is_killed_end_as_the_plain_one(method: 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     done(folder, *fit(method, "killed", f"--ckpt_path={checkpoint}"))
-    states = {}
+    states, facts = {}, {}
     for run in ("one", "two", "killed"):
         record = read_record(folder / run)
         assert record.server.startswith("seams.Halved(")
         assert verify_record(folder / run) == []
-        assert "moved" in read_table(folder / run / "metrics.parquet")["metric"].unique()
+        assert record.facts is not None
+        facts[run] = record.facts["moved"]
         states[run] = torch.load(folder / run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     for run in ("two", "killed"):
         pd.testing.assert_frame_equal(
             read_table(folder / run / "metrics.parquet"), read_table(folder / "one" / "metrics.parquet")
         )
+        assert facts[run] == facts["one"]
+        assert list(facts[run]) == ["1", "2", "3"]
         for name, value in states["one"].items():
             assert torch.equal(states[run][name], value), (run, name)
 
 
+def records(folder: Path) -> list[RunRecord]:
+    """The records of all finished runs."""
+    return [read_record(path.parent) for path in folder.glob("runs/*/record.json")]
+
+
 def test_a_row_of_a_table_has_them_untuned_and_tuned(folder: Path) -> None:
-    said = done(folder, "benchmark.commands", "table", "two.yaml")
-    assert "Halved" in said
+    assert "Halved" in done(folder, "benchmark.commands", "table", "two.yaml")
+    untuned = records(folder)
+    assert {record.server for record in untuned} == {
+        "benchmark.server.ServerRule",
+        "seams.Halved(benchmark.server.ServerRule)",
+    }
+    assert len({record.summary["server"]["test"]["loss"]["last"]["average"] for record in untuned}) == 2
     done(folder, "benchmark.commands", "tune", "two.yaml", "--trials=2", "--rounds=1", "--seeds=0")
-    records = [read_record(path.parent) for path in folder.glob("runs/*/record.json")]
-    ours = [record for record in records if record.server.startswith("seams.Halved(")]
-    assert {bool(record.tuning) for record in ours} == {False, True}
-    values = {record.server: record.summary["server"]["test"]["accuracy"]["last"]["average"] for record in records}
-    assert len(values) == 2
+    assert {record.server for record in records(folder) if record.tuning} == {record.server for record in untuned}
