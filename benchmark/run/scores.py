@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better
+from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, metrics_of
 from benchmark.records.words import POINT_WORDS, metric_number, unit_of
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
+
+#: Metrics in one printed table: so many can be read in a terminal of 80 columns.
+SIDE_BY_SIDE = 4
 
 Key = tuple[int, str, str, str]
 #: per round, point, split and metric: one value per client
@@ -40,7 +43,7 @@ def long_table(found: Values, pooled: Mapping[Key, float] = {}) -> "pd.DataFrame
     ]
     named = ("round", "point", "split", "metric", "client", "value")
     rows = [(*key, POOLED_CLIENT, value) for key, value in sorted(pooled.items())]
-    parts += [pd.DataFrame([row], columns=named) for row in rows]
+    parts += [pd.DataFrame(rows, columns=named)] if rows else []
     table = pd.concat(parts, ignore_index=True)
     # A client that did not take part has nothing to report, and a metric that is not defined has no row.
     sometimes = [metric.name for metric in METRICS.values() if not metric.always_defined]
@@ -72,19 +75,28 @@ def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) ->
 
 
 def print_scores(found: Values, client_names: list[str]) -> None:
-    """Print for each split and point a table of clients x metrics, of the last evaluation."""
+    """Print for each split and point a table of clients x metrics, of the last evaluation; several of many metrics."""
+    basic = {metric.name for metric in metrics_of("basic")}
+    for point, split in sorted({(p, s) for _, p, s, _ in found}):
+        columns = {m: v for (_, p, s, m), v in sorted(found.items()) if (p, s) == (point, split)}
+        known = ~columns[EVALUATED].isnan() if EVALUATED in columns else torch.ones(len(client_names), dtype=torch.bool)
+        names = sorted(columns, key=lambda metric: metric not in basic)
+        for start in range(0, len(names), SIDE_BY_SIDE):
+            shown = {name: columns[name] for name in names[start : start + SIDE_BY_SIDE]}
+            _print_table(f"{split} images, {POINT_WORDS[point]}", shown, client_names, known)
+
+
+def _print_table(title: str, columns: Mapping[str, torch.Tensor], client_names: list[str], known: torch.Tensor) -> None:
+    """Print one table; ``known`` [N] says who was evaluated."""
     from rich.console import Console
     from rich.table import Table
 
-    for point, split in sorted({(p, s) for _, p, s, _ in found}):
-        table = Table(title=f"{split} images, {POINT_WORDS[point]}")
-        table.add_column("client")
-        columns = {m: v for (_, p, s, m), v in sorted(found.items()) if (p, s) == (point, split)}
-        for metric in columns:
-            table.add_column(metric.replace("_", " ") + unit_of(metric), justify="right")
-        for client, name in enumerate(client_names):
-            known = not columns[EVALUATED][client].isnan() if EVALUATED in columns else True
-            shown = (metric_number(float(values[client]), m) if known else "" for m, values in columns.items())
-            table.add_row(name, *shown)
-        table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))
-        Console().print(table)
+    table = Table(title=title)
+    table.add_column("client")
+    for metric in columns:
+        table.add_column(metric.replace("_", " ") + unit_of(metric), justify="right")
+    for client, name in enumerate(client_names):
+        shown = (metric_number(float(values[client]), m) if known[client] else "" for m, values in columns.items())
+        table.add_row(name, *shown)
+    table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))
+    Console().print(table)

@@ -18,6 +18,7 @@ from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import stored_run, verify_record
 from benchmark.run.cli import main
+from benchmark.run.scores import print_scores
 
 LOGITS = [
     *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
@@ -159,3 +160,15 @@ def test_a_clinical_run_has_them_in_its_files_and_a_basic_one_none(
     assert stored_run(tmp_path / "clinical").untrained == stored_run(tmp_path / "basic").untrained
     entry = read_record(tmp_path / "clinical").summary["server"]["test"]["brier"]
     assert 0 < entry["last"]["average"] <= entry["last"]["worst"] <= 2
+
+
+def test_many_metrics_are_printed_in_tables_that_a_narrow_terminal_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_scores({(1, "server", "test", m): v for m, v in scored().compute().items()}, ["north", "south", "east"])
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.count("test images, after aggregation") == 3
+    assert all(metric.replace("_", " ") in said for metric in METRICS)
