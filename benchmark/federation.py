@@ -118,6 +118,9 @@ class Uploads:
         received: per name of ``values`` that the server had sent, [S, ...], what these clients began with; a copy is
             needed of what is kept beyond the round.
         started: int64 [S], the round whose broadcast an upload answers.
+        misfits: messages that are no row of ``values``, of another shape for example, as they came, by client; a
+            delivery that validates refuses them, and without one the run ends.
+        now: the server's shared values, for a delivery that hands over uploads of rounds before.
     """
 
     clients: tuple[int, ...]
@@ -125,6 +128,8 @@ class Uploads:
     weights: Tensor
     received: Values = field(default_factory=dict)
     started: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    misfits: Mapping[int, Values] = field(default_factory=dict)
+    now: Values = field(default_factory=dict)
 
     @classmethod
     def gathered(cls, parcels: Sequence[Parcel], sizes: Mapping[int, int], number: int = 1) -> "Uploads":
@@ -154,6 +159,29 @@ class Uploads:
         none = {name: value.new_zeros(0, *value.shape) for name, value in like.items()}
         return cls((), none, torch.zeros(0, dtype=torch.float64), dict(none))
 
+    @classmethod
+    def alone(cls, client: int, values: Values, received: Values, number: int) -> "Uploads":
+        """Return an upload of one client.
+
+        Args:
+            client: its id.
+            values: per name [1, ...].
+            received: per name what it began with, without the dimension of clients.
+            number: of the round.
+        """
+        began = {name: value.unsqueeze(0) for name, value in received.items()}
+        return cls((client,), values, torch.ones(1, dtype=torch.float64), began, torch.full((1,), number))
+
+    def with_values(self, values: Values) -> "Uploads":
+        """Return the same uploads with other values of the same names and shapes."""
+        return replace(self, values=values)
+
+    def without(self, places: Iterable[int], misfits: Mapping[int, Values]) -> "Uploads":
+        """Leave out the rows at these places; ``misfits`` are messages in their stead."""
+        gone = set(places)
+        rest = self.of([place for place in range(len(self.clients)) if place not in gone]) if gone else self
+        return replace(rest, misfits=dict(misfits))
+
     def only(self, names: Iterable[str]) -> "Uploads":
         """Keep the tensors of these names."""
         chosen = tuple(names)
@@ -169,6 +197,8 @@ class Uploads:
             self.weights[rows],
             {name: value[rows] for name, value in self.received.items()},
             self.started[rows] if len(self.started) else self.started,
+            self.misfits,
+            self.now,
         )
 
     def updates(self) -> Values:

@@ -27,7 +27,7 @@ FLOORS = (
         "benchmark.drawing",
     ),
     ("benchmark.federation", "benchmark.server", "benchmark.delivery", "benchmark.client_store", "benchmark.contract"),
-    ("benchmark.privacy",),
+    ("benchmark.privacy", "benchmark.robust", "benchmark.faults"),
     ("benchmark.backbones",),
     ("benchmark.engine",),
     ("benchmark.method", "benchmark.live"),

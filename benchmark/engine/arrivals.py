@@ -1,6 +1,7 @@
 """Collect what the clients of a round send, and have the server's rule make new values of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from benchmark.delivery import Delivery
 from benchmark.engine.communication import Traffic
@@ -86,7 +87,7 @@ class Arrivals:
             sent = () if overrides(simulation.method, "message") else simulation.uploaded
             nothing = {name: simulation.parameters[name].detach() for name in sent}
             uploads = Uploads.nobody(nothing)
-        arrived = delivery.arrive(round, uploads)
+        arrived = delivery.arrive(round, replace(uploads, now=shared))
         check_arrived(arrived, delivery, uploads, round)
         self.void = not arrived.clients and rule.empty_rounds == "void"
         if self.void:

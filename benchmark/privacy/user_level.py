@@ -25,7 +25,7 @@ ADAPTION = 0.2
 COVERED = "the shared tensors after every round, and whatever is computed from them alone"
 NOT_COVERED = (
     "personal tensors, and predictions made with them",
-    "losses, accuracies, counts and the share of clipped updates that this run reports",
+    "losses, accuracies, counts, the share of clipped updates and predictions of single images that this run keeps",
     "numbers of images, of classes and of local steps of each client, partition files, lists of classes",
     "the choice of hyper-parameters, the clipping norm among them",
     "initial values that were derived from these images",
@@ -244,10 +244,7 @@ class UserLevelPrivacy(WrappedRule):
             mean[name] = (value.double() + total / self.mechanism.participants).to(value.dtype).unsqueeze(0)
         if self.clip_quantile is not None:
             self._adapt_norm(round)
-        received = {name: value.unsqueeze(0) for name, value in shared.items()}
-        somebody = self.terms.training_clients[:1]
-        one = torch.ones(1, dtype=torch.float64)
-        return Uploads(somebody, mean, one, received, torch.full((1,), round.number))
+        return Uploads.alone(self.terms.training_clients[0], mean, shared, round.number)
 
     def _local(self, round: Round, uploads: Uploads) -> Uploads:
         """Return every client's upload, clipped and noised, all of the same weight."""

@@ -15,32 +15,12 @@ from torch import Tensor
 from benchmark.delivery import Delivery, Departure
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
+from benchmark.faults import Dropouts
 from benchmark.federation import Facts, Parcel, Round, Terms, Uploads, Values
 from benchmark.run.strategy import RanksStrategy
-from benchmark.seeds import numpy_generator
 from benchmark.server import ServerRule, WrappedRule
 
-POINTS = ("reached", "trained", "sent")
-
-
-class Dropouts(Delivery):
-    """Clients drop out with a probability, on a draw of their own: before they are reached, train or send."""
-
-    def __init__(self, share: float, point: str = "sent", inner: Delivery | None = None) -> None:
-        super().__init__(inner)
-        self.share, self.point = share, point
-
-    def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
-        before = super().depart(round, clients)
-        draws = {c: numpy_generator(round.seed, "drop", round.number, c).random() for c in clients}
-        kept = tuple(c for c in clients if draws[c] >= self.share)
-        self.lost = len(clients) - len(kept)
-        at = POINTS.index(self.point)
-        cut = {name: tuple(c for c in getattr(before, name) if c in kept) for name in POINTS[at:]}
-        return replace(before, **cut)
-
-    def report(self, round: Round) -> Facts:
-        return super().report(round) | {"lost": self.lost}
+POINTS = ("before_download", "after_download", "after_training")
 
 
 class OneLate(Delivery):
@@ -84,27 +64,27 @@ def run(conf: str, delivery: Delivery | None, rounds: int = 2, rule: ServerRule 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("conf", ["FedPer", "PFedPG"])
 def test_nobody_who_drops_out_leaves_the_run_as_it_is(conf: str, point: str) -> None:
-    plain, made = run(conf, None), run(conf, Dropouts(0.0, point))
+    plain, made = run(conf, None), run(conf, Dropouts(0.0, point=point))
     expected = learned(plain)
     for name, value in learned(made).items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0, equal_nan=True)
     assert made.server.traffic.rounds == plain.server.traffic.rounds
-    assert made.server.facts == {"lost": {1: 0.0, 2: 0.0}}
+    assert made.server.facts == {"dropped_out": {1: 0.0, 2: 0.0}}
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_round_in_which_nothing_arrives_is_void(point: str) -> None:
     start = run("FedPer", None, rounds=0)
     with pytest.warns(UserWarning, match="round 1 is void: n"):
-        made = run("FedPer", Dropouts(1.0, point))
+        made = run("FedPer", Dropouts(1.0, point=point))
     for name in made.roles.shared:
         assert torch.equal(made.get_parameter(name), start.get_parameter(name))
     assert made.server.facts["void"] == {1: 1.0, 2: 1.0}
     assert made.server.finished_rounds == 2
     counted = [(row[1] > 0, row[2] > 0) for row in made.server.traffic.rounds]
-    assert counted == [(point != "reached", False)] * 2, "bytes down, bytes up"
+    assert counted == [(point != "before_download", False)] * 2, "bytes down, bytes up"
     own, before = made.store.all_rows(made.roles.personal[0]), start.store.all_rows(start.roles.personal[0])
-    assert torch.equal(own, before) is (point != "sent"), "who trains keeps what it has learned"
+    assert torch.equal(own, before) is (point != "after_training"), "who trains keeps what it has learned"
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -116,7 +96,7 @@ def test_a_client_that_drops_out_changes_nothing_for_the_others(point: str) -> N
             seen.append(uploads)
             return super().aggregate(round, shared, uploads)
 
-    plain, made = run("FedPer", None, 1, Noting()), run("FedPer", Dropouts(0.4, point), 1, Noting())
+    plain, made = run("FedPer", None, 1, Noting()), run("FedPer", Dropouts(0.4, point=point), 1, Noting())
     every, some = seen
     assert set(some.clients) < set(every.clients)
     places = [every.clients.index(client) for client in some.clients]
@@ -124,9 +104,9 @@ def test_a_client_that_drops_out_changes_nothing_for_the_others(point: str) -> N
         assert torch.equal(value, every.values[name][places])
     shared = {name: plain.server.rule.terms and value for name, value in some.received.items()}
     assert all(torch.equal(rows[0], rows[-1]) for rows in shared.values())
-    assert made.server.facts["lost"][1] == len(every.clients) - len(some.clients)
+    assert made.server.facts["dropped_out"][1] == len(every.clients) - len(some.clients)
     trained = made.store.all_rows("participated").bool()
-    assert trained.sum() == (len(every.clients) if point == "sent" else len(some.clients))
+    assert trained.sum() == (len(every.clients) if point == "after_training" else len(some.clients))
 
 
 def test_late_uploads_join_from_where_the_server_is_and_survive_a_resume(tmp_path: Path) -> None:
@@ -146,7 +126,9 @@ def test_late_uploads_join_from_where_the_server_is_and_survive_a_resume(tmp_pat
 FEW = ("--data.cohort_width=2", "--data.partition.init_args.num_clients=7", "--data.clients_per_round=5")
 
 
-@pytest.mark.parametrize("delivery", [lambda: Dropouts(0.4), lambda: Dropouts(0.4, "reached", OneLate()), OneLate])
+@pytest.mark.parametrize(
+    "delivery", [lambda: Dropouts(0.4), lambda: Dropouts(0.4, None, "before_download", OneLate()), OneLate]
+)
 def test_the_number_of_ranks_changes_no_bit_of_what_arrives(delivery: Callable[[], Delivery]) -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> Any:
         whole = WholeStore()
@@ -206,7 +188,7 @@ def test_what_a_rule_reports_is_in_record_metrics_and_averages() -> None:
     )
     assert run.record.facts is not None
     assert run.record.facts["epsilon"] == {"1": 0.5, "2": 1.0}
-    assert set(run.record.facts) == {"epsilon", "lost"}
+    assert set(run.record.facts) == {"epsilon", "dropped_out"}
     assert run.record.delivery == "Dropouts"
     table = run.metrics
     rows = table[(table["point"] == "server") & (table["split"] == "train") & (table["metric"] == "weight")]
@@ -220,7 +202,7 @@ def test_what_a_rule_reports_is_in_record_metrics_and_averages() -> None:
     [
         ({"epsilon": float("inf")}, "'epsilon' = inf; expected a finite number"),
         ({"weight": torch.zeros(3)}, r"'weight' of shape \(3,\); expected a number, or \(11,\): one a client"),
-        ({"lost": 1.0}, "'lost' which another one reports, too"),
+        ({"dropped_out": 1.0}, "'dropped_out' which another one reports, too"),
     ],
 )
 def test_reports_that_cannot_be_recorded_are_refused(given: Facts, said: str) -> None:

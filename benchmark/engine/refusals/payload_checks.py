@@ -111,9 +111,16 @@ def check_arrived(arrived: Uploads, delivery: Delivery, sent: Uploads, round: Ro
 
     Raises:
         ConfigurationError: they have other names or shapes than what was sent, not a row for each client, or clients
-            that are not ascending.
+            that are not ascending; or there are messages that can't be read, and nothing refuses them.
     """
     said = ""
+    if isinstance(arrived, Uploads) and arrived.misfits:
+        client, message = min(arrived.misfits.items())
+        shapes = {name: tuple(value.shape) for name, value in message.items()}
+        raise ConfigurationError(
+            f"the message of client {client} in round {round.number} can't be read: it holds {shapes!r:.200}; a "
+            "delivery that validates refuses such messages: --delivery Validation"
+        )
     if not isinstance(arrived, Uploads):
         said = f"returns {type(arrived).__name__}"
     elif list(arrived.clients) != sorted({*arrived.clients}):

@@ -186,7 +186,7 @@ BY_CLIENT = {"FedMTL", "PFedMoAP", "PFedPG", "PromptAMP"}
 #: Methods of which counts of images travel.
 COUNTING = {"SGPT"}
 #: Methods of which nothing travels.
-ALONE = {"CoOp", "HeadTune", "Local", "LocalCLIP", "SingleSetVPT", "ZeroShotCLIP"}
+ALONE = {"CoOp", "Local", "LocalCLIP", "SingleSetVPT", "ZeroShotCLIP"}
 
 
 @pytest.mark.parametrize("conf", sorted(methods.__all__))

@@ -1,0 +1,91 @@
+"""Attacks as a delivery: some clients train like all others, and send something else."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmark.delivery import Delivery
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Facts, Round, Terms, Uploads
+from benchmark.ranges import FewOrNone, PositiveFloat, UnitInterval
+from benchmark.robust.byzfl import Aggregator, Attack, PreAggregator, attack, byzfl
+from benchmark.seeds import derived_seed, numpy_generator
+
+
+class Byzantine(Delivery):
+    """Some clients are hostile, know what the honest ones of a round send, and send what an attack makes of it.
+
+    The hostile clients are drawn once, by the seed. All of a round send the received values plus one vector, of all
+    tensors that the server has sent; what a client uploads of its own goes as it is. Where no honest client has sent
+    anything, that vector is zero. Attacks are ByzFL's, but ``nan``, ``inf``, ``huge`` and ``zero``.
+
+    Args:
+        attack: what they send.
+        fraction: beta; ``floor(beta N)`` clients that train are hostile.
+        strength: tau of ``ipm`` and ``alie``, sigma of ``gaussian``; the papers' by default.
+        against: the aggregator that ``optimal_...`` attacks know.
+        pre: its pre-aggregators.
+        tolerated: the hostile clients that it bears.
+        inner: what a message goes through before.
+    """
+
+    def __init__(
+        self,
+        attack: Attack = "sign_flipping",
+        fraction: UnitInterval = 0.2,
+        strength: PositiveFloat | None = None,
+        against: Aggregator = "average",
+        pre: Sequence[PreAggregator] = (),
+        tolerated: FewOrNone = 1,
+        inner: Delivery | None = None,
+    ) -> None:
+        super().__init__(inner)
+        if strength is not None and attack not in ("ipm", "alie", "gaussian"):
+            raise ConfigurationError(f"Byzantine: {attack} has no strength; leave it out")
+        self.attack, self.fraction, self.strength = attack, fraction, strength
+        self.against, self.pre, self.tolerated = against, tuple(pre), tolerated
+        self.hostile: tuple[int, ...] = ()
+        self._count = 0
+
+    def start(self, terms: Terms) -> None:
+        """Draw the hostile clients."""
+        super().start(terms)
+        if self.attack not in ("nan", "inf", "huge", "zero"):
+            byzfl()
+        count = math.floor(self.fraction * len(terms.training_clients))
+        drawn = numpy_generator(terms.seed, "byzantine").permutation(terms.training_clients)[:count]
+        self.hostile = tuple(sorted(drawn.tolist()))
+
+    def arrive(self, round: Round, sent: Uploads) -> Uploads:
+        """Replace what hostile clients have sent."""
+        sent = super().arrive(round, sent)
+        places = [place for place, client in enumerate(sent.clients) if client in self.hostile]
+        self._count = len(places)
+        names = sorted(sent.received)
+        if not places or not names:
+            return sent
+        honest = [place for place in range(len(sent.clients)) if place not in places]
+        rows = sent.only(names).matrix(names).float().cpu()
+        vector = self._vector(round, rows[honest]) if honest else torch.zeros_like(rows[0])
+        parts = sent.only(names).from_vector(names, vector)
+        values = dict(sent.values)
+        for name in names:
+            changed = values[name].clone()
+            changed[places] = sent.received[name][places] + parts[name].to(changed)
+            values[name] = changed
+        return sent.with_values(values)
+
+    def _vector(self, round: Round, honest: Tensor) -> Tensor:
+        """Return what the hostile clients add to what they have received, [d]."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(self.terms.seed, "attack", round.number))
+            made = attack(self.attack, self.strength, self.against, self.pre, self.tolerated)(honest.clone())
+        return torch.as_tensor(made)
+
+    def report(self, round: Round) -> Facts:
+        """Report how many hostile clients have sent, and who is hostile."""
+        who = torch.zeros(self.terms.num_clients, dtype=torch.float64)
+        who[list(self.hostile)] = 1
+        return super().report(round) | {"hostile_uploads": float(self._count), "hostile": who}

@@ -1,0 +1,111 @@
+"""The simulated clock by hand: who is late, what stale uploads weigh, and that waiting changes nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from federation import build, fit, learned, terms
+
+from benchmark.engine.rounds import Server
+from benchmark.errors import ConfigurationError
+from benchmark.faults import VirtualClock
+from benchmark.federation import Round, Uploads
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+#: Seconds of each client's round.
+SPEEDS = [4.0, 12.0, 7.0, 25.0]
+
+
+def clock(policy: Any, deadline: float | None = 10.0, **given: Any) -> VirtualClock:
+    made = VirtualClock(policy, deadline, seconds_per_image=1.0, speeds=SPEEDS, **given)
+    made.start(terms(4))
+    return made
+
+
+def a_round(delivery: VirtualClock, number: int, now: float = 0.0) -> tuple[Uploads, tuple[int, ...]]:
+    """A round of all clients that are idle; each moves what it received, ``now``, by its number plus one."""
+    going = delivery.depart(Round(number, (0, 1, 2, 3), 0), (0, 1, 2, 3)).trained
+    shared = {"a": torch.tensor([now])}
+    received = shared["a"].expand(len(going), 1)
+    values = received + torch.tensor([[client + 1.0] for client in going])
+    weights = torch.ones(len(going), dtype=torch.float64)
+    started = torch.full((len(going),), number)
+    sent = Uploads(going, {"a": values}, weights, {"a": received}, started, now=shared)
+    return delivery.arrive(Round(number, (0, 1, 2, 3), 0), sent), going
+
+
+def shares(arrived: Uploads) -> dict[int, float]:
+    made = (arrived.weights / arrived.weights.sum()).tolist()
+    return {client: round(share, 4) for client, share in zip(arrived.clients, made, strict=True)}
+
+
+def test_late_uploads_join_when_they_arrive_with_less_weight() -> None:
+    delivery = clock("buffer")
+    first, going = a_round(delivery, 1)
+    assert (going, delivery.now, shares(first)) == ((0, 1, 2, 3), 10, {0: 0.5, 2: 0.5})
+    second, going = a_round(delivery, 2, now=100.0)
+    assert (going, delivery.now) == ((0, 2), 17)
+    assert shares(second) == {0: 0.3694, 1: 0.2612, 2: 0.3694}
+    assert second.values["a"].flatten().tolist() == [101, 102, 103]  # the stale one from where the server is now
+    assert second.started.tolist() == [2, 1, 2]
+    third, going = a_round(delivery, 3)
+    assert (going, delivery.now) == ((0, 1, 2), 27)
+    assert shares(third) == {0: 0.388, 2: 0.388, 3: 0.224}
+    assert delivery.report(Round(3, (), 0)) == {"clock": 27, "late": 1, "stale": 1, "discarded": 0}
+    assert a_round(delivery, 4)[1] == (0, 2, 3)
+
+
+def test_late_uploads_are_lost() -> None:
+    delivery = clock("drop")
+    for number in (1, 2, 3):
+        arrived, going = a_round(delivery, number)
+        assert (going, arrived.clients, delivery.now) == ((0, 1, 2, 3), (0, 2), 10 * number)
+
+
+def test_all_are_waited_for() -> None:
+    for delivery in (clock("wait", None), clock("buffer", None)):
+        for number in (1, 2):
+            arrived, going = a_round(delivery, number)
+            assert (arrived.clients, going, delivery.now) == ((0, 1, 2, 3), (0, 1, 2, 3), 25 * number)
+
+
+def test_uploads_that_are_too_old_are_discarded() -> None:
+    delivery = clock("buffer", max_staleness=0)
+    a_round(delivery, 1)
+    assert a_round(delivery, 2)[0].clients == (0, 2)
+    assert delivery.report(Round(2, (), 0))["discarded"] == 1
+
+
+def test_where_all_are_busy_the_clock_jumps_to_the_next_arrival() -> None:
+    delivery = clock("buffer", 1.0)
+    assert a_round(delivery, 1)[0].clients == ()
+    arrived, going = a_round(delivery, 2)
+    assert going == ()
+    assert (arrived.clients, delivery.now) == ((0,), 4)
+
+
+def test_time_is_of_bytes_images_and_latency() -> None:
+    delivery = VirtualClock(seconds_per_image=0.5, speeds=[2.0], latency=3.0, bandwidth_down=10.0, bandwidth_up=5.0)
+    delivery.start(terms(1))
+    assert delivery.seconds(Round(1, (0,), 0), 0, images=6, down=40, up=20) == 2 * 3 + 4 + 6 * 0.5 * 2 + 4
+
+
+def test_to_wait_changes_no_bit() -> None:
+    plain, data = build("FedAvg")
+    fit(plain, data, 2)
+    waited, data = build("FedAvg")
+    fit(waited, data, 2, [Server(None, VirtualClock("wait", jitter=0.3))])
+    made = learned(waited)
+    for name, value in learned(plain).items():
+        torch.testing.assert_close(made[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+    times = waited.server.facts["clock"]
+    assert 0 < times[1] < times[2]
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="policy wait has no deadline"):
+        VirtualClock("wait", 3.0)
+    with pytest.raises(ConfigurationError, match="policy drop needs a deadline"):
+        VirtualClock("drop")
+    with pytest.raises(ConfigurationError, match="1 speeds for 4 clients"):
+        VirtualClock(speeds=[1.0]).start(terms(4))

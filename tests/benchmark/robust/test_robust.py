@@ -1,0 +1,240 @@
+"""Robust aggregation and attacks: ByzFL's numbers by hand, what is refused, and that runs repeat."""
+
+import math
+from typing import Any
+
+import fedprompt
+import pytest
+import torch
+from federation import build, fit, learned, terms
+from over_ranks import WholeStore, over_ranks
+from torch import Tensor
+
+from benchmark.delivery import Delivery
+from benchmark.engine.rounds import Server
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Round, Uploads, Values
+from benchmark.privacy import UserLevelPrivacy
+from benchmark.robust import Byzantine, RobustAggregation
+from benchmark.robust.byzfl import aggregator, attack, pre_aggregator
+from benchmark.run.strategy import RanksStrategy
+from benchmark.server import ServerRule
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+ROWS = torch.tensor([[1.0, 2.0], [2.0, 1.0], [3.0, 3.0], [2.0, 2.0], [100.0, -100.0]])
+AGGREGATES = {
+    "average": (21.6, -18.4),
+    "median": (2, 2),
+    "krum": (2, 2),
+    "multikrum": (2, 2),
+    "mda": (2, 2),
+    "meamed": (2, 2),
+    "trmean": (2.3333, 1.6667),
+    "geometric_median": (2.0204, 1.9460),
+    "centered_clipping": (1.7640, 1.2591),
+}
+
+
+def round_of(clients: int, number: int = 1) -> Round:
+    return Round(number, tuple(range(clients)), 0)
+
+
+def uploads(rows: Tensor, origin: Tensor) -> Uploads:
+    """Uploads of one tensor ``a``, whose update is a row."""
+    count = len(rows)
+    began = origin.expand(count, *origin.shape)
+    weights = torch.arange(1, count + 1, dtype=torch.float64)
+    return Uploads(
+        tuple(range(count)), {"a": began + rows}, weights, {"a": began}, torch.ones(count, dtype=torch.int64)
+    )
+
+
+def started(rule: RobustAggregation, shared: Values, clients: int = 5) -> RobustAggregation:
+    rule.complete(ServerRule)
+    rule.start(shared, terms(clients))
+    return rule
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+@pytest.mark.parametrize("scope", ["joint", "per_tensor"])
+def test_aggregates_are_byzfls_of_the_updates_and_around_the_present_value(name: Any, scope: Any) -> None:
+    origin = torch.tensor([10.0, -20.0])
+    rule = started(RobustAggregation(1, aggregator=name, scope=scope), {"a": origin})
+    made = rule.aggregate(round_of(5), {"a": origin}, uploads(ROWS, origin))["a"] - origin
+    assert made.tolist() == pytest.approx(AGGREGATES[name], abs=1e-4)
+
+
+def test_centered_clipping_goes_on_from_its_last_result() -> None:
+    origin = torch.zeros(2)
+    rule = started(RobustAggregation(1, aggregator="centered_clipping"), {"a": origin})
+    rule.aggregate(round_of(5), {"a": origin}, uploads(ROWS, origin))
+    state = {name: value.clone() for name, value in rule.state_dict().items()}
+    assert state["momentum"].tolist() == pytest.approx((1.7640, 1.2591), abs=1e-4)
+    second = rule.aggregate(round_of(5, 2), {"a": origin}, uploads(ROWS, origin))["a"]
+    other = started(RobustAggregation(1, aggregator="centered_clipping"), {"a": origin})
+    other.load_state_dict(state)
+    assert torch.equal(other.aggregate(round_of(5, 2), {"a": origin}, uploads(ROWS, origin))["a"], second)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nnm", [(2, 2)] * 4 + [(26.75, -23.5)]),
+        ("clipping", [(0.8944, 1.7889), (1.7889, 0.8944), (1.4142, 1.4142), (1.4142, 1.4142), (1.4142, -1.4142)]),
+        ("arc", [(1, 2), (2, 1), (3, 3), (2, 2), (3, -3)]),
+    ],
+)
+def test_pre_aggregators(name: Any, expected: list[tuple[float, float]]) -> None:
+    made = pre_aggregator(name, 1)(ROWS.clone())
+    torch.testing.assert_close(torch.as_tensor(made), torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sign_flipping", (-2, -2)),
+        ("ipm", (-4, -4)),
+        ("alie", (3.2247, 3.2247)),
+        ("mimic", (1, 2)),
+        ("zero", (0, 0)),
+        ("huge", (2e8, 2e8)),
+    ],
+)
+def test_attacks_on_honest_updates(name: Any, expected: tuple[float, float]) -> None:
+    made = attack(name, None, "average", (), 1)(ROWS[:4].clone())
+    assert torch.as_tensor(made).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_attacks_that_know_the_aggregator() -> None:
+    made = attack("optimal_alie", None, "trmean", (), 1)(ROWS[:4].clone())
+    assert torch.as_tensor(made).tolist() == pytest.approx((10.1650, 10.1650), rel=1e-4)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["average", "median", "geometric_median", "krum"])
+def test_updates_that_are_not_finite_are_left_out_first(name: Any, broken: float) -> None:
+    rows = ROWS.clone()
+    rows[4, 0] = broken
+    origin = torch.zeros(2)
+    rule = started(RobustAggregation(1, aggregator=name), {"a": origin})
+    made = rule.aggregate(round_of(5), {"a": origin}, uploads(rows, origin))["a"]
+    assert made.tolist() == pytest.approx((2, 2), abs=0.01)
+    assert rule.report(round_of(5))["left_out"] == 1
+
+
+def test_too_few_valid_updates_make_the_round_void() -> None:
+    origin = torch.zeros(2)
+    rule = started(RobustAggregation(2, aggregator="median"), {"a": origin})
+    with pytest.warns(UserWarning, match="round 1 is void: 2 hostile clients cannot be borne among 4 valid uploads"):
+        assert rule.aggregate(round_of(4), {"a": origin}, uploads(ROWS[:4], origin)) == {}
+    assert rule.report(round_of(4))["void"] == 1
+
+
+@pytest.mark.parametrize("name", ["median", "trmean", "multikrum", "meamed", "mda", "caf"])
+def test_the_order_of_rows_the_input_and_the_generator_stay(name: Any) -> None:
+    rows = torch.randn(7, 12, generator=torch.Generator().manual_seed(0))
+    kept, state = rows.clone(), torch.get_rng_state()
+    origin = torch.zeros(12)
+    rule = started(RobustAggregation(1, aggregator=name), {"a": origin}, 7)
+    made = rule.aggregate(round_of(7), {"a": origin}, uploads(rows, origin))["a"]
+    assert torch.equal(rows, kept)
+    assert torch.equal(torch.get_rng_state(), state)
+    if name != "caf":
+        turned = rule.aggregate(round_of(7), {"a": origin}, uploads(rows.flip(0), origin))["a"]
+        torch.testing.assert_close(turned, made)
+    same = rule.aggregate(round_of(7), {"a": origin}, uploads(rows[:1].expand(7, 12), origin))["a"]
+    torch.testing.assert_close(same, rows[0])
+
+
+def test_none_tolerated_and_the_average_is_the_mean() -> None:
+    rows = torch.randn(7, 12, generator=torch.Generator().manual_seed(0))
+    for name in ("average", "trmean", "multikrum"):
+        made = torch.as_tensor(aggregator(name, 0)(rows.clone()))  # type: ignore[arg-type]
+        torch.testing.assert_close(made, rows.mean(0))
+
+
+def test_who_is_hostile_is_drawn_once_and_sends_one_vector() -> None:
+    delivery = Byzantine("sign_flipping", 0.4)
+    delivery.start(terms(5))
+    assert len(delivery.hostile) == 2
+    again = Byzantine("alie", 0.4)
+    again.start(terms(5))
+    assert again.hostile == delivery.hostile
+    origin = torch.tensor([10.0, 10.0])
+    sent = uploads(ROWS, origin)
+    arrived = delivery.arrive(round_of(5), sent)
+    honest = [client for client in range(5) if client not in delivery.hostile]
+    assert torch.equal(arrived.values["a"][honest], sent.values["a"][honest])
+    expected = origin - ROWS[honest].mean(0)
+    for client in delivery.hostile:
+        torch.testing.assert_close(arrived.values["a"][client], expected)
+    assert delivery.report(round_of(5))["hostile_uploads"] == 2
+    alone = delivery.arrive(round_of(5), sent.of([delivery.hostile[0]]))
+    assert torch.equal(alone.values["a"][0], origin)
+
+
+@pytest.mark.parametrize(
+    ("conf", "rule", "said"),
+    [
+        ("PFedPG", RobustAggregation(1), "looks at single clients' uploads, not at an aggregate"),
+        ("Local", RobustAggregation(1), "it shares nothing that could be aggregated"),
+        ("FedVPT", UserLevelPrivacy(RobustAggregation(1), noise_multiplier=1.0), "looks at single clients' uploads"),
+        ("FedVPT", RobustAggregation(1, UserLevelPrivacy(noise_multiplier=1.0)), "looks at single clients' uploads"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(conf: str, rule: Any, said: str) -> None:
+    method, data = build(conf)
+    with pytest.raises(ConfigurationError, match=said):
+        fit(method, data, 1, [Server(rule)], evaluate=False)
+
+
+def run(conf: str, rule: ServerRule | None, delivery: Delivery | None, *overrides: str) -> Any:
+    method, data = build(conf, "--data.clients_per_round=11", *overrides)
+    fit(method, data, 2, [Server(method.make_server() if rule is None else rule, delivery)], evaluate=False)
+    return method
+
+
+def moved(method: Any) -> Tensor:
+    start, _ = build("FedVPT")
+    before = dict(start.named_parameters())
+    return torch.cat([(value - before[n]).flatten() for n, value in method.simulation.shared().items()])
+
+
+def test_a_robust_rule_learns_what_honest_clients_teach_and_the_mean_does_not() -> None:
+    honest = moved(run("FedVPT", RobustAggregation(0, aggregator="median"), None))
+    attacked = moved(run("FedVPT", None, Byzantine("huge", 0.2)))
+    robust = moved(run("FedVPT", RobustAggregation(2, aggregator="trmean", pre=["nnm"]), Byzantine("huge", 0.2)))
+    assert attacked.norm() > 1e3 * honest.norm()
+    assert robust.norm() < 3 * honest.norm()
+    assert torch.cosine_similarity(robust, honest, dim=0) > 0.5
+
+
+def test_the_number_of_ranks_changes_no_bit() -> None:
+    def work(strategy: RanksStrategy, count: int = 2) -> Any:
+        store = WholeStore()
+        method, data = build("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11")
+        callbacks = [
+            Server(RobustAggregation(2, aggregator="caf", pre=["bucketing"]), Byzantine("gaussian", 0.2)),
+            store,
+        ]
+        fit(method, data, 2, callbacks, settings={"devices": count, "strategy": strategy}, evaluate=False)
+        return learned(method) | store.rows
+
+    expected, (first, _) = work(RanksStrategy(), count=1), over_ranks(2, work)
+    for name, value in expected.items():
+        assert torch.equal(torch.nan_to_num(value), torch.nan_to_num(first[name])), name
+
+
+def test_the_record_names_rule_delivery_and_who_is_hostile() -> None:
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    delivery = Byzantine("sign_flipping", 0.2)
+    made = fedprompt.fit(
+        method, data, rounds=1, server=RobustAggregation(2, aggregator="median"), delivery=delivery,
+        accelerator="cpu", enable_progress_bar=False,
+    )  # fmt: skip
+    assert made.record.delivery == "Byzantine"
+    assert made.record.facts is not None
+    assert made.record.facts["hostile_uploads"] == {"1": 2.0}
+    table = made.metrics
+    rows = table[(table["point"] == "server") & (table["metric"] == "hostile") & (table["round"] == 1)]
+    assert tuple(rows[rows["value"] == 1]["client"]) == delivery.hostile
