@@ -59,7 +59,7 @@ def export(arguments: argparse.Namespace) -> int:
         check_onnx()
     run, model = _asked_for(arguments)
     for path in write(model, arguments.folder, run.described(), arguments.onnx):
-        _tell(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        _tell(f"written: {path} ({path.stat().st_size / 1e3:,.1f} kB)")
     return 0
 
 
@@ -123,6 +123,7 @@ def add_commands(commands: Any) -> None:
     entry.add_argument("--overwrite", action="store_true", help="write over a file that is there")
     entry.add_argument("--top", type=_positive, default=1, help="classes for each image; default %(default)s")
     entry.add_argument("--all", dest="every", action="store_true", help="a column with the probability of each class")
+    entry.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1; default %(default)s")
     entry.add_argument("--batch_size", type=_positive, help="images at a time; default the run's, in its evaluations")
     entry.set_defaults(run=predict)
     entry = commands.add_parser("export", help=export.__doc__, description=export.__doc__)
@@ -131,7 +132,7 @@ def add_commands(commands: Any) -> None:
     _add_client(entry)
     entry.add_argument("--onnx", action="store_true", help="also as ONNX")
     entry.add_argument("--overwrite", action="store_true", help="write over files that are there")
-    entry.set_defaults(run=export)
+    entry.set_defaults(run=export, device="cpu")  # a graph made on a GPU asks for one
 
 
 def _add_client(entry: argparse.ArgumentParser) -> None:
@@ -148,8 +149,9 @@ def _add_client(entry: argparse.ArgumentParser) -> None:
         choices=("server", "local"),
         help="after aggregation, or after local training; default where the method's paper reads it",
     )
-    entry.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1; default %(default)s")
-    entry.add_argument("--data_dir", help="folder of the data sets, where they are needed and lie elsewhere now")
+    entry.add_argument(
+        "--data_dir", type=user_path, help="folder of the data sets, where they are needed and lie elsewhere now"
+    )
 
 
 def _positive(text: str) -> int:

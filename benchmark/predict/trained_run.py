@@ -23,6 +23,7 @@ from benchmark.predict.loaded import RunDirectory
 from benchmark.predict.new_client import labelled_images
 from benchmark.records.record_file import is_finished
 from benchmark.run.federation_file import FederationFacts
+from benchmark.run.resume import config_of
 from datamodules.names import listed
 
 if TYPE_CHECKING:  # slow to import
@@ -54,6 +55,7 @@ class TrainedRun:
 
     def __init__(self, run_dir: str | Path, data_dir: str | Path | None = None, device: str = "auto") -> None:
         self.directory: RunDirectory | None = RunDirectory(user_path(run_dir), data_dir, device_of(device))
+        config_of(self.directory.folder)  # before anything in it is opened
         facts = self.directory.facts
         self.has_data = facts is None
         if facts is None:
@@ -101,8 +103,8 @@ class TrainedRun:
             found.append("the run is not finished: this is its last round so far")
         if self.facts.decoding is None:
             found.append(
-                "the data set says not how a file becomes an image: it is read as a viewer shows it, and resized to "
-                f"{self.facts.image_size[0]} pixels a side"
+                "the data set does not say how a file becomes an image: each is read as a viewer shows it, and resized "
+                f"to {self.facts.image_size[0]} pixels a side"
             )
         if model.draws:
             found.append(
@@ -264,7 +266,7 @@ class TrainedRun:
         onnx: bool = False,
         overwrite: bool = False,
     ) -> list[Path]:
-        """Write a client's model as files that need none of this code; returns them.
+        """Write a client's model as files that need none of this code, nor a GPU; returns them.
 
         Args:
             folder: to write into; made where it is missing.
@@ -276,11 +278,19 @@ class TrainedRun:
         Raises:
             ConfigurationError: see :meth:`client`, the folder holds something, or the method cannot be exported.
         """
-        from benchmark.predict.export import check_folder, export
+        from benchmark.predict.export import check_folder, check_onnx, export
 
         at = user_path(folder)
         check_folder(at, overwrite)
-        return export(self.client(client, point), at, self.described(), onnx)
+        if onnx:
+            check_onnx()
+        return export(self._on_cpu().client(client, point), at, self.described(), onnx)
+
+    def _on_cpu(self) -> "TrainedRun":
+        """Return the run where its graph needs no GPU; what a Trainer has fitted lies there already."""
+        if self.directory is None or self.directory.device.type == "cpu":
+            return self
+        return TrainedRun(self.directory.folder, self.directory.data_dir, "cpu")
 
 
 def predictions(model: ClientModel, images: str | Path | Sequence[str | Path] | Tensor, top: int = 1) -> "pd.DataFrame":

@@ -93,6 +93,7 @@ KINDS = (a_link, a_link_to_a_folder, a_link_to_zeros, a_fifo, a_socket)
 READ = ("config.yaml", "manifest.json", "metrics.parquet", "record.json")
 WRITTEN = (
     *(".lock", "lock", "log.txt", "config.yaml", "manifest.json", "metrics.parquet", "record.json", "partition.png"),
+    "federation.json",
     *(
         "metrics",
         "metrics/round-000001.parquet",
@@ -134,6 +135,16 @@ def test_a_run_directory_with_a_link_is_refused_by_each_command(arguments: list[
     assert "down is not used: down/metrics is a link that leads elsewhere" in refused(
         capsys, cli.main, [*arguments, "--run_dir=down"]
     )
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "federation.json", "record.json", "checkpoints/last.ckpt"])
+@pytest.mark.parametrize("make", KINDS)
+def test_a_directory_that_leads_elsewhere_is_no_model_to_use(make: Any, name: str, capsys: Capsys) -> None:
+    put(Path("down", name), make)
+    Image.new("RGB", (8, 8)).save("x.png")
+    for command in (["predict", "down", "x.png"], ["export", "down", "out"]):
+        assert f"down is not used: down/{name} is" in refused(capsys, commands.main, command)
+    assert not Path("out").exists()
 
 
 def test_a_run_directory_may_be_a_link_itself_and_hold_wandbs_own_links() -> None:

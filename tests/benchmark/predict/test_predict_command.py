@@ -125,6 +125,25 @@ def test_a_new_client_is_fitted_first_as_the_method_says(
     assert "ward has moon, of which the run knows nothing; expected folders named as the run's classes: class0" in line
 
 
+def test_a_new_client_is_what_the_run_would_have_made_of_it(runs: Runs, tmp_path: Path) -> None:
+    """The rule adapts a descriptor in five phases; with this generator others' starts do not depend on how many."""
+    options = ("--model.init_args.generator=adain", "--data.batch_size=8", "--data.partition.init_args.num_clients")
+    known = runs("PFedPG", *options[:2], f"{options[2]}=6", "--data.new_clients=0.17", "--data.partition_seed=1")
+    other = runs("PFedPG", *options[:2], f"{options[2]}=5")
+    data = known.datamodule
+    assert data.new_clients == [5]
+    for row in data.train_indices[5].tolist():
+        saved(data, [row], tmp_path / "ward" / data.class_names[data.pool.labels[row]])
+    test = torch.from_numpy(data.held_out["new"][5])
+    model = TrainedRun(other.run_dir).new_client(tmp_path / "ward")
+    found = model.logits(data.pool.images[test])
+    torch.testing.assert_close(found, TrainedRun(known.run_dir).client(5).logits(data.pool.images[test]))
+    recorded = read_metrics(known.run_dir).query("client == 5 and split == 'new' and metric == 'accuracy'")["value"]
+    assert (found.argmax(1) == data.pool.labels[test]).sum() == round(recorded.item() * len(test))
+    start = TrainedRun(other.run_dir).client(0, "server").logits(data.pool.images[test])
+    assert not torch.allclose(found, start, atol=1e-2)
+
+
 @pytest.mark.parametrize("conf", ["PFedPG", "PFedBayesPT"])
 def test_clients_of_the_run_that_never_train_are_fitted_as_they_were(conf: str, runs: Runs) -> None:
     live = runs(conf, "--data.new_clients=0.34", "--data.clients_per_round=2", "--data.cohort_width=1")
@@ -188,6 +207,7 @@ def test_bad_input_to_both_commands_is_one_line(
         ("predict", run, image, f"--client={absent}", "--point=local"): f"client {absent} has never trained; ask for",
         ("predict", run, image, client, f"--new_client={tmp_path}"): "--new_client is a client of its own",
         ("predict", run, image, f"--new_client={tmp_path / 'empty'}"): "empty holds no folder of a class; expected fo",
+        ("predict", image, image, client): "00.png is no folder; give the directory that the run named when it began",
         ("predict", str(tmp_path), image, client): "holds no config.yaml, as a run directory does; give the directory",
         ("export", run, str(tmp_path / "full"), client): "full is not empty; give another folder, or --overwrite",
         ("export", run, image, client): "00.png is no folder; give one to write the model's files into",
