@@ -48,11 +48,8 @@ class ClientModel:
         is_new = client in simulation.terms.new_clients
         self.split = "new" if is_new else "test"
         self.class_names = facts.names_for(client, self.split)
-        alike = simulation.terms.new_clients if is_new else simulation.terms.training_clients
-        sizes = facts.held_out.get(self.split, ())
-        largest = max((sizes[each] for each in alike if each < len(sizes)), default=0)
         batch = simulation.terms.eval_batch_size
-        self.step = rows_of_a_step(largest, batch) or batch
+        self.step = rows_of_a_step(simulation.terms.held_out_row.get(self.split, 0), batch) or batch
         self.draws = bool(self.noise(0, 1))
         method.eval()
         with self.working():

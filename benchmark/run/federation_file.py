@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NAME = "federation.json"
 FORMAT = 1
 MOST_BYTES = 2**28
+LARGEST_SIDE = 2**13
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class FederationFacts:
         label_orders: G, see :func:`datamodules.label_orders.reordered`.
         class_counts: int64 [N, C], training images of each class.
         train_sizes: by client.
-        held_out: per scored split, how many images each client is scored on, 0 of clients that are not.
         image_size: height and width of the stored images.
         decoding: how files become stored images; None where the data set has its images in no files of their own.
     """
@@ -46,7 +46,6 @@ class FederationFacts:
     label_orders: int
     class_counts: Tensor
     train_sizes: tuple[int, ...]
-    held_out: Mapping[str, tuple[int, ...]]
     image_size: tuple[int, int]
     decoding: Decoding | None
 
@@ -55,10 +54,6 @@ class FederationFacts:
         """Collect the facts of data that are set up."""
         federation = data.federation
         holdings, clients = federation.holdings, range(data.num_clients)
-        held_out = {
-            split: tuple(len(rows[client]) if client in rows else 0 for client in clients)
-            for split, rows in holdings.held_out.items()
-        }
         height, width = data.pool.images.shape[-2:]
         return cls(
             federation.terms,
@@ -67,7 +62,6 @@ class FederationFacts:
             data.label_orders,
             holdings.class_counts,
             tuple(holdings.train_sizes[client] for client in clients),
-            held_out,
             (int(height), int(width)),
             data.source.decoding,
         )
@@ -101,7 +95,6 @@ class FederationFacts:
             client_names=(*self.client_names, name),
             class_counts=torch.cat([self.class_counts, class_counts.unsqueeze(0)]),
             train_sizes=(*self.train_sizes, size),
-            held_out={split: (*sizes, 0) for split, sizes in self.held_out.items()},
         )
 
     def federation(self, train_rows: Mapping[int, np.ndarray] = {}) -> Federation:
@@ -143,17 +136,18 @@ class FederationFacts:
             spaces = {name: tuple(labels) for name, labels in terms["label_spaces"].items()}
             for name in ("training_clients", "new_clients"):
                 terms[name] = tuple(terms[name])
-            return cls(
+            facts = cls(
                 Terms(**terms | {"label_spaces": spaces}),
                 tuple(plain["class_names"]),
                 tuple(plain["client_names"]),
                 plain["label_orders"],
                 torch.tensor(plain["class_counts"], dtype=torch.int64),
                 tuple(plain["train_sizes"]),
-                {split: tuple(sizes) for split, sizes in plain["held_out"].items()},
                 (plain["image_size"][0], plain["image_size"][1]),
                 None if how is None else Decoding(**how),
             )
+            facts._check()
+            return facts
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -161,3 +155,24 @@ class FederationFacts:
                 f"{path} can't be used ({reason(error)}); take an unchanged copy, or remove it and name the folder of "
                 "the run's data with --data_dir"
             ) from error
+
+    def _check(self) -> None:
+        """Refuse parts that are not of one federation.
+
+        Raises:
+            ValueError: they are not.
+        """
+        clients, classes, terms = len(self.client_names), len(self.class_names), self.terms
+        ids = sorted((*terms.training_clients, *terms.new_clients))
+        labels = [label for space in terms.label_spaces.values() for label in space]
+        if (
+            (terms.num_clients, terms.num_classes) != (clients, classes)
+            or self.class_counts.shape != (clients, classes)
+            or self.class_counts.sum(1).tolist() != list(self.train_sizes)
+            or ids != list(range(clients))
+            or not set(labels) <= set(range(classes))
+            or not 1 <= self.label_orders <= classes
+            or not all(1 <= side <= LARGEST_SIDE for side in self.image_size)
+            or (self.decoding is not None and self.image_size != (self.decoding.size, self.decoding.size))
+        ):
+            raise ValueError("its parts are not of one federation")

@@ -137,6 +137,25 @@ def test_a_run_directory_with_a_link_is_refused_by_each_command(arguments: list[
     )
 
 
+@pytest.mark.parametrize("place", ["down/evil.py", "down/evil/__init__.py", "down/evil/x.py"])
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_run_directory_brings_no_code(
+    place: str, through_link: bool, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path(place).parent.mkdir(exist_ok=True)
+    Path(place).write_text("raise SystemExit('a stranger runs')\n")
+    folder = "link" if through_link else "down"
+    Path("link").symlink_to("down")
+    named = f"{folder}.evil.x.Method"
+    Path("down/config.yaml").write_text(f"model: {{class_path: {named}}}\ndata: {{}}\n")
+    Image.new("RGB", (8, 8)).save("x.png")
+    for command in (["predict", folder, "x.png"], ["export", folder, "out"], ["resume", folder]):
+        line = refused(capsys, commands.main, command)
+        assert f"{folder}/config.yaml names {named}, which lies in {folder} itself: a run leaves no code" in line
+    assert "which lies in" in refused(capsys, cli.main, ["test", f"--run_dir={folder}"])
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "federation.json", "record.json", "checkpoints/last.ckpt"])
 @pytest.mark.parametrize("make", KINDS)
 def test_a_directory_that_leads_elsewhere_is_no_model_to_use(make: Any, name: str, capsys: Capsys) -> None:

@@ -1,6 +1,7 @@
 """The commands predict and export, on images in files."""
 
 import csv
+import hashlib
 import io
 import json
 import shutil
@@ -18,6 +19,7 @@ from trained_runs import Runs
 from benchmark.commands import main
 from benchmark.predict.answers import csv_line, csv_path
 from benchmark.predict.trained_run import TrainedRun, predictions
+from benchmark.records.hashes import canonical
 from benchmark.records.stored_run import read_metrics
 
 pytestmark = pytest.mark.xdist_group("trained runs")
@@ -230,6 +232,11 @@ def test_a_run_without_its_facts_or_with_changed_ones_is_one_line(
     command = ["predict", str(old), str(image), "--client=2"]
     line = refused(capsys, main, command)
     assert "federation.json can't be used (it was changed after it was written); take an unchanged copy" in line
+    for wrong in ({"train_sizes": [1] * 6}, {"image_size": [10**6] * 2}, {"client_names": ["a"]}, {"terms": None}):
+        made_anew = {name: value for name, value in facts.items() if name != "sha256"} | wrong
+        made_anew["sha256"] = hashlib.sha256(canonical(made_anew)).hexdigest()
+        (old / "federation.json").write_bytes(canonical(made_anew))
+        assert "federation.json can't be used (" in refused(capsys, main, command)
     (old / "federation.json").unlink()  # as in a run of before
     assert main(command) == 0
     shown = capsys.readouterr().out
