@@ -22,8 +22,6 @@ from benchmark.predict.trained_run import TrainedRun, predictions
 from benchmark.records.hashes import canonical
 from benchmark.records.stored_run import read_metrics
 
-pytestmark = pytest.mark.xdist_group("trained runs")
-
 
 def saved(data: Any, rows: Any, folder: Path) -> list[Path]:
     """Images of a pool as files, in order."""
