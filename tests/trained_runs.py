@@ -14,14 +14,10 @@ SHORT = (
     "--data.partition=federation.Few",
     "--data.clients_per_round=4",
 )
-#: The smallest ViT there is.
-MICRO = tuple(f"--model.init_args.backbone.init_args.{option}" for option in ("name=micro_vit", "weights=embedded"))
 Runs = Callable[..., Any]
 
 
 def trained(run_dir: Path, conf: str, *options: str) -> Any:
     """A run of six clients, four of which train for a round; returns it with its live method and data."""
     configs = [f"--config={CONF / name}.yaml" for name in ("base", conf)]
-    is_vit = "TimmViT" in (CONF / f"{conf}.yaml").read_text()
-    options = (*SHORT, *(MICRO if is_vit else ()), *options)
-    return FederatedCLI(["fit", *configs, f"--run_dir={run_dir}", *options])
+    return FederatedCLI(["fit", *configs, f"--run_dir={run_dir}", *SHORT, *options])
