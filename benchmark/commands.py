@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.cells.places import add_place, chosen_place
 from benchmark.errors import ConfigurationError, printable
 from benchmark.paths import check_present_folder, user_path
+from benchmark.predict.command import add_commands
 from benchmark.run.process_numbers import check_numbers
 from benchmark.run.terminal import outliving_readers
 from benchmark.shipped import configuration, configurations, version
@@ -371,6 +372,7 @@ def parser() -> argparse.ArgumentParser:
         "options", nargs=argparse.REMAINDER, metavar="OPTION", help="of lightning-cli fit: --trainer.max_time=..."
     )
     entry.set_defaults(run=resume)
+    add_commands(commands)
     entry = commands.add_parser("configs", help=configs.__doc__, description=configs.__doc__)
     entry.add_argument("beginning", nargs="?", default="", help="of the names, for example suites/; default all")
     entry.set_defaults(run=configs)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from benchmark.errors import ConfigurationError
 from benchmark.paths import user_path
 from datamodules.folders import DecodedImages, list_class_folders, read_images
+from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 
 
@@ -35,6 +36,11 @@ class CIFAR(ImageSource):
     def __init__(self, root: str = "data", download: bool = False) -> None:
         self.root = user_path(root)
         self.download = download
+
+    @property
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
+        return Decoding(32, "squash")
 
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them."""
@@ -61,7 +67,7 @@ class CIFAR(ImageSource):
         train_files, train_labels = list_class_folders(at, "train", folders)
         test_files, test_labels = list_class_folders(at, "test", folders)
         test = np.arange(len(train_files) + len(test_files)) >= len(train_files)
-        decoded = read_images(at, train_files + test_files, 32, "squash")
+        decoded = read_images(at, train_files + test_files, self.decoding.size, self.decoding.fit)
         return decoded, np.concatenate([train_labels, test_labels]), test
 
     def _from_torchvision(self) -> tuple[DecodedImages, NDArray[np.int64], NDArray[np.bool_]]:

@@ -22,6 +22,7 @@ from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, read_images
+from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 
 TRAIN, VAL, TEST = 0, 1, 2
@@ -213,6 +214,11 @@ class CoOpSource(ImageSource):
         self.split_seed = split_seed
         self.size = size
 
+    @property
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
+        return Decoding(self.size, "crop")
+
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them.
 
@@ -230,12 +236,12 @@ class CoOpSource(ImageSource):
         used = sorted(np.flatnonzero(listing.sides != VAL), key=lambda row: (listing.labels[row], listing.files[row]))
         paths = [(PurePosixPath(self.images) / listing.files[row]).as_posix() for row in used]
         labels, test = listing.labels[used], listing.sides[used] == TEST
-        decoded = read_images(at, paths, self.size, "crop")
+        decoded = read_images(at, paths, self.decoding.size, self.decoding.fit)
         keep = test | ~np.isin(decoded.group, decoded.group[test])
         if not keep.all():
             # Read again, as a copy of what is kept would not be backed by a file.
             kept = np.flatnonzero(keep)
-            decoded = read_images(at, [paths[row] for row in kept], self.size, "crop")
+            decoded = read_images(at, [paths[row] for row in kept], self.decoding.size, self.decoding.fit)
             labels, test = labels[kept], test[kept]
         if sizes != self.sizes:
             warnings.warn(

@@ -16,6 +16,7 @@ from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, list_images, read_images, without_copies
+from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import united
 from datamodules.tables import read_table
@@ -99,6 +100,11 @@ class DermoscopicFL(ImageSource):
         self.use_valid = use_valid
         self.split_seed = split_seed
 
+    @property
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
+        return Decoding(self.size, "squash")
+
     def load(self) -> ImagePool:
         """Read the images in use; the first time from their files, then from a cache beside them."""
         records = self._folders() if (self.at / "clientA").is_dir() else self._releases()
@@ -120,7 +126,7 @@ class DermoscopicFL(ImageSource):
             sides = np.array([record.side for record in records], dtype=np.int64)
         used = np.flatnonzero(np.ones(len(sides), dtype=bool) if self.use_valid == "train" else sides != 1)
         test = sides[used] == 2
-        decoded = read_images(self.at, [records[row].file for row in used], self.size, "squash")
+        decoded = read_images(self.at, [records[row].file for row in used], self.decoding.size, self.decoding.fit)
         if self.split == "lesion":
             decoded = replace(decoded, group=united(lesions[used], decoded.group))
         else:

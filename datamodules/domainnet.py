@@ -13,6 +13,7 @@ from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.archives import fetch, unpack_folder
 from datamodules.folders import DecodedImages, Fit, list_class_folders, pool_of, read_images
+from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_in_proportion, draw_test
 
@@ -104,6 +105,11 @@ class DomainNet10(ImageSource):
         self.split_seed = split_seed
         self.download = download
 
+    @property
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
+        return Decoding(self.size, self.fit)
+
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them."""
         listed = self.split == "official" or (self.at / "fedbn").is_dir()
@@ -122,7 +128,7 @@ class DomainNet10(ImageSource):
             domains.append(np.full(len(mine), number, dtype=np.int64))
             sides.append(mine_test)
         all_labels, all_domains, test = np.concatenate(labels), np.concatenate(domains), np.concatenate(sides)
-        decoded = read_images(self.at, files, self.size, self.fit)
+        decoded = read_images(self.at, files, self.decoding.size, self.decoding.fit)
         if not listed:
             test = self._drawn(decoded, all_labels, all_domains)
         sizes = tuple(np.bincount(all_domains[test], minlength=len(self.domain_names)).tolist())

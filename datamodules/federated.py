@@ -201,10 +201,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         Raises:
             ConfigurationError: the transform was given others.
         """
-        for module in method.modules():
-            if all(hasattr(module, name) for name in ("image_size", "mean", "std", "pretrained")):
-                self.transform = self._transform.matched(module)
-                return
+        self.transform = self._transform.for_method(method)
 
     def _read(self) -> None:
         log.info("reading %s", self.source.recorded_name)

@@ -186,7 +186,7 @@ class HuggingFaceImages(OwnImages):
                 return self._own_file(image["path"], row)
             return f"of row {row} of {self.what}", image["bytes"]
 
-        return decode_images(read, len(images.files), self._decoding, self.what)
+        return decode_images(read, len(images.files), self.decoding, self.what)
 
     def _own_file(self, path: str | None, row: int) -> Path:
         """A file that a row names, if it is one of the data set's, or of what the library has downloaded."""

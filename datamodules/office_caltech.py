@@ -9,6 +9,7 @@ from benchmark.paths import user_path
 from benchmark.ranges import Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.folders import Fit, list_class_folders, read_images
+from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_test
 
@@ -50,6 +51,11 @@ class OfficeCaltech10(ImageSource):
         self.split_seed = split_seed
         self.fit: Fit = fit
 
+    @property
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
+        return Decoding(self.size, self.fit)
+
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them."""
         at = self.root / "office_caltech10"
@@ -74,7 +80,7 @@ class OfficeCaltech10(ImageSource):
                 "compare with no published number",
                 stacklevel=2,
             )
-        decoded = read_images(at, files, self.size, self.fit)
+        decoded = read_images(at, files, self.decoding.size, self.decoding.fit)
         copies = np.isin(decoded.group, decoded.group[decoded.group != np.arange(len(files))])
         all_labels, all_domains = np.concatenate(labels), np.concatenate(domains)
         test = np.zeros(len(files), dtype=bool)

@@ -102,7 +102,8 @@ class OwnImages(ImageSource):
         return read_images(self.at, images.files, self.size, self.fit, True, self.bits, self.cache)
 
     @property
-    def _decoding(self) -> Decoding:
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
         return Decoding(self.size, self.fit, True, self.bits)
 
     def load(self) -> ImagePool:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
+from datamodules.pixels import Decoding
 
 #: Types of what a pool holds; labels come first, since all others are as many.
 KINDS = {
@@ -93,6 +94,14 @@ class ImageSource(Checked):
     class_names: tuple[str, ...]
     template: str = "a photo of a {}."
     domain_names: tuple[str, ...] = ("",)
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """How an image's file becomes stored pixels; None where the data set has no file for each image.
+
+        New images are read so when a trained model is used, and where it is None as :class:`Decoding` with ``as_seen``.
+        """
+        return None
 
     @property
     def recorded_name(self) -> str:

@@ -10,6 +10,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.paths import user_path
 from datamodules.archives import fetch, unpack_folder
 from datamodules.folders import list_class_folders, read_images, without_copies
+from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -94,6 +95,11 @@ class TinyImageNet(ImageSource):
         self.root = user_path(root)
         self.download = download
 
+    @property
+    def decoding(self) -> Decoding:
+        """How a file becomes stored pixels."""
+        return Decoding(64, "squash")
+
     def load(self) -> ImagePool:
         """Read all images; the first time from their files, then from a cache beside them."""
         at = self._folder()
@@ -108,7 +114,7 @@ class TinyImageNet(ImageSource):
             )
         labels = np.concatenate([train_labels, test_labels])
         test = np.arange(len(labels)) >= len(train_labels)
-        decoded = read_images(at, train_files + test_files, 64, "squash")
+        decoded = read_images(at, train_files + test_files, self.decoding.size, self.decoding.fit)
         return without_copies(decoded, labels, test, np.zeros_like(labels))
 
     @staticmethod

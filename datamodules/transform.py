@@ -109,6 +109,17 @@ class ImageTransform(Checked):
             matched.statistics = statistics
         return matched
 
+    def for_method(self, method: nn.Module) -> "ImageTransform":
+        """The transform to what a method's backbone takes; this one, for a backbone that says nothing of it.
+
+        Raises:
+            ConfigurationError: see :meth:`matched`.
+        """
+        for module in method.modules():
+            if all(hasattr(module, name) for name in ("image_size", "mean", "std", "pretrained")):
+                return self.matched(module)
+        return self
+
     def __call__(self, images: Tensor, noise: Tensor | None) -> Tensor:
         """Transform a batch.
 

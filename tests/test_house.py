@@ -33,7 +33,7 @@ FLOORS = (
     ("benchmark.method", "benchmark.live"),
     ("benchmark.records",),
     ("methods", "datamodules"),
-    ("benchmark.run",),
+    ("benchmark.run", "benchmark.predict"),
     ("benchmark.checks",),
     ("benchmark.cells",),
     ("benchmark.tables",),

@@ -270,7 +270,7 @@ class PromptedCLIP(Checked, nn.Module):
         Raises:
             ConfigurationError: images or prompts of another shape, or prompts for a ResNet.
         """
-        rows = slice(0, rows_kept(len(x)))
+        rows = slice(0, rows_kept(x.shape[0]))
         return F.normalize(self._encode_image(x, prompts, deep, rows)[:, 0], dim=-1)
 
     def spatial_features(
@@ -324,11 +324,11 @@ class PromptedCLIP(Checked, nn.Module):
         tokens = visual._embeds(x)
         count = tokens.shape[1]
         if prompts is not None:
-            prompt = visual.ln_pre(prompts).expand(len(x), -1, -1)
+            prompt = visual.ln_pre(prompts).expand(x.shape[0], -1, -1)
             tokens = torch.cat([tokens, prompt], dim=1)
         for layer, block in enumerate(visual.transformer.resblocks):
             if deep is not None and 0 < layer <= len(deep):
-                tokens = torch.cat([tokens[:, :count], deep[layer - 1].expand(len(x), -1, -1)], dim=1)
+                tokens = torch.cat([tokens[:, :count], deep[layer - 1].expand(x.shape[0], -1, -1)], dim=1)
             q, k, v = query_key_value(block, tokens)
             if layer == self.vision_depth - 1:  # of the last layer, only what is asked for
                 tokens, q = tokens[:, :count][:, rows], q[:, :, :count][:, :, rows]

@@ -159,7 +159,7 @@ class PromptedViT(Checked, nn.Module):
         tokens, at = self._embed(x), self._prompt_position
         for layer, block in enumerate(self.vit.blocks[:layers]):
             if layer in inserted:
-                new = inserted[layer].expand(len(tokens), -1, -1)
+                new = inserted[layer].expand(tokens.shape[0], -1, -1)
                 tokens = torch.cat([tokens[:, :at], new, tokens[:, at:]], dim=1)
             tokens = self._through(block, tokens)
         return self.vit.norm(tokens)
@@ -186,7 +186,7 @@ class PromptedViT(Checked, nn.Module):
 
     def _prompted(self, tokens: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         """All layers with prompts in between; returns the tokens [B, num_prefix_tokens + M, d] without them."""
-        batch, at = len(tokens), self._prompt_position
+        batch, at = tokens.shape[0], self._prompt_position
         families = [self._by_image(family, batch) for family in prompts]
         sizes = [at, *(family.shape[2] for family in families), tokens.shape[1] - at]
         deepest = max([0, *(family.shape[1] for family in families)])  # torch.compile (2.11) knows no default of max

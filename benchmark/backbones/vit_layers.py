@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,8 +20,11 @@ FEWEST_ROWS = 4
 
 
 def rows_kept(batch: int) -> int:
-    """Count the tokens of an image to carry on: one, or in a small batch as many as make :data:`FEWEST_ROWS`."""
-    return math.ceil(FEWEST_ROWS / max(batch, 1))
+    """Count the tokens of an image to carry on: one, or in a small batch as many as make :data:`FEWEST_ROWS`.
+
+    A graph that is exported has batches of any size, and carries on as many as the least needs.
+    """
+    return FEWEST_ROWS if torch.compiler.is_exporting() else math.ceil(FEWEST_ROWS / max(batch, 1))
 
 
 def is_usual(block: nn.Module) -> bool:
@@ -87,7 +91,7 @@ def class_token_after(block: Any, tokens: Tensor) -> Tensor:
     Returns:
         [B, R, d] with R = :func:`rows_kept`: the class token, and those behind it in the smallest batches.
     """
-    rows = rows_kept(len(tokens))
+    rows = rows_kept(tokens.shape[0])
     if _must_be_called(block):
         called: Tensor = block(tokens)[:, :rows]
         return called

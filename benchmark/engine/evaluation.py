@@ -50,7 +50,7 @@ class Evaluation:
         fitting = [part for part in work.parts if part.stage is not Stage.EVALUATE]
         scoring = [part for part in work.parts if part.stage is Stage.EVALUATE]
         if fitting:
-            self._fit(work, fitting, received, round, rule)
+            self.fit(work, fitting, received, round, rule)
         # Before the first round a client's own state is the server's, which was scored just before.
         untrained = round.number == 0 and not fitting and not self._sent(received, len(work.clients))
         for part in scoring:
@@ -58,7 +58,7 @@ class Evaluation:
                 self._score_as_server(work, part)
             else:
                 fitted = bool(fitting) and part.point == "server"
-                values = simulation.slots.detached() if fitted else self._values(part, received)
+                values = simulation.slots.detached() if fitted else self.values(part, received)
                 cohort = simulation.gather(work.clients, Stage.EVALUATE, round, received, values, part.split)
                 self._score(work, part, cohort)
 
@@ -105,8 +105,8 @@ class Evaluation:
         """Return scores of no image."""
         return ClientScores(self.simulation.terms.num_clients, classes, self.metrics).to(self.simulation.device)
 
-    def _values(self, part: Part, received: Broadcast) -> Values:
-        """Return what clients differ in; what all have in common is the method's own."""
+    def values(self, part: Part, received: Broadcast) -> Values:
+        """Return what a part's clients differ in at its point; what all have in common is the method's own."""
         simulation, shared = self.simulation, self.simulation.roles.shared
         own = {name: name for name in simulation.roles.personal}
         if part.point == "local":
@@ -126,7 +126,7 @@ class Evaluation:
                 sent[name] = common.expand(count, *common.shape)
         return sent
 
-    def _fit(
+    def fit(
         self, work: CohortWork, fitting: Sequence[Part], received: Broadcast, round: Round, rule: ServerRule
     ) -> None:
         """Fit copies of a cohort's clients in the slots, before these copies are scored."""

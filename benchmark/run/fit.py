@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -76,7 +76,7 @@ class FinishedRun:
         return (
             f"{record.method} on {record.dataset}, {len(record.client_names)} clients, {rounds}, seed {record.seed}\n"
             f"{shown}\n"
-            f"metrics: {len(self.metrics):,} rows; client(k): parameters of client k; also method, data, record"
+            f"metrics: {len(self.metrics):,} rows; client(k): its parameters; predict(images, k); method, data, record"
         )
 
     def client(self, client: int) -> dict[str, Tensor]:
@@ -93,6 +93,14 @@ class FinishedRun:
         if client not in range(self.data.num_clients):
             raise ConfigurationError(f"there is no client {client!r}; the clients are 0 to {self.data.num_clients - 1}")
         return client_values(self.method, client)
+
+    def predict(
+        self, images: "str | Path | Sequence[str | Path] | Tensor", client: str | int | None = None, **how: Any
+    ) -> "pd.DataFrame":
+        """Classify images as a client does; see :meth:`benchmark.predict.trained_run.TrainedRun.predict`."""
+        from benchmark.predict.trained_run import TrainedRun
+
+        return TrainedRun.of(self.method, self.data).predict(images, client, **how)
 
 
 @overload

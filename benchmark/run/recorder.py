@@ -34,6 +34,7 @@ from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
+from benchmark.run.federation_file import FederationFacts
 from benchmark.run.scores import Key, Values, logged_numbers, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
 from benchmark.server import ServerRule
@@ -113,7 +114,7 @@ class Recorder(Callback):
         self._git: Git | None = None  # as the training began: there may be other commits by its end
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the partition's manifest, so that the split is on disk before training.
+        """Write the partition's manifest, so that the split is on disk before training, and the federation's facts.
 
         Raises:
             ConfigurationError: the directory holds a finished run.
@@ -123,7 +124,9 @@ class Recorder(Callback):
         if self.run_dir and stage == "fit" and self._writes:
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
-            trainer.datamodule.split_record.write(self.run_dir / "manifest.json")  # type: ignore[attr-defined]
+            data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+            data.split_record.write(self.run_dir / "manifest.json")
+            FederationFacts.of(data).write(self.run_dir)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the evaluations so far, start the clock, note the code, and tell the loggers what to group this run by.

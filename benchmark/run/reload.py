@@ -17,6 +17,7 @@ from benchmark.run.run_directory import last_checkpoint
 from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
+    import torch
     from torch import Tensor
 
     from benchmark.engine.data import FederatedData
@@ -27,7 +28,9 @@ if TYPE_CHECKING:  # slow to import
     from datamodules.federated import FederatedDataModule
 
 
-def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[FederatedMethod, FederatedDataModule]":
+def restore(
+    run_dir: str | Path, data_dir: str | Path | None = None, device: "torch.device | None" = None
+) -> "tuple[FederatedMethod, FederatedDataModule]":
     """The method of a run as it was after its last round, in evaluation mode on the CPU, and the run's data, set up.
 
     Shared parameters hold the server's values. What is each client's own lies in the method's store and in the
@@ -36,27 +39,31 @@ def restore(run_dir: str | Path, data_dir: str | Path | None = None) -> "tuple[F
     Args:
         run_dir: holds ``config.yaml`` and ``checkpoints/last.ckpt``.
         data_dir: of the data sets, for a run that was made elsewhere.
+        device: in whose precision it shall work, where it is moved to one that is no CPU.
 
     Raises:
         ConfigurationError: no checkpoint was kept, it is not one of this configuration, or the data are missing or
             another split.
     """
     folder = Path(run_dir)
-    config = read_mapping(config_of(folder))
-    content = last_round(folder)
-    made = _built(config, data_dir)
+    made = _built(read_mapping(config_of(folder)), data_dir, device)
     method, data = made.model, made.datamodule
     data.setup()
     data.match(method)
     join(method, data, made.trainer)
-    if type(data).__qualname__ in content:
+    content = last_round(folder, method)
+    if content is not None and type(data).__qualname__ in content:
         data.load_state_dict(content[type(data).__qualname__])
     load(method, content)
     return method, data
 
 
-def last_round(run_dir: Path) -> dict[str, Any]:
-    """The content of a run's last checkpoint.
+def last_round(run_dir: Path, method: "FederatedMethod") -> dict[str, Any] | None:
+    """The content of a run's last checkpoint; None where a method that learns nothing has left none.
+
+    Args:
+        run_dir: of the run.
+        method: the run's, which has joined.
 
     Raises:
         ConfigurationError: none was kept, or it cannot be read.
@@ -65,6 +72,8 @@ def last_round(run_dir: Path) -> dict[str, Any]:
 
     checkpoint = last_checkpoint(run_dir)
     if not checkpoint.is_file():
+        if not method.roles.trained:
+            return None
         raise ConfigurationError(
             f"{run_dir} has kept no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
             "another run"
@@ -88,15 +97,18 @@ def join(method: "FederatedMethod", data: "FederatedData", trainer: Any) -> None
     method.server.setup(trainer, method, "test")
 
 
-def load(method: "FederatedMethod", content: dict[str, Any]) -> None:
+def load(method: "FederatedMethod", content: dict[str, Any] | None) -> None:
     """Take what a checkpoint holds of the server, the clients and the method, which has joined; then only evaluate.
+
+    None is that of a method that learns nothing.
 
     Raises:
         ConfigurationError: the checkpoint is not one of this method, its rule, its clients and its frozen weights.
     """
-    method.on_load_checkpoint(content)
-    method.server.load_state_dict(content["callbacks"]["server"])
-    method.load_state_dict(content["state_dict"], strict=False)  # frozen weights are not in it
+    if content is not None:
+        method.on_load_checkpoint(content)
+        method.server.load_state_dict(content["callbacks"]["server"])
+        method.load_state_dict(content["state_dict"], strict=False)  # frozen weights are not in it
     method.eval()
 
 
@@ -155,29 +167,33 @@ def client_values(
     return {name: values[name].detach().clone() for name in roles.trained}
 
 
-def _built(config: dict[str, Any], data_dir: str | Path | None) -> "FederatedCLI":
+def _built(config: dict[str, Any], data_dir: str | Path | None, device: "torch.device | None" = None) -> "FederatedCLI":
     """Method, server, data and a Trainer as the command line makes them, with the links between them."""
     from benchmark.run.cli import FederatedCLI
 
     names: tuple[str, ...] = ("seed_everything", "model", "server", "delivery", "data")
-    given = {n: config[n] for n in names if n in config}
+    given: dict[str, Any] = {n: config[n] for n in names if n in config}
     for option, value in moved(config, data_dir).items():
         *path, last = option.split(".")
         reduce(dict.__getitem__, path, given)[last] = value
-    given["trainer"] = trainer_settings(config)
+    given["trainer"] = trainer_settings(config, device)
     with quiet():
         return FederatedCLI(given, run=False)
 
 
-def trainer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a Trainer that scores on the CPU: the run's rounds and precision, and its server if it names one."""
+def trainer_settings(config: Mapping[str, Any], device: "torch.device | None" = None) -> dict[str, Any]:
+    """Settings of a Trainer that scores on a device: the run's rounds and precision, and its server if it names one."""
     from benchmark.engine.rounds import Server
 
     settings = config.get("trainer") or {}
     callbacks = settings.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     return {
-        "accelerator": "cpu",
+        **(
+            {"accelerator": "gpu", "devices": [device.index or 0]}
+            if device is not None and device.type == "cuda"
+            else {"accelerator": "cpu"}
+        ),
         "logger": False,
         "enable_progress_bar": False,
         "enable_checkpointing": False,

@@ -1,29 +1,68 @@
 """Going on with a run from its directory alone."""
 
 import argparse
+import re
 import shlex
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import all_suffixes
+from itertools import accumulate, product
 from pathlib import Path
+from typing import Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import check_no_links
 from benchmark.paths import user_path
 from benchmark.records.record_file import is_finished
 from benchmark.run.run_directory import last_checkpoint
+from benchmark.yaml_files import read_mapping
+
+#: The whole name of a class.
+CLASS = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 
 
 def config_of(run_dir: Path) -> Path:
     """The configuration of a run, for the run's own checkpoint.
 
     Raises:
-        ConfigurationError: the folder is none of a run, or links in it lead elsewhere.
+        ConfigurationError: the folder is none of a run, links in it lead elsewhere, or its configuration names a class
+            that lies in it.
     """
     config = run_dir / "config.yaml"
     check_no_links(run_dir)
     if not config.is_file():
         why = "holds no config.yaml, as a run directory does" if run_dir.is_dir() else "is no folder"
         raise ConfigurationError(f"{run_dir} {why}; give the directory that the run named when it began")
+    _check_brings_no_code(run_dir, read_mapping(config))
     return config
+
+
+def _check_brings_no_code(run_dir: Path, config: Any) -> None:
+    """Refuse a configuration that names a module which the run directory itself has brought along.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    inside = run_dir.resolve()
+    for name in filter(CLASS.fullmatch, _texts(config)):
+        modules = accumulate(name.split(".")[:-1], lambda package, module: f"{package}/{module}")
+        for entry, module in product(sys.path, modules):
+            at = Path(entry, module)
+            found = at.is_dir() or any(Path(f"{at}{suffix}").is_file() for suffix in all_suffixes())
+            if found and at.resolve().is_relative_to(inside):
+                raise ConfigurationError(
+                    f"{run_dir}/config.yaml names {name}, which lies in {run_dir} itself: a run leaves no code, and "
+                    "none is run from there; move the module elsewhere, if you trust it"
+                )
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Yield all texts among the values of nested mappings and lists."""
+    if isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from _texts(value)
+    elif isinstance(content, str):
+        yield content
 
 
 def with_config_of_run(arguments: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 FOLDERS = ("checkpoints", "csv", "metrics", "tensorboard", "wandb")
 """Folders that a run makes."""
 FILES = (
-    *("config.yaml", "manifest.json", "metrics.parquet", "partition.png", "record.json"),
+    *("config.yaml", "federation.json", "manifest.json", "metrics.parquet", "partition.png", "record.json"),
     *("checkpoints/*.ckpt", "csv/metrics.csv", "csv/hparams.yaml", "metrics/*.parquet", "tensorboard/hparams.yaml"),
 )
 """Patterns of files that a run writes."""

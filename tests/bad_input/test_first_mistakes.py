@@ -154,6 +154,12 @@ def test_first_mistakes_in_options_are_answered_with_what_to_do(case: str, capsy
     [
         ["show", "PATH"],
         ["resume", "PATH"],
+        ["predict", "PATH", "x.png"],
+        ["predict", ".", "PATH"],
+        ["predict", ".", "x.png", "--out", "PATH"],
+        ["predict", ".", "x.png", "--new_client", "PATH"],
+        ["export", "PATH", "out"],
+        ["export", ".", "PATH"],
         ["keep", "PATH"],
         ["verify", "PATH"],
         ["report", "PATH"],

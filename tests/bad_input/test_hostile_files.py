@@ -93,6 +93,7 @@ KINDS = (a_link, a_link_to_a_folder, a_link_to_zeros, a_fifo, a_socket)
 READ = ("config.yaml", "manifest.json", "metrics.parquet", "record.json")
 WRITTEN = (
     *(".lock", "lock", "log.txt", "config.yaml", "manifest.json", "metrics.parquet", "record.json", "partition.png"),
+    "federation.json",
     *(
         "metrics",
         "metrics/round-000001.parquet",
@@ -134,6 +135,35 @@ def test_a_run_directory_with_a_link_is_refused_by_each_command(arguments: list[
     assert "down is not used: down/metrics is a link that leads elsewhere" in refused(
         capsys, cli.main, [*arguments, "--run_dir=down"]
     )
+
+
+@pytest.mark.parametrize("place", ["down/evil.py", "down/evil/__init__.py", "down/evil/x.py"])
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_run_directory_brings_no_code(
+    place: str, through_link: bool, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path(place).parent.mkdir(exist_ok=True)
+    Path(place).write_text("raise SystemExit('a stranger runs')\n")
+    folder = "link" if through_link else "down"
+    Path("link").symlink_to("down")
+    named = f"{folder}.evil.x.Method"
+    Path("down/config.yaml").write_text(f"model: {{class_path: {named}}}\ndata: {{}}\n")
+    Image.new("RGB", (8, 8)).save("x.png")
+    for command in (["predict", folder, "x.png"], ["export", folder, "out"], ["resume", folder]):
+        line = refused(capsys, commands.main, command)
+        assert f"{folder}/config.yaml names {named}, which lies in {folder} itself: a run leaves no code" in line
+    assert "which lies in" in refused(capsys, cli.main, ["test", f"--run_dir={folder}"])
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "federation.json", "record.json", "checkpoints/last.ckpt"])
+@pytest.mark.parametrize("make", KINDS)
+def test_a_directory_that_leads_elsewhere_is_no_model_to_use(make: Any, name: str, capsys: Capsys) -> None:
+    put(Path("down", name), make)
+    Image.new("RGB", (8, 8)).save("x.png")
+    for command in (["predict", "down", "x.png"], ["export", "down", "out"]):
+        assert f"down is not used: down/{name} is" in refused(capsys, commands.main, command)
+    assert not Path("out").exists()
 
 
 def test_a_run_directory_may_be_a_link_itself_and_hold_wandbs_own_links() -> None:

@@ -104,6 +104,11 @@ def filling(clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, m
     return made
 
 
+def rows_of_a_step(images: int, batch_size: int) -> int:
+    """Return how many rows each of the equal steps has that so many images are cut into."""
+    return -(-images // max(-(-images // batch_size), 1))
+
+
 class EvaluationPlan:
     """Steps of all cohorts of an evaluation; item i is the i-th with its rows and masks.
 
@@ -160,7 +165,7 @@ class EvaluationPlan:
                     # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
                     own = max(of[client] for client in cohort)
                     most = own if training is None and not noisy else largest[split]
-                    rows = -(-most // max(-(-most // batch_size), 1))
+                    rows = rows_of_a_step(most, batch_size)
                     steps = [
                         Step(cohort, cohort, Stage.EVALUATE, number=number, point=point, split=split)
                         for number in range(-(-own // max(rows, 1)))

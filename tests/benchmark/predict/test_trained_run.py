@@ -1,0 +1,84 @@
+"""Finished runs of one method of each family, opened from their directories alone, and exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from federation import TinyImages
+from safetensors.torch import load_file
+from trained_runs import Runs
+
+from benchmark.predict.trained_run import TrainedRun
+from benchmark.records.stored_run import read_metrics
+from benchmark.run.reload import client_values
+
+#: By family one method of it.
+METHODS = {
+    "head alone": "HeadTune",
+    "visual prompt": "FedVPT",
+    "prompt on the pixels": "PFedPT",
+    "text prompt": "PromptFL",
+    "prompts of both towers": "FedMaPLe",
+    "generated prompts": "PFedPG",
+    "draws": "PFedBayesPT",
+    "text and pixels": "TPFL",
+    "low-rank text prompt": "FedPGP",
+    "from scratch": "FedAvg",
+}
+
+
+@pytest.mark.parametrize("family", METHODS)
+def test_predictions_of_a_clients_test_images_are_those_of_the_record(
+    family: str, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = runs(METHODS[family])
+    monkeypatch.setattr(TinyImages, "load", None)  # the training data are gone
+    data, opened = live.datamodule, TrainedRun(live.run_dir, device="cpu")
+    recorded = read_metrics(live.run_dir).query("metric == 'accuracy' and split == 'test' and client >= 0")
+    read_at = "local" if live.model.evaluate_local and live.model.paper_point == "local" else "server"
+    scored = []
+    for (point, client), accuracy in recorded.set_index(["point", "client"])["value"].dropna().items():
+        rows = torch.from_numpy(data.held_out["test"][client])
+        images = data.pool.images[rows]
+        table = opened.predict(images, client, point)
+        right = table["class"] == [data.class_names[label] for label in data.pool.labels[rows].tolist()]
+        assert right.sum() == round(accuracy * len(rows))
+        assert table["probability"].between(1 / 8, 1).all()
+        logits = TrainedRun.of(live.model, data).client(client, point).logits(images[:3])
+        assert torch.equal(opened.client(client, point).logits(images[:3]), logits)
+        scored.append(point)
+        if point == read_at:
+            assert opened.client(client).point == point
+    assert len(scored) == (10 if live.model.evaluate_local else 6)
+
+
+#: Of them, what is different as a graph: a CNN, a ViT with draws, a CLIP's image tower.
+EXPORTED = ("prompt on the pixels", "draws", "prompts of both towers")
+
+
+@pytest.mark.parametrize("family", EXPORTED)
+def test_an_exported_client_needs_none_of_this_code(
+    family: str, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = []
+    save = torch.export.save
+    monkeypatch.setattr(torch.export, "save", lambda program, file: (programs.append(program), save(program, file)))
+    live = runs(METHODS[family])
+    opened = TrainedRun(live.run_dir, device="cpu")
+    model = opened.client(2)
+    written = opened.export(tmp_path / "model", "client 2")
+    assert sorted(path.name for path in written) == ["model.json", "model.pt2", "model.safetensors"]
+    graph = programs[0].module()  # what was written: to read a file takes seconds, which test_using_page.py does
+    rows = torch.from_numpy(live.datamodule.held_out["test"][2])
+    for count in (1, len(rows)):
+        images = live.datamodule.pool.images[rows[:count]]
+        expected = model.logits(images)
+        torch.testing.assert_close(graph(images), expected, rtol=1e-6, atol=1e-5)
+    about = json.loads((tmp_path / "model/model.json").read_text())
+    assert about["class_names"] == list(live.datamodule.class_names)
+    assert (about["method"], about["client"], about["point"]) == (METHODS[family], "client 2", model.point)
+    held = load_file(tmp_path / "model/model.safetensors")
+    torch.testing.assert_close(held, client_values(live.model, 2, model.point), rtol=0, atol=0)
+    size = (tmp_path / "model/model.pt2").stat().st_size
+    assert size < 4 * sum(value.numel() for value in live.model.parameters()) + 3e6

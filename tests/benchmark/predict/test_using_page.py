@@ -1,0 +1,72 @@
+"""The page of ``docs/`` on trained models: all that it tells people to do, done in order."""
+
+import csv
+import importlib
+import re
+import runpy
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import datamodules
+from benchmark.commands import main
+from benchmark.run.cli import FederatedCLI
+from datamodules import DigitDomains, ImagePool
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/using_a_model.md").read_text()
+
+
+class FewDigits(DigitDomains):
+    """Every sixteenth of the digits."""
+
+    def load(self) -> ImagePool:
+        """In all styles, training and test."""
+        pool = super().load()
+        return ImagePool(*(getattr(pool, field.name)[::16] for field in fields(pool)))
+
+
+def test_the_page_on_trained_models_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(datamodules, "DigitDomains", FewDigits)
+    monkeypatch.setattr("datamodules.digits.DigitDomains", FewDigits)
+    monkeypatch.chdir(tmp_path)
+    first = next(line for line in re.findall(r"`(lightning-cli fit [^`]*)`", PAGE))
+    short = ["--trainer.max_epochs=1", "--model.init_args.training.steps=2", "--trainer.num_sanity_val_steps=0"]
+    arguments = shlex.split(first.replace("configs/", f"{ROOT}/configs/"))[1:]
+    data = FederatedCLI([*arguments, *short, "--trainer.enable_progress_bar=false"]).datamodule
+    for folder, held in (("images", data.held_out["test"]), ("ward", data.train_indices)):
+        for number, row in enumerate(held[0].tolist()[:12]):
+            name = data.class_names[data.pool.labels[row]] if folder == "ward" else "."
+            at = tmp_path / folder / name / f"{number}.png"
+            at.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(data.pool.images[row].permute(1, 2, 0).numpy()).save(at)
+    Path("images.csv").write_text("path\nimages/1.png\nimages/0.png\n")
+    monkeypatch.setattr(FewDigits, "load", None)  # the training data are gone
+    shown = {}
+    for line in "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).splitlines():
+        program, *words = shlex.split(line, comments=True)
+        assert program == "benchmark"
+        capsys.readouterr()
+        assert main(words) == 0, line
+        shown[shlex.join(words)] = capsys.readouterr()
+    answers = list(csv.reader(shown["predict runs/one images --client ink"].out.splitlines()))
+    assert answers[0] == ["path", "class", "probability"]
+    assert [path for path, *_ in answers[1:]] == sorted(f"images/{number}.png" for number in range(12))
+    every = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
+    assert [row["path"] for row in every] == ["images/1.png", "images/0.png"]
+    assert len(every[0]) == 3 + 10
+    by_path = {path: answer for path, answer, _ in answers[1:]}
+    assert [row["class"] for row in every] == [by_path[row["path"]] for row in every]
+    for name, text in re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL):
+        Path(name).write_text(text)
+    capsys.readouterr()
+    runpy.run_path("use_export.py")
+    assert capsys.readouterr().out.split() == [by_path["images/0.png"]]
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("use_model")
+    assert all(name in capsys.readouterr().out for name in ("ink",))

@@ -1,0 +1,23 @@
+"""Tiny finished runs, each trained once in a session, for what is done with a trained model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from federation import CONF
+
+from benchmark.run.cli import FederatedCLI
+
+SHORT = (
+    "--trainer.max_epochs=1",
+    "--trainer.num_sanity_val_steps=0",
+    "--data.partition=federation.Few",
+    "--data.clients_per_round=4",
+)
+Runs = Callable[..., Any]
+
+
+def trained(run_dir: Path, conf: str, *options: str) -> Any:
+    """A run of six clients, four of which train for a round; returns it with its live method and data."""
+    configs = [f"--config={CONF / name}.yaml" for name in ("base", conf)]
+    return FederatedCLI(["fit", *configs, f"--run_dir={run_dir}", *SHORT, *options])
