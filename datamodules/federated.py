@@ -58,7 +58,8 @@ class FederatedDataModule(Checked, LightningDataModule):
             besides after the aggregation (point ``server``); the shared parameters are kept for each client then. None:
             as the method has it.
         metrics: ``clinical`` scores more than accuracies and loss: sensitivity, specificity, predictive values, kappa,
-            Matthews' coefficient, calibration error and Brier score, per client and pooled. None is ``basic``.
+            Matthews' coefficient, AUROC, average precision, calibration error and Brier score, per client and pooled.
+            None is ``basic``.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the

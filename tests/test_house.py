@@ -18,6 +18,7 @@ FLOORS = (
         "benchmark.ranges",
         "benchmark.masked",
         "benchmark.counts",
+        "benchmark.formulas",
         "benchmark.metrics",
         "benchmark.yaml_files",
         "benchmark.config_files",

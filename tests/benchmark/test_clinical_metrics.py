@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import CONF
-from sklearn.metrics import cohen_kappa_score, matthews_corrcoef
+from federation import CONF, build, fit
+from over_ranks import over_ranks
+from sklearn.metrics import average_precision_score, cohen_kappa_score, matthews_corrcoef, roc_auc_score
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from benchmark.engine.kept_images import KeptImages
 from benchmark.engine.scores import ClientScores
 from benchmark.masked import IGNORE
 from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, metrics_of
@@ -18,7 +20,8 @@ from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import stored_run, verify_record
 from benchmark.run.cli import main
-from benchmark.run.scores import print_scores
+from benchmark.run.scores import SIDE_BY_SIDE, print_scores
+from benchmark.run.strategy import RanksStrategy
 
 LOGITS = [
     *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
@@ -36,6 +39,10 @@ EXPECTED = {
     "npv": ([(2 / 3 + 0.75 + 1) / 3, (2 / 3 + 0.5 + 1) / 3, (1 + 1 + 0) / 3], (0.75 + 7 / 9 + 6 / 7) / 3),
     "kappa": ([0.411765, 0.2, 0.0], 0.375),
     "mcc": ([0.437500, 0.223607, NONE], 0.378968),
+    # per class .833333 1 1 | 1 .75 - | -, and .833333 1 1 | 1 .833333 -; the mean over classes that occur
+    "auroc": ([0.944444, 0.875, NONE], 0.916667),
+    "auroc_weighted": ([0.933333, 0.875, NONE], 0.916667),
+    "ap": ([0.944444, 0.916667, NONE], 0.873611),
     "ece": ([0.391296, 0.356524, 0.294127], 0.355413),
     "brier": ([0.407132, 0.407221, 0.296906], 0.379605),
 }
@@ -84,6 +91,8 @@ def test_many_images_agree_with_scikit_learn_and_torchmetrics(seed: int) -> None
     p = logits[0].double().softmax(-1)
     expected = multiclass_calibration_error(p, y[0], num_classes=4, n_bins=15, norm="l1").item()
     assert made["ece"] == pytest.approx(expected, abs=1e-6)
+    assert made["auroc"] == pytest.approx(roc_auc_score(truth, p.numpy(), multi_class="ovr"))
+    assert made["ap"] == pytest.approx(average_precision_score(np.eye(4)[truth], p.numpy()), abs=1e-6)
     onehot = np.eye(4)[truth]
     assert made["brier"] == pytest.approx(((p.numpy() - onehot) ** 2).sum(1).mean(), abs=1e-9)
     assert made["sensitivity"] == pytest.approx(made["balanced_accuracy"])
@@ -94,12 +103,63 @@ def test_a_client_without_a_prediction_has_no_calibration_and_one_without_images
     logits = torch.tensor([[[2.0, 0, 0], [math.nan, 0, 0]], [[2.0, 0, 0], [0, 3.0, 0]]])
     scores.update(logits, torch.tensor([[0, 1], [0, 1]]), (0, 1))
     made = scores.compute()
-    for name in ("ece", "brier"):
+    for name in ("ece", "brier", "auroc", "auroc_weighted", "ap"):
         assert made[name].isnan().tolist() == [True, False, True]
     assert made["sensitivity"][:2].tolist() == [0.5, 1.0]
     assert made["ppv"][:2].tolist() == [1.0, 1.0]
     assert made["kappa"][0].item() == pytest.approx(cohen_kappa_score([0, 1], [0, 3]))
     assert all(values[2].isnan() for values in made.values())
+
+
+def test_of_two_classes_the_second_is_ranked_and_images_move_between_ranks_with_their_client() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits, y = torch.randn(3, 40, 2, generator=generator), torch.randint(0, 2, (3, 40), generator=generator)
+    logits[:, :, 1] = logits[:, :, 1].round()  # ties
+    logits[:, :, 0] = 0.0
+    whole, first, second = (ClientScores(3, 2, "clinical") for _ in range(3))
+    whole.update(logits, y, (0, 1, 2))
+    made = whole.compute()["auroc"]
+    for client in range(3):
+        p = logits[client].double().softmax(-1)[:, 1].numpy()
+        assert made[client].item() == pytest.approx(roc_auc_score(y[client].numpy(), p))
+    second.update(logits[[2]], y[[2]], (2,))
+    first.update(logits[[1, 0]], y[[1, 0]], (1, 0))
+    first.add((2,), second.counted((2,)))
+    first.keep(second.kept.of([2]))
+    assert torch.equal(first.compute()["auroc"], made)
+    assert first.pooled() == whole.pooled()
+
+
+CLINICAL = ("--data.metrics=clinical", "--data.evaluate_local=true")
+
+
+def final_scores(count: int, *options: str) -> dict[str, tuple[KeptImages, dict[str, torch.Tensor], dict[str, float]]]:
+    """Images, metrics and pooled metrics of the last evaluation, of a run over so many processes."""
+
+    def work(strategy: RanksStrategy) -> Any:
+        method, data = build(
+            "FedPer", "--data.partition=federation.Few", "--data.clients_per_round=5", *CLINICAL, *options
+        )
+        fit(method, data, 1, settings={"devices": count, "strategy": strategy})
+        scores = method.evaluation.scores
+        return {point: (of.kept, of.compute(), of.pooled()) for (point, _), of in scores.items()}
+
+    return work(RanksStrategy()) if count == 1 else over_ranks(count, work)[0]
+
+
+def test_ranks_widths_and_batches_change_no_clinical_metric_and_no_kept_image() -> None:
+    alone = final_scores(1, "--data.cohort_width=2")  # five of six clients train
+    assert {point: len(images.image.unique()) for point, (images, _, _) in alone.items()} == {"server": 18, "local": 16}
+    for options in ("--data.cohort_width=2",), ("--data.cohort_width=2", "--data.eval_batch_size=2"):
+        others = final_scores(2, *options)
+        for point, (images, values, pooled) in alone.items():
+            found, found_values, found_pooled = others[point]
+            for name in ("client", "image", "label"):
+                assert torch.equal(getattr(found, name), getattr(images, name)), name
+            # Batches of other sizes give other last digits of logits.
+            torch.testing.assert_close(found.logits, images.logits, rtol=0, atol=1e-6 * (len(options) - 1))
+            torch.testing.assert_close(found_values, values, rtol=1e-5, atol=0, equal_nan=True)
+            assert found_pooled == pytest.approx(pooled, nan_ok=True)
 
 
 ELEVEN = np.array([0.9, 0.8, 0.6, 0.7, 0.5, 0.95, 0.85, 0.4, 0.75, 0.65, 0.55])
@@ -170,5 +230,5 @@ def test_many_metrics_are_printed_in_tables_that_a_narrow_terminal_shows(
     said = capsys.readouterr().out
     assert "…" not in said
     assert max(map(len, said.splitlines())) <= 80
-    assert said.count("test images, after aggregation") == 3
+    assert said.count("test images, after aggregation") == math.ceil(len(METRICS) / SIDE_BY_SIDE)
     assert all(metric.replace("_", " ") in said for metric in METRICS)
