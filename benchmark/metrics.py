@@ -4,7 +4,7 @@ Engine, records, tables, report, tuning and loggers read all of this here. To ad
 :data:`METRICS`; to add a statistic, add one to :data:`STATISTICS`. Importing this module loads neither torch nor NumPy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -111,6 +111,11 @@ METRICS = {
 def metrics_of(chosen: str) -> tuple[Metric, ...]:
     """Return the metrics of one of :data:`SETS`."""
     return tuple(metric for metric in METRICS.values() if SETS.index(metric.first_in) <= SETS.index(chosen))
+
+
+def keep_images(metrics: Iterable[Metric]) -> bool:
+    """Return whether an evaluation keeps its images with their logits, since one of these metrics is made of them."""
+    return any(metric.of_images is not None for metric in metrics)
 
 
 def lower_is_better(metric: str) -> bool:

@@ -19,6 +19,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.masked import IGNORE
+from benchmark.metrics import keep_images, metrics_of
 from benchmark.server import ServerRule
 
 
@@ -33,6 +34,7 @@ class Evaluation:
     def __init__(self, simulation: Simulation, metrics: str = "basic") -> None:
         self.simulation = simulation
         self.metrics = metrics
+        self.keeps_images = keep_images(metrics_of(metrics))
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
         #: called after every step, for displays
@@ -181,7 +183,7 @@ class Evaluation:
             for name, values in self.scores[key].counted(clients).items()
         }
         for key, scores in self.scores.items():
-            named |= scores.kept.columns("/".join(("images", *key, ""))) if scores.keeps_images else {}
+            named |= scores.kept.columns("/".join(("images", *key, ""))) if self.keeps_images else {}
         parts = ranks.gather("scores", named)
         self.scores = {}
         for key in dict.fromkeys(key for theirs in everybody for key in theirs):
@@ -191,7 +193,7 @@ class Evaluation:
                 if key in theirs:
                     counted = {kind.name: part["/".join((kind.name, *key))] for kind in whole.kinds}
                     whole.add(theirs[key][0], counted)
-                    if whole.keeps_images:
+                    if self.keeps_images:
                         whole.keep(KeptImages.read(part, "/".join(("images", *key, ""))))
             self.scores[key] = whole
         whole_federation = range(simulation.terms.num_clients)

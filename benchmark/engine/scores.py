@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from benchmark.counts import ClassCounts, Counts, ScoredBatch
 from benchmark.engine.kept_images import KeptImages
-from benchmark.metrics import metrics_of
+from benchmark.metrics import keep_images, metrics_of
 from benchmark.placing import placed
 
 
@@ -34,7 +34,7 @@ class ClientScores(Metric):
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
         self.metrics = metrics_of(chosen)
-        self.keeps_images = any(metric.of_images is not None for metric in self.metrics)
+        self.keeps_images = keep_images(self.metrics)
         self._kept = [KeptImages.none(num_classes)]
         used = (kind for metric in self.metrics for kind in metric.counts)
         self.kinds: tuple[type[Counts], ...] = tuple(dict.fromkeys((ClassCounts, *used)))

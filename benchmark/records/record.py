@@ -112,7 +112,16 @@ class _File(TypedDict):
     bytes: Count
 
 
-_Files = TypedDict("_Files", {"config.yaml": _File, "manifest.json": _File, "metrics.parquet": _File})
+_Files = TypedDict(
+    "_Files",
+    {
+        "config.yaml": _File,
+        "manifest.json": _File,
+        "metrics.parquet": _File,
+        "predictions.parquet": NotRequired[_File],
+        "classes.parquet": NotRequired[_File],
+    },
+)
 with_config(ConfigDict(extra="forbid"))(_Files)
 
 
@@ -139,7 +148,8 @@ class RunRecord:
         config_hash: from :func:`benchmark.records.hashes.config_hash`, of ``config.yaml``; this and the next two are
             filled by :func:`benchmark.records.record_file.write_record`.
         summary: from :func:`benchmark.records.summary.summarize`.
-        files: per file of :data:`benchmark.records.record_file.FILES` its ``sha256`` and ``bytes``.
+        files: per file of :data:`benchmark.records.record_file.FILES`, and of those of
+            :data:`benchmark.records.record_file.MORE_FILES` that the run has, its ``sha256`` and ``bytes``.
         server: dotted path of the class of the server, with those of the rules that it wraps in brackets; this and what
             follows is None in older records.
         default_server: dotted path of the server that the method brings itself.

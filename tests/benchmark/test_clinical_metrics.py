@@ -1,34 +1,18 @@
 """Clinical metrics and statistics over clients against numbers of scikit-learn, torchmetrics, NumPy and by hand."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federation import CONF, build, fit
-from over_ranks import over_ranks
 from sklearn.metrics import average_precision_score, cohen_kappa_score, matthews_corrcoef, roc_auc_score
+from three_clients import scored
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from benchmark.engine.kept_images import KeptImages
 from benchmark.engine.scores import ClientScores
-from benchmark.masked import IGNORE
-from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, metrics_of
-from benchmark.records.metrics_table import read_table
-from benchmark.records.record_file import read_record
-from benchmark.records.stored_run import stored_run, verify_record
-from benchmark.run.cli import main
+from benchmark.metrics import METRICS, STATISTICS, metrics_of
 from benchmark.run.scores import SIDE_BY_SIDE, print_scores
-from benchmark.run.strategy import RanksStrategy
 
-LOGITS = [
-    *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
-    *[(0.6, 0.8, -0.2), (-0.4, 2.2, 0.5), (0.1, 0.3, 0.9), (0.2, -0.3, 1.4), (1.0, 0.4, 0.7), (-0.6, 0.1, 2.5)],
-]
-LABELS = [0, 1, 2, 1, 0, 0, 0, 1, 1, 2, 2, 2]
-HELD = [(0, 5), (5, 9), (9, 12)]
 NONE = math.nan
 #: per metric of three clients, and of all their images; from scikit-learn 1.9.1 and torchmetrics 1.9.0, or by hand from
 #: the confusion [1,0,1][1,1,0][0,0,1] | [1,1,0][0,1,1][0,0,0] | [0,0,0][0,0,0][1,0,2]
@@ -46,20 +30,6 @@ EXPECTED = {
     "ece": ([0.391296, 0.356524, 0.294127], 0.355413),
     "brier": ([0.407132, 0.407221, 0.296906], 0.379605),
 }
-
-
-def scored(order: tuple[int, ...] = (0, 1, 2), at_once: int = 6) -> ClientScores:
-    """The twelve images of three clients, so many at a time."""
-    scores = ClientScores(3, 3, "clinical")
-    for client in order:
-        begin, end = HELD[client]
-        for start in range(begin, end, at_once):
-            rows = slice(start, min(end, start + at_once))
-            logits, y = torch.zeros(1, at_once, 3), torch.full((1, at_once), IGNORE)
-            logits[0, : rows.stop - rows.start] = torch.tensor(LOGITS[rows])
-            y[0, : rows.stop - rows.start] = torch.tensor(LABELS[rows])
-            scores.update(logits, y, (client,))
-    return scores
 
 
 @pytest.mark.parametrize("metric", EXPECTED)
@@ -130,38 +100,6 @@ def test_of_two_classes_the_second_is_ranked_and_images_move_between_ranks_with_
     assert first.pooled() == whole.pooled()
 
 
-CLINICAL = ("--data.metrics=clinical", "--data.evaluate_local=true")
-
-
-def final_scores(count: int, *options: str) -> dict[str, tuple[KeptImages, dict[str, torch.Tensor], dict[str, float]]]:
-    """Images, metrics and pooled metrics of the last evaluation, of a run over so many processes."""
-
-    def work(strategy: RanksStrategy) -> Any:
-        method, data = build(
-            "FedPer", "--data.partition=federation.Few", "--data.clients_per_round=5", *CLINICAL, *options
-        )
-        fit(method, data, 1, settings={"devices": count, "strategy": strategy})
-        scores = method.evaluation.scores
-        return {point: (of.kept, of.compute(), of.pooled()) for (point, _), of in scores.items()}
-
-    return work(RanksStrategy()) if count == 1 else over_ranks(count, work)[0]
-
-
-def test_ranks_widths_and_batches_change_no_clinical_metric_and_no_kept_image() -> None:
-    alone = final_scores(1, "--data.cohort_width=2")  # five of six clients train
-    assert {point: len(images.image.unique()) for point, (images, _, _) in alone.items()} == {"server": 18, "local": 16}
-    for options in ("--data.cohort_width=2",), ("--data.cohort_width=2", "--data.eval_batch_size=2"):
-        others = final_scores(2, *options)
-        for point, (images, values, pooled) in alone.items():
-            found, found_values, found_pooled = others[point]
-            for name in ("client", "image", "label"):
-                assert torch.equal(getattr(found, name), getattr(images, name)), name
-            # Batches of other sizes give other last digits of logits.
-            torch.testing.assert_close(found.logits, images.logits, rtol=0, atol=1e-6 * (len(options) - 1))
-            torch.testing.assert_close(found_values, values, rtol=1e-5, atol=0, equal_nan=True)
-            assert found_pooled == pytest.approx(pooled, nan_ok=True)
-
-
 ELEVEN = np.array([0.9, 0.8, 0.6, 0.7, 0.5, 0.95, 0.85, 0.4, 0.75, 0.65, 0.55])
 THREE = np.array([0.6, 0.5, 2 / 3])
 
@@ -201,25 +139,6 @@ def test_gini_and_jain_of_equal_clients_of_scaled_ones_and_of_nothing() -> None:
 def test_basic_has_the_four_and_clinical_all() -> None:
     assert [metric.name for metric in metrics_of("basic")] == ["accuracy", "balanced_accuracy", "macro_f1", "loss"]
     assert metrics_of("clinical") == tuple(METRICS.values())
-
-
-def test_a_clinical_run_has_them_in_its_files_and_a_basic_one_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    configs = [f"--config={CONF / name}" for name in ("base.yaml", "HeadTune.yaml")]
-    for run, options in {"basic": [], "clinical": ["--data.metrics=clinical"]}.items():
-        main(["fit", *configs, "--trainer.max_epochs=1", "--data.evaluate_local=true", f"--run_dir={run}", *options])
-    tables: dict[str, Any] = {run: read_table(tmp_path / run / "metrics.parquet") for run in ("basic", "clinical")}
-    more = set(tables["clinical"]["metric"]) - set(tables["basic"]["metric"])
-    assert more == set(EXPECTED)
-    alike = tables["clinical"][~tables["clinical"]["metric"].isin(more)].reset_index(drop=True)
-    assert alike.astype(str).equals(tables["basic"].astype(str))
-    assert set(tables["clinical"].loc[tables["clinical"]["client"] == POOLED_CLIENT, "metric"]) == more
-    assert verify_record(tmp_path / "clinical") == []
-    assert stored_run(tmp_path / "clinical").untrained == stored_run(tmp_path / "basic").untrained
-    entry = read_record(tmp_path / "clinical").summary["server"]["test"]["brier"]
-    assert 0 < entry["last"]["average"] <= entry["last"]["worst"] <= 2
 
 
 def test_many_metrics_are_printed_in_tables_that_a_narrow_terminal_shows(
