@@ -277,7 +277,7 @@ def _first_comment(path: Path | None) -> str:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Check what must hold of one's own method, server's rule, partition or source of images, a line for each."""
+    """Check what must hold of one's own method, server's rule, partition, source or metric, a line for each."""
     from benchmark.checks.command import check as run_checks
 
     return 0 if run_checks(arguments.target, arguments.config) else 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchmark import formulas
 from benchmark.counts import ClassCounts, Confidences, Counts, LossSum, ScoredBatch, SquaredErrors
+from benchmark.errors import ConfigurationError
 
 if TYPE_CHECKING:  # slow to import
     import numpy as np
@@ -44,7 +45,7 @@ class Metric:
         always_defined: every client with images has a value, and NaN says that it diverged. Otherwise NaN says "not
             defined": the client has no row in the metrics table and is left out of statistics.
         logs_worst: loggers get the worst client's value beside the average.
-        first_in: the first of :data:`SETS` that has it.
+        first_in: the first of :data:`SETS` that has it; None for one of a user's own (:mod:`benchmark.own_metrics`).
     """
 
     name: str
@@ -56,7 +57,7 @@ class Metric:
     pooled: Literal["images", "counts"] | None = None
     always_defined: bool = True
     logs_worst: bool = False
-    first_in: Literal["basic", "clinical"] = "basic"
+    first_in: Literal["basic", "clinical"] | None = "basic"
 
 
 def _clinical(
@@ -110,7 +111,23 @@ METRICS = {
 
 def metrics_of(chosen: str) -> tuple[Metric, ...]:
     """Return the metrics of one of :data:`SETS`."""
-    return tuple(metric for metric in METRICS.values() if SETS.index(metric.first_in) <= SETS.index(chosen))
+    sets = SETS[: SETS.index(chosen) + 1]
+    return tuple(metric for metric in METRICS.values() if metric.first_in in sets)
+
+
+def know_metric(name: str, lower_is_better: bool) -> None:
+    """Make a metric of a user's own known by its name, for tables of values that were computed elsewhere.
+
+    Raises:
+        ConfigurationError: a metric of this name has another direction, or is one of the suite's.
+    """
+    known = METRICS.setdefault(
+        name, Metric(name, (), lower_is_better=lower_is_better, pooled="counts", always_defined=False, first_in=None)
+    )
+    if known.first_in is not None or known.lower_is_better != lower_is_better:
+        raise ConfigurationError(
+            f"two metrics are called {name!r}, and they are not the same: give one of them another name"
+        )
 
 
 def keep_images(metrics: Iterable[Metric]) -> bool:

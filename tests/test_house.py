@@ -20,6 +20,7 @@ FLOORS = (
         "benchmark.counts",
         "benchmark.formulas",
         "benchmark.metrics",
+        "benchmark.own_metrics",
         "benchmark.yaml_files",
         "benchmark.config_files",
         "benchmark.paths",

@@ -4,6 +4,7 @@ import torch
 
 from benchmark.engine.scores import ClientScores
 from benchmark.masked import IGNORE
+from benchmark.metrics import Metric
 
 LOGITS = [
     *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
@@ -13,7 +14,9 @@ LABELS = [0, 1, 2, 1, 0, 0, 0, 1, 1, 2, 2, 2]
 HELD = [(0, 5), (5, 9), (9, 12)]
 
 
-def scored(order: tuple[int, ...] = (0, 1, 2), at_once: int = 6, chosen: str = "clinical") -> ClientScores:
+def scored(
+    order: tuple[int, ...] = (0, 1, 2), at_once: int = 6, chosen: str | tuple[Metric, ...] = "clinical"
+) -> ClientScores:
     """The twelve images of three clients, so many at a time."""
     scores = ClientScores(3, 3, chosen)
     for client in order:

@@ -19,7 +19,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.masked import IGNORE
-from benchmark.metrics import keep_images, metrics_of
+from benchmark.metrics import Metric, keep_images, metrics_of
 from benchmark.server import ServerRule
 
 
@@ -28,13 +28,13 @@ class Evaluation:
 
     Args:
         simulation: whose clients.
-        metrics: which set of metrics they get.
+        metrics: what they are scored by.
     """
 
-    def __init__(self, simulation: Simulation, metrics: str = "basic") -> None:
+    def __init__(self, simulation: Simulation, metrics: tuple[Metric, ...] = metrics_of("basic")) -> None:
         self.simulation = simulation
         self.metrics = metrics
-        self.keeps_images = keep_images(metrics_of(metrics))
+        self.keeps_images = keep_images(metrics)
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
         #: called after every step, for displays

@@ -9,6 +9,8 @@ from torchmetrics import Metric
 
 from benchmark.counts import ClassCounts, Counts, ScoredBatch
 from benchmark.engine.kept_images import KeptImages
+from benchmark.errors import ConfigurationError
+from benchmark.metrics import Metric as MetricOfClients
 from benchmark.metrics import keep_images, metrics_of
 from benchmark.placing import placed
 
@@ -23,17 +25,17 @@ class ClientScores(Metric):
     Args:
         num_clients: N.
         num_classes: C.
-        chosen: which metrics, one of :data:`benchmark.metrics.SETS`.
+        chosen: which metrics: one of :data:`benchmark.metrics.SETS`, or themselves.
     """
 
     full_state_update = False
     counts: Tensor
     loss_sum: Tensor
 
-    def __init__(self, num_clients: int, num_classes: int, chosen: str = "basic") -> None:
+    def __init__(self, num_clients: int, num_classes: int, chosen: str | tuple[MetricOfClients, ...] = "basic") -> None:
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
-        self.metrics = metrics_of(chosen)
+        self.metrics = metrics_of(chosen) if isinstance(chosen, str) else chosen
         self.keeps_images = keep_images(self.metrics)
         self._kept = [KeptImages.none(num_classes)]
         used = (kind for metric in self.metrics for kind in metric.counts)
@@ -129,7 +131,10 @@ class ClientScores(Metric):
         batch = ScoredBatch(images.logits, images.label)
         if not len(images.label) or (batch.predictions == batch.classes).any():
             return dict.fromkeys(of_images, math.nan)
-        return {name: of(batch) for name, of in of_images.items()}
+        try:
+            return {name: of(batch) for name, of in of_images.items()}
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error} (clients {images.client.unique().tolist()[:5]})") from error
 
     def images(self) -> Tensor:
         """Count each client's images that were scored, int64 [N]."""

@@ -4,6 +4,7 @@ import io
 from typing import TYPE_CHECKING
 
 from benchmark.metrics import POOLED_CLIENT
+from benchmark.records.metrics_table import MOST_ROWS
 from benchmark.records.record import POINTS
 
 if TYPE_CHECKING:  # slow to import
@@ -52,7 +53,7 @@ def parse_predictions(content: bytes) -> "pd.DataFrame":
 
     Raises:
         OSError: it is no Parquet file.
-        ValueError: it has other columns.
+        ValueError: it has other columns, or more rows than a run's could have.
     """
     return _parsed(content, COLUMNS)
 
@@ -63,6 +64,9 @@ def _parsed(content: bytes, columns: tuple[str, ...]) -> "pd.DataFrame":
     file = pq.ParquetFile(io.BytesIO(content))
     if tuple(file.schema_arrow.names) != columns:
         raise ValueError(f"it has the columns {', '.join(file.schema_arrow.names)[:200]}, not {', '.join(columns)}")
+    bound = max(MOST_ROWS, len(content))
+    if file.metadata.num_rows > bound:
+        raise ValueError(f"it has {file.metadata.num_rows:,} rows; at most {bound:,} are read")
     table = file.read(use_pandas_metadata=False).to_pandas()
     points = sorted(set(table["point"]) - set(POINTS))
     if points:
@@ -93,7 +97,7 @@ def images_of(predictions: "pd.DataFrame") -> "ScoredBatch":
 
     from benchmark.counts import ScoredBatch
 
-    logits = np.stack(predictions["logits"].to_numpy()).astype("float32")
+    logits = np.stack(list(predictions["logits"])).astype("float32")
     return ScoredBatch(torch.from_numpy(logits), torch.from_numpy(predictions["label"].to_numpy("int64").copy()))
 
 
@@ -128,9 +132,9 @@ def by_class(predictions: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     parts = []
-    for (point, split), rows in predictions.groupby(list(NAMES), sort=True):
+    for place, rows in predictions.groupby(list(NAMES), sort=True):
         for client, own in [(POOLED_CLIENT, rows), *rows.groupby("client", sort=True)]:
-            parts.append(_classes(own).assign(point=point, split=split, client=client))
+            parts.append(_classes(own).assign(**dict(zip(NAMES, map(str, place), strict=True)), client=client))
     table = pd.concat(parts, ignore_index=True)
     return table[[*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS]]
 

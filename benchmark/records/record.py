@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
 
-from benchmark.metrics import STATISTICS
+from benchmark.metrics import STATISTICS, know_metric
 
 POINTS = ("server", "local")
 
@@ -107,6 +107,12 @@ class Tuning(TypedDict):
     study: Name
 
 
+@with_config(ConfigDict(extra="forbid"))
+class _OwnMetric(TypedDict):
+    class_path: Name
+    lower_is_better: bool
+
+
 class _File(TypedDict):
     sha256: str
     bytes: Count
@@ -160,6 +166,8 @@ class RunRecord:
         delivery: names of the classes that lay between clients and server; None where everything arrived.
         facts: per name that the server's rule or the delivery reported as one number of the federation, its value by
             round; ``void`` is 1 in rounds from which nothing was made.
+        own_metrics: per name of a metric of the user's own its ``class_path`` and whether lower is better; not in the
+            file where there are none.
     """
 
     method: Name
@@ -187,6 +195,10 @@ class RunRecord:
     corrected: str | None = None
     delivery: str | None = None
     facts: dict[str, dict[str, float]] | None = None
+    own_metrics: Annotated[
+        dict[str, dict[str, Any]] | None,
+        _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=100)], _OwnMetric] | None),
+    ] = None
 
     @property
     def other_server(self) -> str | None:
@@ -208,10 +220,11 @@ def _reader(statistics: tuple[str, ...]) -> TypeAdapter[_Payload]:
 
 
 def parse_record(content: bytes) -> RunRecord:
-    """A record from JSON, every field checked.
+    """A record from JSON, every field checked; metrics of the user's own are known by name from then on.
 
     Raises:
         ValueError: a field is missing, unknown, of the wrong type or out of range; one line that names it.
+        ConfigurationError: a metric of the user's own has the name of another one.
     """
     try:
         record = _reader(tuple(STATISTICS)).validate_json(content, strict=True)
@@ -225,4 +238,6 @@ def parse_record(content: bytes) -> RunRecord:
     if len(record.client_names) != len(record.test_sizes):
         names, sizes = len(record.client_names), len(record.test_sizes)
         raise ValueError(f"test_sizes ({sizes} of them) and client_names ({names}) do not fit each other")
+    for name, facts in (record.own_metrics or {}).items():
+        know_metric(name, facts["lower_is_better"])
     return RunRecord(**{name: getattr(record, name) for name in RunRecord.__dataclass_fields__})

@@ -71,7 +71,7 @@ def write_record(
     configuration = config_hash(read_mapping(folder / "config.yaml"))
     summary = summarize(metrics, record.test_sizes)
     write_parquet(folder / "metrics.parquet", metrics)
-    files = FILES
+    files: tuple[str, ...] = FILES
     if predictions and (folder / PREDICTIONS).is_file():
         kept = parse_predictions(read_regular(folder / PREDICTIONS, LARGEST[PREDICTIONS]))
         write_bytes(folder / CLASSES, classes_parquet_of(by_class(kept)))
@@ -83,7 +83,10 @@ def write_record(
         files={name: file_entry((folder / name).read_bytes()) for name in files},
     )
     # Through JSON, so that the hash is of what a reader will see (tuples become lists).
-    payload = json.loads(json.dumps({"schema": SCHEMA, **dataclasses.asdict(full)}, allow_nan=False))
+    content = dataclasses.asdict(full)
+    if content["own_metrics"] is None:
+        del content["own_metrics"]
+    payload = json.loads(json.dumps({"schema": SCHEMA, **content}, allow_nan=False))
     payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
     write_json(folder / "record.json", payload)
     return read_record(folder)

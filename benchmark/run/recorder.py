@@ -20,6 +20,7 @@ from benchmark.engine.refusals.trainer_settings import check_monitored, tell_who
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
 from benchmark.files import read_regular, write_bytes
+from benchmark.own_metrics import own_facts, paths_of
 from benchmark.records.environment import checkout, environment
 from benchmark.records.evaluations import (
     has_evaluations,
@@ -140,7 +141,7 @@ class Recorder(Callback):
         method = cast("FederatedMethod", pl_module)
         between = (*method.server.rule.modules(), *method.server.delivery.modules())
         parts = (method, *between, data, data.source, data.partition)
-        self.code = combined(self.code, code_of(parts, self.config))
+        self.code = combined(self.code, code_of(parts, [self.config, *paths_of(data.metrics)]))
         self._git = checkout() if self.run_dir and self._writes else None
         names = {
             "method": type(method).__name__,
@@ -304,6 +305,7 @@ class Recorder(Callback):
             delivery=None if method.server.delivery.is_plain else method.server.delivery.title,
             facts={name: {str(n): value for n, value in of.items()} for name, of in method.server.facts.items()}
             or None,
+            own_metrics=own_facts(data.metrics),
         )
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -22,10 +22,11 @@ from benchmark.records.predictions import PREDICTIONS, by_class, confusion, imag
 from benchmark.records.record_file import MORE_FILES, read_record
 from benchmark.records.stored_run import stored_run, verify_record
 from benchmark.run.cli import main
+from benchmark.run.fit import fit as run_from_python
 from benchmark.run.strategy import RanksStrategy
 
 NONE = math.nan
-CLINICAL = ("--data.metrics=clinical", "--data.evaluate_local=true")
+CLINICAL = ("--data.metrics=[clinical, own_measures.MeanRank]", "--data.evaluate_local=true")
 
 
 def final_scores(count: int, *options: str) -> dict[str, tuple[KeptImages, dict[str, torch.Tensor], dict[str, float]]]:
@@ -134,6 +135,19 @@ def test_a_resumed_run_writes_the_same_images(tmp_path: Path) -> None:
     for name in MORE_FILES:
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "half" / name).read_bytes()
+
+
+def test_a_run_from_python_has_its_images_without_any_file() -> None:
+    method, data = build("HeadTune", "--data.metrics=clinical")
+    rows = run_from_python(method, data, rounds=1, accelerator="cpu", enable_progress_bar=False).predictions
+    assert rows["image"].tolist() == [row for client in range(11) for row in data.held_out["test"][client]]
+    assert rows["label"].tolist() == data.pool.labels[rows["image"].tolist()].tolist()
+
+
+def test_a_run_from_python_without_images_says_so() -> None:
+    run = run_from_python(*build("HeadTune"), rounds=1, accelerator="cpu", enable_progress_bar=False)
+    with pytest.raises(ConfigurationError, match="the run keeps no scored images; give data metrics='clinical'"):
+        _ = run.predictions
 
 
 def test_values_by_class_are_as_computed_elsewhere() -> None:
