@@ -1,16 +1,14 @@
-"""Formulas of metrics: of counts per client, or of one client's images where counts do not add up.
+"""Formulas of metrics: of counts per client, or of a client's images where counts do not add up.
 
-A formula of counts takes them as [N, ...] and returns float64 [N], NaN where it is not defined; one of images returns
-one number. Importing this module loads neither torch nor NumPy.
+A formula of counts takes them as [N, ...] and returns float64 [N], NaN where it is not defined; one of images returns a
+value for each draw of them. Importing this module loads neither torch nor NumPy.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmark.counts import CONFIDENCE_UNITS, ERROR_UNITS, ScoredBatch
 
 if TYPE_CHECKING:  # slow to import
-    from collections.abc import Callable
-
     from torch import Tensor
 
 
@@ -115,49 +113,73 @@ def ece(confidences: "Tensor", counts: "Tensor") -> "Tensor":
     return _all_predicted(apart / images.sum(1), counts)
 
 
-def against_the_rest(images: ScoredBatch, of: "Callable[..., Tensor]") -> "tuple[Tensor, Tensor]":
-    """Return classes, and the value of a metric of one class against the rest for each of them, float64.
+class RankedClasses(NamedTuple):
+    """How well the probability of each class tells its images from the rest, for some draws of images.
 
-    Only classes that some images are of and some are not have one: the means of torchmetrics over classes count a class
-    that does not occur as 0.
+    NaN where a class has all images of a draw or none.
+
+    Attributes:
+        auroc: area under the ROC curve; ties count half. [draws, C].
+        ap: average precision over distinct probabilities, without interpolation. [draws, C].
+        support: images of each class, [draws, C].
+    """
+
+    auroc: "Tensor"
+    ap: "Tensor"
+    support: "Tensor"
+
+
+def ranked_classes(images: ScoredBatch, times: "Tensor") -> RankedClasses:
+    """Rank images by the probability of each class.
+
+    torchmetrics and scikit-learn have both numbers for one draw alone: a thousand draws of a hundred images would take
+    a minute.
 
     Args:
         images: logits [n, C], labels [n].
-        of: a metric of torchmetrics for scores and labels of two classes.
+        times: how often each image is in each draw, [draws, n].
     """
     import torch
 
-    support = torch.bincount(images.y, minlength=images.classes)
-    classes = ((support > 0) & (support < len(images.y))).nonzero().flatten()
-    values = [of(images.probabilities[:, each], (images.y == each).long(), validate_args=False) for each in classes]
-    return classes, torch.tensor([float(value) for value in values], dtype=torch.float64)
+    weights = times.double()
+    auroc, ap = (torch.full((len(times), images.classes), float("nan"), dtype=torch.float64) for _ in range(2))
+    support = torch.zeros(len(times), images.classes, dtype=torch.float64)
+    for each in images.y.unique().tolist():
+        scores, order = images.probabilities[:, each].sort(descending=True)
+        last = torch.cat([scores.diff() != 0, torch.tensor([True])])  # of the images with equal probabilities
+        own, drawn = images.y[order] == each, weights[:, order]
+        right, wrong = ((drawn * kind).cumsum(1)[:, last] for kind in (own, ~own))
+        hits, false = (counts.diff(dim=1, prepend=torch.zeros(len(times), 1)) for counts in (right, wrong))
+        positives, negatives = right[:, -1], wrong[:, -1]
+        defined = (positives > 0) & (negatives > 0)
+        area = (false * (right - hits / 2)).sum(1) / (positives * negatives)
+        precision = (right / (right + wrong)).nan_to_num(0.0)
+        auroc[:, each] = area.where(defined, float("nan"))
+        ap[:, each] = ((hits * precision).sum(1) / positives).where(defined, float("nan"))
+        support[:, each] = positives
+    return RankedClasses(auroc, ap, support)
 
 
-def _mean_over_classes(images: ScoredBatch, of: "Callable[..., Tensor]") -> float:
-    """Return the mean of :func:`against_the_rest`; of two classes the value of the second."""
-    classes, values = against_the_rest(images, of)
-    return float(values[classes == 1] if images.classes == 2 and len(values) else values.mean())
+def _mean_over_classes(values: "Tensor") -> "Tensor":
+    """Return the mean over classes where it is defined, [draws]; of two classes the value of the second.
+
+    The means of torchmetrics count a class without images as 0.
+    """
+    return values[:, 1] if values.shape[1] == 2 else values.nanmean(1)
 
 
-def auroc(images: ScoredBatch) -> float:
-    """Return the area under the ROC curve of one class against the rest, mean over classes; ties count half."""
-    from torchmetrics.functional.classification import binary_auroc
-
-    return _mean_over_classes(images, binary_auroc)
+def auroc(images: ScoredBatch, times: "Tensor") -> "Tensor":
+    """Return the area under the ROC curve of one class against the rest, mean over classes, [draws]."""
+    return _mean_over_classes(ranked_classes(images, times).auroc)
 
 
-def auroc_weighted(images: ScoredBatch) -> float:
-    """Return the area under the ROC curve of one class against the rest, mean over classes weighted by their images."""
-    import torch
-    from torchmetrics.functional.classification import binary_auroc
-
-    classes, values = against_the_rest(images, binary_auroc)
-    support = torch.bincount(images.y, minlength=images.classes)[classes]
-    return float((values * support).sum() / support.sum())
+def auroc_weighted(images: ScoredBatch, times: "Tensor") -> "Tensor":
+    """Return the area under the ROC curve of one class against the rest, mean weighted by images, [draws]."""
+    ranked = ranked_classes(images, times)
+    weights = ranked.support.where(ranked.auroc.isfinite(), 0.0)
+    return (ranked.auroc.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
 
 
-def average_precision(images: ScoredBatch) -> float:
-    """Return the average precision of one class against the rest without interpolation, mean over classes."""
-    from torchmetrics.functional.classification import binary_average_precision
-
-    return _mean_over_classes(images, binary_average_precision)
+def average_precision(images: ScoredBatch, times: "Tensor") -> "Tensor":
+    """Return the average precision of one class against the rest, mean over classes, [draws]."""
+    return _mean_over_classes(ranked_classes(images, times).ap)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from benchmark import formulas
 from benchmark.counts import ClassCounts, Confidences, Counts, LossSum, ScoredBatch, SquaredErrors
 from benchmark.errors import ConfigurationError
+from benchmark.intervals import of_clients
 
 if TYPE_CHECKING:  # slow to import
     import numpy as np
@@ -37,6 +38,8 @@ class Metric:
         of: makes its values, float64 [N], of these counts, [N, ...] each, in this order; NaN where it is not defined.
         of_images: in place of both: makes one value of n > 0 images, logits [n, C] and labels [n] in the order of
             the images, each with a prediction; NaN where it is not defined.
+        of_draws: makes a value for each of some draws of such images, float64 [draws], given how often each image is in
+            each draw, [draws, n]. None where ``of_images`` must be asked for each.
         lower_is_better: direction, for the worst client, the best round and tuning.
         per_cent: people read it in per cent; files keep fractions.
         pooled: how it is made of all clients' images together: ``"images"``, the mean weighted by test images, which is
@@ -52,6 +55,7 @@ class Metric:
     counts: tuple[type[Counts], ...]
     of: Callable[..., "Tensor"] | None = None
     of_images: Callable[[ScoredBatch], float] | None = None
+    of_draws: "Callable[[ScoredBatch, Tensor], Tensor] | None" = None
     lower_is_better: bool = False
     per_cent: bool = False
     pooled: Literal["images", "counts"] | None = None
@@ -80,9 +84,13 @@ def _clinical(
     )
 
 
-def _ranked(name: str, of: Callable[[ScoredBatch], float]) -> Metric:
+def _ranked(name: str, of: "Callable[[ScoredBatch, Tensor], Tensor]") -> Metric:
     """Return a metric of how images are ranked, which is not defined for every client."""
-    return Metric(name, (), of_images=of, pooled="counts", always_defined=False, first_in="clinical")
+
+    def once(images: ScoredBatch) -> float:
+        return float(of(images, images.y.new_ones(1, len(images.y))))
+
+    return Metric(name, (), of_images=once, of_draws=of, pooled="counts", always_defined=False, first_in="clinical")
 
 
 #: By name, in the order in which people read them.
@@ -133,6 +141,13 @@ def know_metric(name: str, lower_is_better: bool) -> None:
 def keep_images(metrics: Iterable[Metric]) -> bool:
     """Return whether an evaluation keeps its images with their logits, since one of these metrics is made of them."""
     return any(metric.of_images is not None for metric in metrics)
+
+
+def value_of_images(metric: Metric, images: ScoredBatch) -> float:
+    """Return a metric that is made of images together; NaN without any, or where one has no prediction."""
+    if metric.of_images is None or not len(images.y) or (images.predictions == images.classes).any():
+        return float("nan")
+    return metric.of_images(images)
 
 
 def lower_is_better(metric: str) -> bool:
@@ -235,6 +250,15 @@ def _jain(values: "np.ndarray", lower_is_better: bool) -> float:
     return float(values.sum()) ** 2 / (len(values) * squares) if squares else float("nan")
 
 
+def _interval(end: int) -> "Callable[[np.ndarray, bool], float]":
+    """Return a function for an end of the interval of the mean over clients like these."""
+
+    def of(values: "np.ndarray", lower_is_better: bool) -> float:
+        return of_clients(values)[end]
+
+    return of
+
+
 #: By name, in the order in which people read them.
 STATISTICS = {
     statistic.name: statistic
@@ -251,6 +275,16 @@ STATISTICS = {
             "gini", "Gini coefficient", "Gini coefficient over clients, 0 where all are equal", _gini, always=False
         ),
         Statistic("jain", "Jain's index", "Jain's index over clients, 1 if all are equal", _jain, always=False),
+        *(
+            Statistic(
+                f"ci_{end}",
+                f"95 % {end}",
+                f"{words} end of the 95 % interval of the mean over clients",
+                of,
+                always=False,
+            )
+            for end, words, of in (("low", "lower", _interval(0)), ("high", "upper", _interval(1)))
+        ),
         Statistic("pooled", "pooled", "pooled over all test images", None),
     )
 }

@@ -21,6 +21,7 @@ FLOORS = (
         "benchmark.formulas",
         "benchmark.metrics",
         "benchmark.own_metrics",
+        "benchmark.intervals",
         "benchmark.yaml_files",
         "benchmark.config_files",
         "benchmark.paths",

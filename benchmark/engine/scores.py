@@ -11,7 +11,7 @@ from benchmark.counts import ClassCounts, Counts, ScoredBatch
 from benchmark.engine.kept_images import KeptImages
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import Metric as MetricOfClients
-from benchmark.metrics import keep_images, metrics_of
+from benchmark.metrics import keep_images, metrics_of, value_of_images
 from benchmark.placing import placed
 
 
@@ -127,12 +127,9 @@ class ClientScores(Metric):
 
     def _of_images(self, images: KeptImages) -> dict[str, float]:
         """Return the metrics that are made of images together; NaN without any, or where one has no prediction."""
-        of_images = {each.name: each.of_images for each in self.metrics if each.of_images is not None}
         batch = ScoredBatch(images.logits, images.label)
-        if not len(images.label) or (batch.predictions == batch.classes).any():
-            return dict.fromkeys(of_images, math.nan)
         try:
-            return {name: of(batch) for name, of in of_images.items()}
+            return {each.name: value_of_images(each, batch) for each in self.metrics if each.of_images is not None}
         except ConfigurationError as error:
             raise ConfigurationError(f"{error} (clients {images.client.unique().tolist()[:5]})") from error
 

@@ -143,9 +143,9 @@ def _classes(rows: "pd.DataFrame") -> "pd.DataFrame":
     """Return a row for each class; NaN where a value is not defined."""
     import numpy as np
     import pandas as pd
-    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+    import torch
 
-    from benchmark.formulas import against_the_rest
+    from benchmark.formulas import ranked_classes
 
     matrix = confusion(rows)
     support, predicted, hits = matrix.sum(1), matrix[:, :-1].sum(0), matrix.diagonal()
@@ -162,11 +162,10 @@ def _classes(rows: "pd.DataFrame") -> "pd.DataFrame":
             "ppv": hits / predicted,
             "npv": rest / (images - predicted),
         }
-    for name, of in (("auroc", binary_auroc), ("ap", binary_average_precision)):
-        made[name] = np.full(len(matrix), np.nan)
-        if (rows["prediction"] >= 0).all():
-            classes, values = against_the_rest(images_of(rows), of)
-            made[name][classes.numpy()] = values.numpy()
+    made["auroc"] = made["ap"] = np.full(len(matrix), np.nan)
+    if (rows["prediction"] >= 0).all():
+        ranked = ranked_classes(images_of(rows), torch.ones(1, len(rows)))
+        made["auroc"], made["ap"] = ranked.auroc[0].numpy(), ranked.ap[0].numpy()
     return pd.DataFrame(made)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, cohen_kappa_score, matthews_corrcoef, roc_auc_score
 from three_clients import scored
-from torchmetrics.functional.classification import multiclass_calibration_error
+from torchmetrics.functional.classification import multiclass_auroc, multiclass_calibration_error
 
 from benchmark.engine.scores import ClientScores
 from benchmark.metrics import METRICS, STATISTICS, metrics_of
@@ -62,7 +62,9 @@ def test_many_images_agree_with_scikit_learn_and_torchmetrics(seed: int) -> None
     expected = multiclass_calibration_error(p, y[0], num_classes=4, n_bins=15, norm="l1").item()
     assert made["ece"] == pytest.approx(expected, abs=1e-6)
     assert made["auroc"] == pytest.approx(roc_auc_score(truth, p.numpy(), multi_class="ovr"))
-    assert made["ap"] == pytest.approx(average_precision_score(np.eye(4)[truth], p.numpy()), abs=1e-6)
+    assert made["ap"] == pytest.approx(average_precision_score(np.eye(4)[truth], p.numpy()))
+    assert made["auroc"] == pytest.approx(multiclass_auroc(p, y[0], 4).item(), abs=1e-6)
+    assert made["auroc_weighted"] == pytest.approx(roc_auc_score(truth, p, multi_class="ovr", average="weighted"))
     onehot = np.eye(4)[truth]
     assert made["brier"] == pytest.approx(((p.numpy() - onehot) ** 2).sum(1).mean(), abs=1e-9)
     assert made["sensitivity"] == pytest.approx(made["balanced_accuracy"])
