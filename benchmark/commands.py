@@ -113,7 +113,10 @@ def _data_dir(arguments: argparse.Namespace) -> str | None:
 def show(arguments: argparse.Namespace) -> int:
     """Print a record's summary."""
     if arguments.intervals is not None:
-        return _intervals(arguments.run_dir, arguments.intervals)
+        from benchmark.records.run_intervals import print_intervals
+
+        print_intervals(arguments.run_dir, arguments.intervals)
+        return 0
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -157,38 +160,6 @@ def show(arguments: argparse.Namespace) -> int:
             shown.add_row(*map(Text, (f"  {label}", *numbers)))
         shown.add_section()
     console.print(shown)
-    return 0
-
-
-def _intervals(run_dir: str, metric: str) -> int:
-    """Print a metric of the last evaluation with its intervals of 95 %."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from benchmark.records.run_intervals import lines_of
-    from benchmark.records.stored_run import stored_run
-    from benchmark.records.words import metric_number, metric_words, unit_of
-
-    run, console = stored_run(run_dir), Console(highlight=False, markup=False)
-    places = [
-        (point, split)
-        for point, split, name, _ in _entries(run.record.summary)
-        if (name, split != "train") == (metric, True)
-    ]
-    if not places:
-        known = sorted({name for _, split, name, _ in _entries(run.record.summary) if split != "train"})
-        raise ConfigurationError(f"{run_dir} has no metric {metric!r:.80}; it has {', '.join(known)}")
-    for point, split in places:
-        shown = Table(
-            "", "images", "value", "95 % from", "to", "by", title=metric_words(split, metric, point) + unit_of(metric)
-        )
-        for line in lines_of(run, metric, point, split):
-            value, low, high = (
-                "" if number is None or number != number else metric_number(number, metric)
-                for number in (line.value, *line.interval)
-            )
-            shown.add_row(_text(line.of), "" if line.images is None else str(line.images), value, low, high, line.how)
-        console.print(shown)
     return 0
 
 

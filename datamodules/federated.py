@@ -61,7 +61,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         metrics: ``clinical`` scores more than accuracies and loss: sensitivity, specificity, predictive values, kappa,
             Matthews' coefficient, AUROC, average precision, calibration error and Brier score, per client and pooled.
             None is ``basic``. A list may hold ``clinical`` and metrics of your own: dotted paths, or
-            :class:`benchmark.own_metrics.OwnMetric` with its arguments.
+            :class:`benchmark.own_metrics.OwnMetric` with its arguments. The images of the last evaluation are kept.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the

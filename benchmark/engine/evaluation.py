@@ -19,7 +19,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.masked import IGNORE
-from benchmark.metrics import Metric, keep_images, metrics_of
+from benchmark.metrics import Metric, keep_images
 from benchmark.server import ServerRule
 
 
@@ -31,7 +31,7 @@ class Evaluation:
         metrics: what they are scored by.
     """
 
-    def __init__(self, simulation: Simulation, metrics: tuple[Metric, ...] = metrics_of("basic")) -> None:
+    def __init__(self, simulation: Simulation, metrics: tuple[Metric, ...]) -> None:
         self.simulation = simulation
         self.metrics = metrics
         self.keeps_images = keep_images(metrics)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, reason, write_bytes, write_json
 from benchmark.records.hashes import canonical, config_hash
-from benchmark.records.metrics_table import write_parquet
+from benchmark.records.metrics_table import readable, write_parquet
 from benchmark.records.predictions import CLASSES, PREDICTIONS, by_class, classes_parquet_of, parse_predictions
 from benchmark.records.record import RunRecord, parse_record
 from benchmark.records.summary import summarize
@@ -73,7 +73,8 @@ def write_record(
     write_parquet(folder / "metrics.parquet", metrics)
     files: tuple[str, ...] = FILES
     if predictions and (folder / PREDICTIONS).is_file():
-        kept = parse_predictions(read_regular(folder / PREDICTIONS, LARGEST[PREDICTIONS]))
+        with readable(folder / PREDICTIONS, "table of predictions"):
+            kept = parse_predictions(read_regular(folder / PREDICTIONS, LARGEST[PREDICTIONS]))
         write_bytes(folder / CLASSES, classes_parquet_of(by_class(kept)))
         files += MORE_FILES
     full = dataclasses.replace(

@@ -1,14 +1,17 @@
 """Intervals of a finished run's metrics: over the images that it kept, and over its clients."""
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmark import intervals
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, printable
 from benchmark.intervals import DRAWS, Interval
 from benchmark.metrics import METRICS, Metric, value_of_images
 from benchmark.records.predictions import PREDICTIONS, images_of
-from benchmark.records.stored_run import StoredRun
+from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.summary import client_values
+from benchmark.records.words import metric_number, metric_words, unit_of
 from benchmark.seeds import numpy_generator
 
 if TYPE_CHECKING:  # slow to import
@@ -42,10 +45,46 @@ class Line(NamedTuple):
     how: str
 
 
+def print_intervals(run_dir: str | Path, metric: str) -> None:
+    """Print a metric of a run's last evaluation with its intervals, a table for each point and split.
+
+    Raises:
+        ConfigurationError: the run is not finished, its files are others than it wrote, or it has no such metric.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    run, console = stored_run(run_dir), Console(highlight=False, markup=False)
+    scored = [
+        (split, point, name)
+        for point, splits in run.record.summary.items()
+        for split, metrics in splits.items()
+        for name in metrics
+        if split != "train"
+    ]
+    places = [(split, point) for split, point, name in sorted(scored) if name == metric]
+    if not places:
+        known = ", ".join(sorted({name for *_, name in scored}))
+        raise ConfigurationError(f"{run_dir} has no metric {metric!r:.80}; it has {known}")
+    for split, point in places:
+        title = printable(metric_words(split, metric, point) + unit_of(metric))
+        shown = Table("", "images", "value", "95 % from", "to", "by", title=title)
+        for line in lines_of(run, metric, point, split):
+            numbers = [
+                "" if number is None or math.isnan(number) else metric_number(number, metric)
+                for number in (line.value, *line.interval)
+            ]
+            images = "" if line.images is None else str(line.images)
+            shown.add_row(Text(printable(line.of)), images, *numbers, line.how)
+        console.print(shown)
+
+
 def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     """Return a metric of the last evaluation with its intervals, for each client and over clients.
 
-    Over clients it is made of any run, and of single clients' test accuracy; all else needs images that were kept.
+    Over clients it is made of any run, and of single clients' test accuracy; all else needs images that were kept, and
+    a metric that is known here: one of the user's own is not imported.
 
     Raises:
         ConfigurationError: the run has no such metric at this point and split.
@@ -61,7 +100,8 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     like = Line(
         LIKE_THESE, None, entry["last"]["average"], intervals.of_clients(defined), "t" if few else "clients drawn anew"
     )
-    if PREDICTIONS in run.record.files and (run.folder / PREDICTIONS).exists():
+    computed = METRICS[metric].of is not None or METRICS[metric].of_images is not None  # else it is another program's
+    if computed and PREDICTIONS in run.record.files and (run.folder / PREDICTIONS).exists():
         rows = run.predictions
         rows = rows[(rows["point"] == point) & (rows["split"] == split)]
         return [*_of_images(rows, METRICS[metric], run.record.client_names), like]

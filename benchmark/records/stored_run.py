@@ -93,13 +93,13 @@ class StoredRun:
     @functools.cached_property
     def predictions(self) -> "pd.DataFrame":
         """Scored images of the last evaluation (:data:`benchmark.records.predictions.COLUMNS`)."""
-        with readable(self.folder / PREDICTIONS, "predictions"):
+        with readable(self.folder / PREDICTIONS, "table of predictions"):
             return parse_predictions(self.content(PREDICTIONS))
 
     @functools.cached_property
     def classes(self) -> "pd.DataFrame":
         """Values by class of the last evaluation (:func:`benchmark.records.predictions.by_class`)."""
-        with readable(self.folder / CLASSES, "values by class"):
+        with readable(self.folder / CLASSES, "table of classes"):
             return parse_classes(self.content(CLASSES))
 
     @functools.cached_property

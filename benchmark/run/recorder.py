@@ -30,7 +30,7 @@ from benchmark.records.evaluations import (
     sha256_of,
     write_evaluation,
 )
-from benchmark.records.metrics_table import PARTS, read_table, rows_sha256
+from benchmark.records.metrics_table import PARTS, read_table, readable, rows_sha256
 from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import Git, RunRecord
 from benchmark.records.record_file import LARGEST, is_finished, write_record
@@ -437,7 +437,8 @@ class Recorder(Callback):
             for round, table in islice(read_evaluations(source), count):
                 write_evaluation(run_dir, round, table)
         if not source.samefile(run_dir) and (source / PREDICTIONS).is_file():
-            write_bytes(run_dir / PREDICTIONS, read_regular(source / PREDICTIONS, LARGEST[PREDICTIONS]))
+            with readable(source / PREDICTIONS, "table of predictions"):
+                write_bytes(run_dir / PREDICTIONS, read_regular(source / PREDICTIONS, LARGEST[PREDICTIONS]))
         self.evaluations = found
         remove_evaluations(run_dir, found)
 

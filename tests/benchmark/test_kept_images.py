@@ -20,7 +20,7 @@ from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import read_table
 from benchmark.records.predictions import PREDICTIONS, by_class, confusion, images_of
 from benchmark.records.record_file import MORE_FILES, read_record
-from benchmark.records.stored_run import stored_run, verify_record
+from benchmark.records.stored_run import StoredRun, stored_run, verify_record
 from benchmark.run.cli import main
 from benchmark.run.fit import fit as run_from_python
 from benchmark.run.strategy import RanksStrategy
@@ -121,6 +121,15 @@ def test_images_are_missed_in_one_line(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "changed" / PREDICTIONS).write_bytes(b"PAR1")
     (problem,) = verify_record(tmp_path / "changed")
     assert "predictions.parquet was changed after the run" in problem
+
+
+def test_images_that_do_not_give_the_accuracies_are_found(runs: Path) -> None:
+    run = StoredRun(runs / "clinical")
+    changed = run.predictions.copy()
+    changed.loc[3, "label"] = 7 - changed.loc[3, "label"]
+    vars(run)["predictions"] = changed  # as if both files had been written so
+    (problem,) = run.problems
+    assert problem.endswith("predictions.parquet does not give the record's accuracies")
 
 
 def test_a_resumed_run_writes_the_same_images(tmp_path: Path) -> None:

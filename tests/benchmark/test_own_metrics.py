@@ -18,7 +18,8 @@ from benchmark.files import write_json
 from benchmark.metrics import METRICS, POOLED_CLIENT, know_metric, lower_is_better, metrics_of
 from benchmark.own_metrics import chosen_metrics, declared
 from benchmark.records.record_file import read_record
-from benchmark.records.stored_run import read_metrics, verify_record
+from benchmark.records.run_intervals import LIKE_THESE, lines_of
+from benchmark.records.stored_run import read_metrics, stored_run, verify_record
 from benchmark.run.cli import main
 from benchmark.tables.layout import load_table
 
@@ -78,6 +79,7 @@ def test_a_run_has_them_in_record_files_and_tables_also_where_nothing_is_importe
     monkeypatch.setenv("COLUMNS", "200")
     assert commands.main(["show", "run"]) == 0
     assert "test mean rank after aggregation" in capsys.readouterr().out
+    assert [line.of for line in lines_of(stored_run("run"), "mean_rank", "server", "test")] == [LIKE_THESE]
 
 
 def test_a_run_without_own_metrics_says_nothing_of_them(tmp_path: Path) -> None:
