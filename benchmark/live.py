@@ -39,7 +39,7 @@ class OwnImages:
     train: np.ndarray
     held_out: Mapping[str, np.ndarray]
     evaluate_local: bool | None = None
-    metrics: Literal["clinical"] | list[str | dict[str, Any]] | None = None
+    metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
     cache_features: bool | Literal["auto"] = "auto"
 
 

@@ -53,14 +53,26 @@ class OwnMetric:
         return self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", last).lower()
 
 
-def declared(given: Sequence[str | Mapping[str, Any]]) -> list[OwnMetric]:
-    """Return the own metrics of a list as ``data.metrics`` has it, in which names of sets stand for these.
+#: What ``data.metrics`` may be: a set's name, a metric, or a list of both.
+Given = Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | str | None
+
+
+def _entries(given: Given) -> list[str | Mapping[str, Any]]:
+    """Return the entries of what ``data.metrics`` is given."""
+    if given is None:
+        return []
+    return [given] if isinstance(given, str | Mapping) else [*given]
+
+
+def declared(given: Given) -> list[OwnMetric]:
+    """Return the own metrics of what ``data.metrics`` is given, in which names of sets stand for these.
 
     Raises:
         ConfigurationError: an entry of another form, or a name that another metric has.
     """
-    entries = [entry if isinstance(entry, Mapping) else {"class_path": entry} for entry in given if entry not in SETS]
-    found = [as_declared(OwnMetric, entry, f"data.metrics: {entry!s:.80} declares no metric") for entry in entries]
+    entries = [entry for entry in _entries(given) if entry not in SETS]
+    declarations = [entry if isinstance(entry, Mapping) else {"class_path": entry} for entry in entries]
+    found = [as_declared(OwnMetric, e, f"data.metrics: {e!s:.80} declares no metric") for e in declarations]
     names = [each.called for each in found]
     for each in found:
         if "." not in each.class_path:
@@ -79,24 +91,20 @@ def declared(given: Sequence[str | Mapping[str, Any]]) -> list[OwnMetric]:
     return found
 
 
-def chosen_metrics(given: str | Sequence[str | Mapping[str, Any]] | None) -> tuple[Metric, ...]:
+def chosen_metrics(given: Given) -> tuple[Metric, ...]:
     """Return the metrics that ``data.metrics`` asks for, and make its own ones known by name.
 
     Raises:
         ConfigurationError: see :func:`declared` and :func:`found`.
     """
-    if given is None or isinstance(given, str):
-        return metrics_of(given or "basic")
-    widest = max(
-        (entry for entry in given if isinstance(entry, str) and entry in SETS), key=SETS.index, default="basic"
-    )
+    sets = [entry for entry in _entries(given) if isinstance(entry, str) and entry in SETS]
     own = [_metric(each) for each in declared(given)]
     for metric in own:
         METRICS[metric.name] = metric
-    return (*metrics_of(widest), *own)
+    return (*metrics_of(max(sets, key=SETS.index, default="basic")), *own)
 
 
-def know_declared(given: Sequence[str | Mapping[str, Any]]) -> None:
+def know_declared(given: Given) -> None:
     """Make own metrics known by name and direction; what they compute is imported only where the class says the latter.
 
     Raises:
@@ -106,16 +114,16 @@ def know_declared(given: Sequence[str | Mapping[str, Any]]) -> None:
         know_metric(each.called, not _higher_is_better(each))
 
 
-def paths_of(given: Any) -> list[dict[str, str]]:
+def paths_of(given: Given) -> list[dict[str, str]]:
     """Return the paths of own metrics as configurations name classes."""
-    return [{"class_path": each.class_path} for each in declared(given)] if isinstance(given, list | tuple) else []
+    return [{"class_path": each.class_path} for each in declared(given)]
 
 
-def own_facts(given: Any) -> dict[str, Any] | None:
+def own_facts(given: Given) -> dict[str, Any] | None:
     """Return what a record says of own metrics, by name; None without any."""
-    entries = declared(given) if isinstance(given, list | tuple) else []
     made = {
-        each.called: {"class_path": each.class_path, "lower_is_better": not _higher_is_better(each)} for each in entries
+        each.called: {"class_path": each.class_path, "lower_is_better": not _higher_is_better(each)}
+        for each in declared(given)
     }
     return made or None
 

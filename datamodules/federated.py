@@ -97,7 +97,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_orders: PositiveInt = 1,
         val_only: bool = False,
         evaluate_local: bool | None = None,
-        metrics: Literal["clinical"] | list[str | dict[str, Any]] | None = None,
+        metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",

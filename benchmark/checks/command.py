@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
 from typing import Any
@@ -17,7 +18,7 @@ from benchmark.checks.outcome import FailedCheck, own_errors, printed
 from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
-from benchmark.own_metrics import chosen_metrics
+from benchmark.own_metrics import chosen_metrics, declared
 from benchmark.run.choices import NOT_GIVEN, constructor_parameters
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.command import resolved
@@ -114,10 +115,9 @@ def _check_source(kind: type[ImageSource], target: str, files: list[str]) -> boo
 
 def _check_metric(target: str, files: Sequence[Path]) -> bool:
     """The same of a metric, as the files declare it where they do."""
-    given = [entry for file in read_layers(files) for entry in file.options.get("data", {}).get("metrics") or ()]
-    entries = [entry for entry in given if isinstance(entry, dict) and entry.get("class_path") == target]
-    declared = entries[-1] if entries else {"class_path": target, "higher_is_better": True}
-    return printed(metrics.CHECKS, chosen_metrics([declared])[-1])
+    given = [own for file in read_layers(files) for own in declared(file.options.get("data", {}).get("metrics"))]
+    found = [asdict(own) for own in given if own.class_path == target]
+    return printed(metrics.CHECKS, chosen_metrics([{"class_path": target, "higher_is_better": True}, *found][-1])[-1])
 
 
 def _made(options: list[str]) -> tuple[FederatedMethod, FederatedDataModule]:

@@ -30,7 +30,7 @@ class FederatedData(Protocol):
     cohort_width: int | Literal["auto"]
     cache_features: bool | Literal["auto"]
     evaluate_local: bool | None
-    metrics: Literal["clinical"] | list[str | dict[str, Any]] | None
+    metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None
     on_divergence: Literal["drop", "raise"]
     one_by_one: bool
     num_workers: int

@@ -223,9 +223,8 @@ def _know_own_metrics(table: Table) -> None:
         for group, row in product(preset.data, rows_of(table, preset)):
             data = (f"--data=configs/{each}.yaml" for each in group.data)
             overrides = [*preset.overrides, *data, *group.overrides, *row.overrides.get(name, ())]
-            metrics = given_options([*group.configs, *row.configs], overrides).get("data", {}).get("metrics")
-            if isinstance(metrics, list):
-                know_declared(metrics)
+            options = given_options([*group.configs, *row.configs], overrides)
+            know_declared(options.get("data", {}).get("metrics"))
 
 
 def _check_table(table: Table, path: Path) -> None:

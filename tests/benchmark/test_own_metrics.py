@@ -20,7 +20,7 @@ from benchmark.own_metrics import chosen_metrics, declared
 from benchmark.records.record_file import read_record
 from benchmark.records.run_intervals import LIKE_THESE, lines_of
 from benchmark.records.stored_run import read_metrics, stored_run, verify_record
-from benchmark.run.cli import main
+from benchmark.run.cli import FederatedCLI, main
 from benchmark.tables.layout import load_table
 
 JACCARD = {"class_path": "torchmetrics.classification.MulticlassJaccardIndex", "name": "jaccard"}
@@ -82,6 +82,20 @@ def test_a_run_has_them_in_record_files_and_tables_also_where_nothing_is_importe
     assert [line.of for line in lines_of(stored_run("run"), "mean_rank", "server", "test")] == [LIKE_THESE]
 
 
+@pytest.mark.parametrize("given", [JACCARD, JACCARD["class_path"], ["clinical", JACCARD]])
+def test_one_metric_needs_no_list(given: Any) -> None:
+    cli = FederatedCLI(
+        [*BASE[1:], f"--data.metrics={given if isinstance(given, str) else json.dumps(given)}"], run=False
+    )
+    assert cli.datamodule.metrics == given
+    assert chosen_metrics(cli.datamodule.metrics)[-1].name in ("jaccard", "multiclass_jaccard_index")
+
+
+@pytest.mark.parametrize(("written", "read"), [("null", None), ("clinical", "clinical")])
+def test_sets_are_read_as_before(written: str, read: str | None) -> None:
+    assert FederatedCLI([*BASE[1:], f"--data.metrics={written}"], run=False).datamodule.metrics == read
+
+
 def test_a_run_without_own_metrics_says_nothing_of_them(tmp_path: Path) -> None:
     main([*BASE, "--trainer.max_epochs=0", f"--run_dir={tmp_path / 'run'}"])
     assert "own_metrics" not in json.loads((tmp_path / "run/record.json").read_text())
@@ -120,6 +134,8 @@ MISTAKES = {
     "no such module": (["nowhere.Metric"], "there is no metric 'nowhere.Metric'; expected the dotted path of a class"),
     "no such name": (["own_measures.Nobody"], "there is no metric 'own_measures.Nobody'"),
     "no such set": (["clinicl"], "there is no set of metrics 'clinicl'; give basic or clinical, or the dotted path"),
+    "a set of another name": ("foo", "there is no set of metrics 'foo'; give basic or clinical, or the dotted path"),
+    "neither": (3, "data.metrics"),
     "no metric": (["own_measures.NoMetric"], "own_measures.NoMetric is no metric: expected a class that derives from"),
     "no direction": (
         ["own_measures.among_two"],
@@ -156,7 +172,8 @@ def test_a_mistake_is_one_line_before_training(
     mistake: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     given, words = MISTAKES[mistake]
-    line = refused(capsys, main, [*BASE, f"--data.metrics={json.dumps(given)}", f"--run_dir={tmp_path / 'run'}"])
+    written = given if isinstance(given, str) else json.dumps(given)
+    line = refused(capsys, main, [*BASE, f"--data.metrics={written}", f"--run_dir={tmp_path / 'run'}"])
     assert words in line
     assert not (tmp_path / "run").exists()
 
