@@ -206,6 +206,7 @@ class Terms:
         own_row: rows of ``Client.own_images``, the most training images of any client.
         label_spaces: per split that has one, its own classes in the order in which labels are counted.
         held_out_row: per split, the most images of it that any client holds: rows of an evaluation step that draws.
+        rounds: of the run, as planned; 0 where that is not known.
     """
 
     seed: int
@@ -221,6 +222,7 @@ class Terms:
     own_row: int
     label_spaces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     held_out_row: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
 
     def classes_of(self, split: str) -> int:
         """Return among how many classes the images of a split are classified."""

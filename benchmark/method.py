@@ -100,6 +100,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         super().log(*args, **named)
 
     @property
+    def sends_of_its_own(self) -> bool:
+        """Return whether ``message`` is the method's own."""
+        return overrides(self, "message")
+
+    @property
     def current_epoch(self) -> int:
         """Return the number of finished rounds; not in a step, which is recorded and would go on with that of then.
 

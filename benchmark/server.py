@@ -1,6 +1,6 @@
 """What happens between rounds: select clients, send to them, and make new shared values of what they upload."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import torch
@@ -54,6 +54,13 @@ class Declared(Protocol):
     def uploads(self) -> tuple[str, ...]:
         """What clients let the server see as well."""
 
+    @property
+    def sends_of_its_own(self) -> bool:
+        """Whether it makes its message itself: parts, indices, compressed forms."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """Return its parameters by name."""
+
     def make_server(self) -> "ServerRule":
         """Return the rule that the method brings."""
 
@@ -83,6 +90,14 @@ class ServerRule(Checked, nn.Module):
         A rule that keeps ``aggregate`` may say so: where uploads are many, it is given some parameters at a time.
         """
         return type(self) is ServerRule
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether what the rule makes depends on single uploads, not on their mean alone.
+
+        So it is taken for, unless it is this class or says otherwise.
+        """
+        return type(self) is not ServerRule
 
     def start(self, initial: Values, terms: Terms) -> None:
         """Make what the rule keeps, before the first round or before a saved state is loaded.
@@ -149,6 +164,10 @@ class ServerRule(Checked, nn.Module):
         """Return the rule's own numbers after a round, void ones too; nothing by default."""
         return {}
 
+    def guarantee(self) -> dict[str, object] | None:
+        """Return what the rule promises of the run's privacy, for its record; None where it promises nothing."""
+        return None
+
     def accept(self, method: Declared) -> str | None:
         """Return why this rule cannot serve a method, or None; asked once, before training."""
         return None
@@ -192,6 +211,11 @@ class WrappedRule(ServerRule):
         return self.wrapped.empty_rounds
 
     @property
+    def reads_rows(self) -> bool:
+        """Return whether this rule or the inner one does."""
+        return type(self) is not WrappedRule or self.wrapped.reads_rows
+
+    @property
     def around_any(self) -> bool:
         """Return whether the innermost rule is the method's."""
         return self.inner is None or self.inner.around_any
@@ -231,6 +255,10 @@ class WrappedRule(ServerRule):
     def report(self, round: Round) -> Facts:
         """Report what the inner rule reports; further numbers: ``super().report(round) | {...}``."""
         return self.wrapped.report(round)
+
+    def guarantee(self) -> dict[str, object] | None:
+        """Promise what the inner rule promises."""
+        return self.wrapped.guarantee()
 
     def accept(self, method: Declared) -> str | None:
         """Ask the inner rule."""

@@ -31,6 +31,11 @@ class ServerOptimizer(ServerRule):
         super().__init__()
         self.lr = lr
 
+    @property
+    def reads_rows(self) -> bool:
+        """Return False: it sees the mean alone."""
+        return False
+
     def start(self, initial: Values, terms: Terms) -> None:
         """Make the optimizer."""
         super().start(initial, terms)

@@ -5,12 +5,13 @@ import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import yaml
 
+from benchmark.backbones.vit import PromptedViT, TimmViT
 from benchmark.checks.methods import clients_and_server as clients_and_server
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
@@ -75,17 +76,40 @@ class Longer(Ragged):
     sizes = (9, 4, 17, 3, 8, 12, 5, 20, 1, 6, 11)
 
 
+class Short(Ragged):
+    """Clients whose few steps do not end together."""
+
+    sizes = (7, 3, 9)
+
+
 class Few(Ragged):
     """Six clients with one image, less than a batch of four, exactly one, and several whose last is not full.
 
     So are their test images. Every method is asked eleven things of them; four clients of a round are two cohorts.
     """
 
-    sizes = (5, 1, 9, 3, 4, 6)
+    sizes = (5, 1, 6, 3, 4, 2)
     tested = (6, 2, 3, 1, 4, 2)
 
     def __init__(self, num_clients: int = 6) -> None:
         super().__init__(num_clients)
+
+
+class ShallowViT(TimmViT):
+    """A ViT of fewer layers than it has in timm: by default a first, one in between, and a last."""
+
+    def __init__(
+        self,
+        name: str = "test_vit",
+        weights: Literal["hub", "file", "random", "embedded"] = "random",
+        checkpoint_path: str | None = None,
+        image_size: int = 32,
+        depth: int = 3,
+    ) -> None:
+        super().__init__(name, weights, checkpoint_path, image_size)
+        vit = self.vit
+        vit.blocks = vit.blocks[:depth]
+        PromptedViT.__init__(self, vit)
 
 
 def terms(

@@ -1,6 +1,7 @@
 """What ``test_pretended_gpu`` runs in a process of its own: methods on the pretended GPU, and on the CPU beside it."""
 
 import logging
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -29,9 +30,13 @@ from datamodules.partition import IID
 from datamodules.transform import ImageTransform
 from methods.fedavg import FedAvg
 
-#: Two clients of 9 and 4 images, which do not end together.
-LONGER = "--data.partition=federation.Longer"
-TINY = (LONGER, "--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
+#: Two clients of 7 and 3 images, which do not end together.
+TINY = (
+    "--data.partition=federation.Short",
+    "--data.partition.init_args.num_clients=2",
+    "--data.clients_per_round=2",
+    "--data.cohort_width=2",
+)
 #: Evaluated once, after the last of two rounds.
 SETTINGS = {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2}
 
@@ -51,6 +56,7 @@ def prepare_process() -> None:
     """Register the pretended GPU; the rest as ``conftest.py`` does for the tests' own process."""
     register()
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # a loader process that is spawned imports everything anew
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

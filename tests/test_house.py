@@ -30,6 +30,7 @@ FLOORS = (
         "benchmark.drawing",
     ),
     ("benchmark.federation", "benchmark.server", "benchmark.delivery", "benchmark.client_store", "benchmark.contract"),
+    ("benchmark.privacy",),
     ("benchmark.backbones",),
     ("benchmark.engine",),
     ("benchmark.method", "benchmark.live"),

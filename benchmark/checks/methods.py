@@ -1,7 +1,8 @@
 """Check what every method must keep, whatever it learns: each check makes it anew and trains it for a few rounds."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,11 @@ class MethodUnderCheck:
         method, data = self.make(*options)
         run_rounds(method, data, rounds, settings={"check_val_every_n_epoch": rounds})
         return method
+
+    @cached_property
+    def watched(self) -> "Watched":
+        """Two rounds of two clients at a time, whose messages are noted."""
+        return Watched(self)
 
     @cached_property
     def reference(self) -> dict[str, Tensor]:
@@ -130,11 +136,18 @@ def require_same_at_width(subject: MethodUnderCheck, width: int | str, workers: 
 
 def check_order_of_clients(subject: MethodUnderCheck) -> None:
     """The order of clients changes nothing."""
-    with patch.object(round_plan, "cohorts", lambda *given: cohorts(*given)[::-1]):
+    with last_client_first():
         found = learned(subject.trained("--data.cohort_width=1"))
     require_equal(
         subject.reference, found, "clients hand something on to those after them: keep it in personal parameters"
     )
+
+
+@contextmanager
+def last_client_first() -> Iterator[None]:
+    """Have the clients of every round train in the opposite order."""
+    with patch.object(round_plan, "cohorts", lambda *given: cohorts(*given)[::-1]):
+        yield
 
 
 def check_roles(subject: MethodUnderCheck) -> None:
@@ -144,17 +157,12 @@ def check_roles(subject: MethodUnderCheck) -> None:
 
 def require_roles(subject: MethodUnderCheck) -> FederatedMethod:
     """Require it; returns the trained method."""
-    method, data = subject.make()
-    data.setup()
-    data.match(method)
-    method.join(data)
-    before = {n: p.detach().clone() for n, p in method.named_parameters() if not n.startswith("slots.")}
-    start = clients_and_server(method)
-    run_rounds(method, data, 2, evaluate=False)
-    for name, value in before.items():
+    watched = subject.watched
+    method = watched.method
+    for name, value in watched.parameters.items():
         still = name in method.roles.shared or torch.equal(value, method.get_parameter(name))
         require(still, f"{name} is not shared but moved on the server; write into no parameter in a step")
-    moved = {n for n, v in clients_and_server(method).items() if not torch.equal(v, start[n])}
+    moved = {n for n, v in clients_and_server(method).items() if not torch.equal(v, watched.start[n])}
     resting = [name for name in method.roles.personal if f"store.{name}" not in moved]
     if method.server.rule.takes_the_mean:
         resting += sorted(set(method.roles.shared) - moved)
@@ -241,12 +249,40 @@ def _apart(sent: Broadcast, count: int) -> list[Values]:
     ]
 
 
+class Watched:
+    """A run without evaluations, and what was there before it.
+
+    Args:
+        subject: what is trained, two rounds of two clients at a time: to choose a width, messages would be made.
+
+    Attributes:
+        method: afterwards.
+        parameters: the server's, before.
+        start: the shared values and the rows of all clients, before.
+        wire: all messages.
+        selected: the clients of each round.
+    """
+
+    def __init__(self, subject: MethodUnderCheck) -> None:
+        self.method, data = subject.make("--data.cohort_width=2")
+        data.setup()
+        data.match(self.method)
+        self.method.join(data)
+        self.parameters = {
+            name: value.detach().clone()
+            for name, value in self.method.named_parameters()
+            if not name.startswith("slots.")
+        }
+        self.start = clients_and_server(self.method)
+        self.wire, self.selected = Wire(), Selected()
+        run_rounds(self.method, data, 2, [self.wire, self.selected], evaluate=False)
+
+
 def check_messages(subject: MethodUnderCheck) -> None:
     """Personal tensors never leave their client, and bytes are counted."""
-    wire, selected = Wire(), Selected()
-    method, data = subject.make("--data.cohort_width=2")  # to choose one, messages would be made
-    run_rounds(method, data, 2, [wire, selected], evaluate=False)
-    counts = [len(clients) for clients in selected.rounds]
+    watched = subject.watched
+    wire, method = watched.wire, watched.method
+    counts = [len(clients) for clients in watched.selected.rounds]
     require(len(wire.down) == len(wire.up) == sum(counts), f"{len(wire.up)} uploads in rounds of {counts} clients")
     private = set(method.roles.personal) - set(method.roles.uploaded)
     for message in wire.down + wire.up + wire.answers:

@@ -1,6 +1,7 @@
 """The rounds of a simulated federation, as a callback of the Trainer."""
 
 import warnings
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -106,8 +107,9 @@ class Server(Callback):
         self.rule.complete(method.make_server)
         if refusal := self.rule.accept(method):
             raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
-        start(self.rule, method.initial_values(), simulation.terms)
-        self.delivery.start(simulation.terms)
+        terms = replace(simulation.terms, rounds=simulation.rounds)
+        start(self.rule, method.initial_values(), terms)
+        self.delivery.start(terms)
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
             simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients

@@ -113,6 +113,51 @@ class _OwnMetric(TypedDict):
     lower_is_better: bool
 
 
+@with_config(ConfigDict(extra="forbid"))
+class Privacy(TypedDict):
+    """What a run guarantees of privacy, and what not.
+
+    Attributes:
+        unit: what neighbouring federations differ in: one ``user`` with all data, or one ``record`` of a user.
+        trusted_server: whether the server may see updates without noise.
+        relation: of neighbours: it is there or not, or is another one.
+        sampling: who takes part: ``full`` (a public schedule), ``poisson`` or ``fixed``.
+        clients: N.
+        participants: m of a round, on average.
+        probability: q of Poisson sampling.
+        releases: how many were composed.
+        noise_multiplier: z, standard deviation of the noise over the clipping norm.
+        clip: the norm, before the first round.
+        delta: of (epsilon, delta).
+        epsilon: what the releases have cost; None where nothing bounds it.
+        target_epsilon: for which z was made.
+        accountant: what has accounted.
+        dp_accounting: version of the library.
+        covered: what the guarantee is about.
+        not_covered: what it is not about.
+        simulation: whether noise has a key, so that who knows the seed can take it away.
+    """
+
+    unit: Literal["user", "record"]
+    trusted_server: bool
+    relation: Literal["add_or_remove", "replace_one"]
+    sampling: Literal["full", "poisson", "fixed"]
+    clients: Count
+    participants: Count
+    probability: Amount | None
+    releases: Count
+    noise_multiplier: Amount
+    clip: Amount
+    delta: Amount
+    epsilon: Amount | None
+    target_epsilon: Amount | None
+    accountant: Name
+    dp_accounting: Name
+    covered: list[Name]
+    not_covered: list[Name]
+    simulation: bool
+
+
 class _File(TypedDict):
     sha256: str
     bytes: Count
@@ -166,6 +211,7 @@ class RunRecord:
         delivery: names of the classes that lay between clients and server; None where everything arrived.
         facts: per name that the server's rule or the delivery reported as one number of the federation, its value by
             round; ``void`` is 1 in rounds from which nothing was made.
+        privacy: a :class:`Privacy`; None where nothing is promised.
         own_metrics: per name of a metric of the user's own its ``class_path`` and whether lower is better; not in the
             file where there are none.
     """
@@ -195,6 +241,7 @@ class RunRecord:
     corrected: str | None = None
     delivery: str | None = None
     facts: dict[str, dict[str, float]] | None = None
+    privacy: Annotated[dict[str, Any] | None, _Form(lambda: Privacy | None)] = None
     own_metrics: Annotated[
         dict[str, dict[str, Any]] | None,
         _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=100)], _OwnMetric] | None),

@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 
 import datamodules
 import methods
+from benchmark import privacy
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
@@ -63,7 +64,7 @@ def is_base(class_path: str) -> bool:
     module = getattr(named, "__module__", "")
     of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
     of_the_project &= not module.startswith(("benchmark.checks.", "benchmark.speed."))
-    public = (*methods.__all__, *servers.__all__, *datamodules.__all__)
+    public = (*methods.__all__, *servers.__all__, *privacy.__all__, *datamodules.__all__)
     return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
 
 

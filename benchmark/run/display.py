@@ -34,12 +34,14 @@ class RoundRow:
         scores: by title, such as ``after aggregation``, averages over clients in per cent; empty where it was not
             evaluated.
         seconds: it took.
+        epsilon: what the rounds until then have cost of privacy; None where nothing is promised.
     """
 
     number: int
     loss: float | None
     scores: dict[str, float]
     seconds: float
+    epsilon: float | None = None
 
 
 class Display(Protocol):
@@ -95,7 +97,8 @@ class Lines:
         if row.number % max(1, rounds // LINES) and row.number not in (1, rounds):
             return
         loss = "" if row.loss is None else f"loss {row.loss:.4f}"
-        parts = [f"round {row.number}/{rounds}", loss, _in_line(row.scores), _left(self.pace)]
+        epsilon = "" if row.epsilon is None else f"epsilon {row.epsilon:.3g}"
+        parts = [f"round {row.number}/{rounds}", loss, _in_line(row.scores), epsilon, _left(self.pace)]
         self._say("  ".join(part for part in parts if part))
 
     def end(self) -> None:
@@ -161,12 +164,14 @@ class Screen:
         room = self.console.width - OTHER_COLUMNS
         while titles and sum(3 + max(map(len, heads[title].splitlines())) for title in titles) > room:
             titles.pop()
-        for head in ("round", "loss", *(heads[title] for title in titles), "time"):
+        private = ["epsilon"] if any(row.epsilon is not None for row in rows) else []
+        for head in ("round", "loss", *(heads[title] for title in titles), *private, "time"):
             shown.add_column(head, justify="right", no_wrap=True)
         for row in rows[-max(1, self.console.height - 9) :]:
             scores = (f"{row.scores[title]:.2f}" if title in row.scores else "" for title in titles)
             loss = "" if row.loss is None else f"{row.loss:.4f}"
-            shown.add_row(str(row.number), loss, *scores, clock(row.seconds) if row.number else "")
+            cost = ["" if row.epsilon is None else f"{row.epsilon:.3g}" for _ in private]
+            shown.add_row(str(row.number), loss, *scores, *cost, clock(row.seconds) if row.number else "")
         return shown
 
     def _present(self) -> "Iterator[RenderableType]":

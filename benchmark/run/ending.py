@@ -50,7 +50,8 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
         server_rounds: that were trained.
         asked: that the configuration asks for.
     """
-    scores = score_lines(read_record(run_dir).summary, server_rounds)
+    record = read_record(run_dir)
+    scores = score_lines(record.summary, server_rounds) + privacy_lines(record.privacy)
     early = f" (stopped early, after round {server_rounds} of {asked})" if server_rounds < asked else ""
     folder = shlex.quote(str(run_dir))
     commands = {
@@ -65,6 +66,19 @@ def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
         *scores,
         f"record: {run_dir / 'record.json'}{early}",
         *(f"  {command:{width}}  # {what}" for command, what in commands.items()),
+    ]
+
+
+def privacy_lines(privacy: Mapping[str, Any] | None) -> list[str]:
+    """Say what a run promises of privacy, as its record has it; nothing where it promises nothing."""
+    if privacy is None:
+        return []
+    if privacy["epsilon"] is None:
+        return ["no privacy: updates were clipped, without noise"]
+    one = "client" if privacy["unit"] == "user" else "image"
+    return [
+        f"differentially private per {one}: epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:g} "
+        f"({privacy['relation'].replace('_', ' ')}), by {privacy['accountant']}; the record says what is not covered"
     ]
 
 

@@ -120,7 +120,8 @@ class RoundProgress(ProgressBar):
             loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
         self.pace.loss = loss if loss is not None else self.pace.loss
         scores = _scores(trainer) if self._evaluated else {}
-        row = RoundRow(self.pace.number, loss, scores, self.pace.end_round())
+        spent = cast("FederatedMethod", pl_module).server.facts.get("epsilon", {}).get(self.pace.number)
+        row = RoundRow(self.pace.number, loss, scores, self.pace.end_round(), spent)
         if self.display is not None:
             self.display.finished(row)
 

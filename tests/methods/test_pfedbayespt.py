@@ -20,12 +20,14 @@ from methods.variational import gaussian_kl, log_gaussian, log_standard_gaussian
 
 B, C = 5, 8
 THREE = ["--data.partition.init_args.num_clients=3", "--data.clients_per_round=3"]
+ONCE = "--model.init_args.training.epochs=1"
+SIX_LAYERS = "--model.init_args.backbone.init_args.depth=6"
 NO_CLIENT = Client({}, {}, torch.zeros(0), Round(1, (), 0))
 
 
 def made(**arguments: Any) -> PFedBayesPT:
     """A method on the tiny ViT (6 layers of width 64, 5 tokens) whose every trained value is random."""
-    template, _ = build("PFedBayesPT")
+    template, _ = build("PFedBayesPT", SIX_LAYERS)
     method = PFedBayesPT(C, 11, template.backbone, **{"num_prompts": 2, "hidden": 4, **arguments})
     generator = torch.Generator().manual_seed(0)
     for name in names_under(method, (*method.shared, *method.personal)):
@@ -85,7 +87,7 @@ def test_the_encoder_is_layer_norm_of_masked_tokens_and_two_perceptrons_along_th
 
 
 def test_it_starts_at_the_prior() -> None:
-    method, _ = build("PFedBayesPT")
+    method, _ = build("PFedBayesPT", SIX_LAYERS)
     batch = step(method)
     mean, log_std = method.encoder(batch.features["tokens"], batch.noise["masks"])
     assert torch.equal(log_std, torch.zeros_like(log_std)), "Sigma is 1"
@@ -113,7 +115,7 @@ def test_message_and_encoder_of_vit_b_16_have_the_published_sizes() -> None:
 
 @pytest.mark.parametrize("head", ["personal", "global"])
 def test_a_message_holds_prompts_and_encoder_and_the_head_if_it_is_global(head: str) -> None:
-    method, data = build("PFedBayesPT", f"--model.init_args.head={head}", "--model.init_args.training.epochs=1", *THREE)
+    method, data = build("PFedBayesPT", SIX_LAYERS, f"--model.init_args.head={head}", ONCE, *THREE)
     fit(method, data, 1)
     G = 2 * 64 + 2 * (5 * 4 + 4 + 4 + 1)
     floats = 6 * (2 * 64 + G) + (64 * C + C if head == "global" else 0)

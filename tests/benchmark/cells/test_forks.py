@@ -169,14 +169,14 @@ def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) 
 
 
 def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_path: Path) -> None:
-    with runner(tmp_path, 30) as first:
+    with runner(tmp_path, 12) as first:
         until(lambda: begun(tmp_path), 120)
         forks = sessions(tmp_path) - {first.pid}
         for pid in forks:
             os.kill(pid, signal.SIGSTOP)  # they are not done before the next runner is there
         first.kill()
         first.wait()
-        with runner(tmp_path, 30) as second:
+        with runner(tmp_path, 12) as second:
             assert second.stdout
             lines = [second.stdout.readline() for _ in range(3)]
             for pid in forks:
@@ -185,7 +185,7 @@ def test_the_forks_of_a_killed_runner_go_on_and_the_next_one_waits_for_them(tmp_
     assert lines.count("the script\n") == 1
     assert sum("is run by another process; waiting for it" in line for line in lines) == 2
     assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said
-    for cell in cells(30, tmp_path):
+    for cell in cells(12, tmp_path):
         assert (tmp_path / "runs" / cell.name / "log.txt").read_text().count("$ ") == 1  # nobody started it again
 
 

@@ -24,6 +24,8 @@ from benchmark.federation import Round, Uploads, Values
 from benchmark.server import ServerRule
 from methods.fedavg import FedAvg
 
+#: Clients one after the other, few of them: that is many steps of a kind.
+ONE_BY_ONE = ("--data.cohort_width=1", "--data.partition=federation.Few", "--data.clients_per_round=4")
 QUICK = ("FedAvg", "FedBABU", "PFedPT")
 #: which the quick test of autocast leaves out
 OTHERS = sorted(set(methods.__all__) - {"FedAvg", "FedVPT", "TPFL", "ZeroShotCLIP"})
@@ -60,7 +62,7 @@ def results(
     with pytest.MonkeyPatch.context() as patch:
         if not recorded:
             patch.setattr(recorded_step, "BEFORE_RECORDING", 10**9)
-        fit(method, data, rounds, settings={"precision": precision})
+        fit(method, data, rounds, settings={"precision": precision, "check_val_every_n_epoch": rounds})
     return learned(method)
 
 
@@ -73,10 +75,10 @@ def require_equal(conf: str, *overrides: str, **settings: Any) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("overrides", [ONE_BY_ONE, ("--data.cohort_width=3",)], ids=["1", "3"])
 @pytest.mark.parametrize("conf", QUICK)
-def test_a_repeated_step_is_equal_in_every_bit(conf: str, width: int, repeated: list[str]) -> None:
-    require_equal(conf, f"--data.cohort_width={width}")
+def test_a_repeated_step_is_equal_in_every_bit(conf: str, overrides: tuple[str, ...], repeated: list[str]) -> None:
+    require_equal(conf, *overrides)
     assert len(repeated) > 10
 
 
@@ -98,7 +100,7 @@ def test_so_it_is_with_every_method(conf: str, width: int, repeated: list[str]) 
     ids=["clipped", "adam", "drop_last"],
 )
 def test_so_it_is_whatever_a_phase_has(overrides: tuple[str, ...], repeated: list[str]) -> None:
-    require_equal("FedAvg", "--data.cohort_width=1", *overrides)
+    require_equal("FedAvg", *ONE_BY_ONE, *overrides)
     assert repeated
 
 
@@ -164,7 +166,7 @@ def become(**attributes: Any) -> Callable[[FedAvg], None]:
 
 
 def test_an_attribute_that_changes_is_seen(repeated: list[str]) -> None:
-    require_equal("FedAvg", "--data.cohort_width=1", rounds=5, change=become(last=3))
+    require_equal("FedAvg", *ONE_BY_ONE, rounds=5, change=become(last=3))
     assert repeated
 
 
@@ -172,7 +174,7 @@ def test_steps_of_a_method_whose_attributes_keep_changing_are_left_as_they_are(
     repeated: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "benchmark"):
-        require_equal("FedAvg", "--data.cohort_width=1", rounds=8, change=become(last=99))
+        require_equal("FedAvg", *ONE_BY_ONE, rounds=8, change=become(last=99))
     assert "steps of Scaled are not recorded: its attributes change" in caplog.text
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from federation import CONF, Ragged, TinyImages
+from federation import CONF, Ragged, ShallowViT, TinyImages
 from lightning import seed_everything
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
@@ -19,7 +19,6 @@ from torch.func import functional_call
 
 import benchmark
 from benchmark import FinishedRun, fit
-from benchmark.backbones.vit import TimmViT
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import read_record
@@ -41,7 +40,7 @@ def tiny() -> FederatedDataModule:
 
 def fedvpt(kind: type = FedVPT) -> Any:
     """The method of tests/conf/FedVPT.yaml, or one like it."""
-    backbone = TimmViT("test_vit", "random", image_size=32)
+    backbone = ShallowViT()
     training = LocalTraining(lr=0.02, momentum=0.9, weight_decay=1e-3, epochs=2)  # the decay is the class's default
     return kind(8, 11, backbone, num_prompts=3, training=training)
 
@@ -213,7 +212,7 @@ def test_a_wrong_setting_of_the_trainer_is_one_line(setting: dict[str, Any], mes
 
 
 def test_methods_and_data_of_wrong_arguments_are_refused() -> None:
-    backbone = TimmViT("test_vit", "random", image_size=32)
+    backbone = ShallowViT()
     for wrong in (-1, 0, "ten", None):
         with pytest.raises(ConfigurationError, match="num_classes: expected a whole number from 1"):
             HeadTune(wrong, 11, backbone)

@@ -81,8 +81,10 @@ def test_a_log_of_many_rounds_has_few_lines_and_tells_of_long_waits(
     for number in range(1, 1501):
         pace.begin_round(number, 10)
         lines.look()
-        lines.finished(RoundRow(number, 0.5, {}, 1.0))
-    said = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+        lines.finished(RoundRow(number, 0.5, {}, 1.0, None if number > 1 else 1.23456))
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("round 1/1500  loss 0.5000  not evaluated  epsilon 1.23")
+    said = [line.split()[1] for line in out]
     assert said == ["1/1500", *(f"{number}/1500" for number in range(15, 1501, 15))]
     pace.begin_round(1501, 1234)
     pace.step, pace.loss, pace.clients = 1200, 0.25, (3, 4)
