@@ -113,6 +113,11 @@ def _data_dir(arguments: argparse.Namespace) -> str | None:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print a record's summary."""
+    if arguments.intervals is not None:
+        from benchmark.records.run_intervals import print_intervals
+
+        print_intervals(arguments.run_dir, arguments.intervals)
+        return 0
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -278,7 +283,7 @@ def _first_comment(path: Path | None) -> str:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Check what must hold of one's own method, server's rule, partition or source of images, a line for each."""
+    """Check what must hold of one's own method, server's rule, partition, source or metric, a line for each."""
     from benchmark.checks.command import check as run_checks
 
     return 0 if run_checks(arguments.target, arguments.config) else 1
@@ -365,6 +370,11 @@ def parser() -> argparse.ArgumentParser:
     entry.set_defaults(run=figure)
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=user_path)
+    entry.add_argument(
+        "--intervals",
+        metavar="METRIC",
+        help="print this metric of the last evaluation with its 95 %% intervals instead",
+    )
     entry.set_defaults(run=show)
     entry = commands.add_parser("resume", help=resume.__doc__, description=resume.__doc__)
     entry.add_argument("run_dir", type=user_path)

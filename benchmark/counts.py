@@ -16,11 +16,11 @@ BINS, CONFIDENCE_UNITS, ERROR_UNITS = 15, 2**30, 2**32
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """One stacked batch of logits and labels.
+    """One stacked batch of logits and labels, or the images of one client.
 
     Attributes:
-        logits: [K, B, C].
-        y: [K, B], -100 where there is no image.
+        logits: [K, B, C], or [n, C].
+        y: [K, B], -100 where there is no image, or [n].
     """
 
     logits: "Tensor"
@@ -33,12 +33,12 @@ class ScoredBatch:
 
     @cached_property
     def predictions(self) -> "Tensor":
-        """Return the predicted classes [K, B]; C where the logits have no largest one (NaN, or infinite)."""
+        """Return the predicted classes, as ``y``; C where the logits have no largest one (NaN, or infinite)."""
         return self.logits.argmax(-1).masked_fill(~self.logits.amax(-1).isfinite(), self.classes)
 
     @cached_property
     def probabilities(self) -> "Tensor":
-        """Return the predicted probabilities, float64 [K, B, C]; of an image without a prediction zeros."""
+        """Return the predicted probabilities, float64, as ``logits``; of an image without a prediction zeros."""
         from benchmark.masked import at_least_float32
 
         made = at_least_float32(self.logits).double().softmax(-1)
@@ -46,7 +46,7 @@ class ScoredBatch:
 
     @property
     def there(self) -> "Tensor":
-        """Return where there is an image, bool [K, B]."""
+        """Return where there is an image, bool, as ``y``."""
         from benchmark.masked import IGNORE
 
         return self.y != IGNORE

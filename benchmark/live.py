@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class OwnImages:
     train: np.ndarray
     held_out: Mapping[str, np.ndarray]
     evaluate_local: bool | None = None
-    metrics: Literal["clinical"] | None = None
+    metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
     cache_features: bool | Literal["auto"] = "auto"
 
 

@@ -32,6 +32,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.internals import present_hook
+from benchmark.own_metrics import chosen_metrics
 from benchmark.ranges import Checked, NumClients
 from benchmark.server import ServerRule
 
@@ -199,7 +200,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.simulation = Simulation(
             self, self.roles, self.slots, self.store, federation, images, one_by_one=data.one_by_one
         )
-        self.evaluation = Evaluation(self.simulation, data.metrics or "basic")
+        self.evaluation = Evaluation(self.simulation, chosen_metrics(data.metrics))
         self.train(self.training)
         return self.simulation
 

@@ -4,19 +4,14 @@ Engine, records, tables, report, tuning and loggers read all of this here. To ad
 :data:`METRICS`; to add a statistic, add one to :data:`STATISTICS`. Importing this module loads neither torch nor NumPy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from benchmark.counts import (
-    CONFIDENCE_UNITS,
-    ERROR_UNITS,
-    ClassCounts,
-    Confidences,
-    Counts,
-    LossSum,
-    SquaredErrors,
-)
+from benchmark import formulas
+from benchmark.counts import ClassCounts, Confidences, Counts, LossSum, ScoredBatch, SquaredErrors
+from benchmark.errors import ConfigurationError
+from benchmark.intervals import of_clients
 
 if TYPE_CHECKING:  # slow to import
     import numpy as np
@@ -35,164 +30,124 @@ EVALUATED = "accuracy"
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for each client, made of its counts.
+    """A number for each client, made of its counts, or of its images together where counts do not add up.
 
     Attributes:
         name: in files, options and tables.
         counts: kinds of counts that it is made of.
         of: makes its values, float64 [N], of these counts, [N, ...] each, in this order; NaN where it is not defined.
+        of_images: in place of both: makes one value of n > 0 images, logits [n, C] and labels [n] in the order of
+            the images, each with a prediction; NaN where it is not defined.
+        of_draws: makes a value for each of some draws of such images, float64 [draws], given how often each image is in
+            each draw, [draws, n]. None where ``of_images`` must be asked for each.
         lower_is_better: direction, for the worst client, the best round and tuning.
         per_cent: people read it in per cent; files keep fractions.
         pooled: how it is made of all clients' images together: ``"images"``, the mean weighted by test images, which is
-            the same number for a mean over images; ``"counts"``, ``of`` the counts summed over clients; None, it isn't.
+            the same number for a mean over images; ``"counts"``, of the counts summed over clients, or of all their
+            images; None, it isn't.
         always_defined: every client with images has a value, and NaN says that it diverged. Otherwise NaN says "not
             defined": the client has no row in the metrics table and is left out of statistics.
         logs_worst: loggers get the worst client's value beside the average.
-        first_in: the first of :data:`SETS` that has it.
+        first_in: the first of :data:`SETS` that has it; None for one of a user's own (:mod:`benchmark.own_metrics`).
     """
 
     name: str
     counts: tuple[type[Counts], ...]
-    of: Callable[..., "Tensor"]
+    of: Callable[..., "Tensor"] | None = None
+    of_images: Callable[[ScoredBatch], float] | None = None
+    of_draws: "Callable[[ScoredBatch, Tensor], Tensor] | None" = None
     lower_is_better: bool = False
     per_cent: bool = False
     pooled: Literal["images", "counts"] | None = None
     always_defined: bool = True
     logs_worst: bool = False
-    first_in: Literal["basic", "clinical"] = "basic"
+    first_in: Literal["basic", "clinical"] | None = "basic"
 
 
-def _by_class(counts: "Tensor") -> "tuple[Tensor, ...]":
-    """Return true positives, false positives and images of the real classes, float64 [N, C] each."""
-    return counts[:, :-1].double().unbind(-1)
-
-
-def _mean_where_defined(part: "Tensor", of: "Tensor") -> "Tensor":
-    """Return the mean of ``part / of`` over the classes in which ``of`` is not 0, [N]; NaN where it is in all."""
-    return (part / of).where(of > 0, 0.0).sum(1) / (of > 0).sum(1)
-
-
-def _accuracy(counts: "Tensor") -> "Tensor":
-    """Return the share of right predictions."""
-    hits, _, support = counts[:, :-1].sum(1).unbind(-1)
-    return hits.double() / support
-
-
-def _balanced_accuracy(counts: "Tensor") -> "Tensor":
-    """Return the mean recall over the classes that occur in the client's images."""
-    hits, _, support = _by_class(counts)
-    return _mean_where_defined(hits, support)
-
-
-def _macro_f1(counts: "Tensor") -> "Tensor":
-    """Return the mean F1 over the classes that occur in the client's images."""
-    hits, false, support = _by_class(counts)
-    return (2 * hits / (hits + false + support)).where(support > 0, 0.0).sum(1) / (support > 0).sum(1)
-
-
-def _loss(loss_sum: "Tensor", counts: "Tensor") -> "Tensor":
-    """Return the mean cross-entropy."""
-    return loss_sum / counts[:, :-1, 2].sum(1)
-
-
-def _rates(counts: "Tensor") -> "tuple[Tensor, ...]":
-    """Return true and false positives, false and true negatives of each class, float64 [N, C] each."""
-    hits, false, support = _by_class(counts)
-    missed = support - hits
-    return hits, false, missed, support.sum(1, keepdim=True) - hits - false - missed
-
-
-def _specificity(counts: "Tensor") -> "Tensor":
-    """Return the mean over classes of TN / (TN + FP), where another class occurs."""
-    _, false, _, rest = _rates(counts)
-    return _mean_where_defined(rest, rest + false)
-
-
-def _ppv(counts: "Tensor") -> "Tensor":
-    """Return the mean over classes of TP / (TP + FP), the precision, where the class was predicted."""
-    hits, false, _, _ = _rates(counts)
-    return _mean_where_defined(hits, hits + false)
-
-
-def _npv(counts: "Tensor") -> "Tensor":
-    """Return the mean over classes of TN / (TN + FN), where the class was not predicted of every image."""
-    _, _, missed, rest = _rates(counts)
-    return _mean_where_defined(rest, rest + missed)
-
-
-def _margins(counts: "Tensor") -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """Return right predictions [N] and images [N], and images by true and by predicted class [N, C + 1].
-
-    Without a prediction counts as a class of its own that nothing is of.
-    """
-    hits, false, support = counts.double().unbind(-1)
-    return hits.sum(1), support.sum(1), support, hits + false
-
-
-def _kappa(counts: "Tensor") -> "Tensor":
-    """Return Cohen's kappa, (p_o - p_e) / (1 - p_e); NaN where p_e is 1."""
-    right, images, true, predicted = _margins(counts)
-    expected = (true * predicted).sum(1)  # times the square of the images, so that it is whole
-    square = images.square()
-    return ((right * images - expected) / (square - expected)).where(square > expected, float("nan"))
-
-
-def _mcc(counts: "Tensor") -> "Tensor":
-    """Return Matthews' coefficient for several classes (Gorodkin's R_K); NaN where one class is all there is."""
-    right, images, true, predicted = _margins(counts)
-    spread = (images.square() - true.square().sum(1)) * (images.square() - predicted.square().sum(1))
-    made = (right * images - (true * predicted).sum(1)) / spread.sqrt()
-    return made.where(spread > 0, float("nan"))
-
-
-def _all_predicted(values: "Tensor", counts: "Tensor") -> "Tensor":
-    """Return values, NaN for a client without images, or of which an image has no prediction."""
-    images = counts[:, :-1, 2].sum(1)
-    return values.where((images > 0) & (counts[:, -1, 1] == 0), float("nan"))
-
-
-def _brier(squared_errors: "Tensor", counts: "Tensor") -> "Tensor":
-    """Return the mean over images of the squared distance of their probabilities from the label's, 0 to 2."""
-    return _all_predicted(squared_errors.double() / ERROR_UNITS / counts[:, :-1, 2].sum(1), counts)
-
-
-def _ece(confidences: "Tensor", counts: "Tensor") -> "Tensor":
-    """Return the expected calibration error: mean distance of confidence and accuracy over 15 bins, by images."""
-    images, right, sums = confidences.double().unbind(-1)
-    apart = (right - sums / CONFIDENCE_UNITS).abs().sum(1)
-    return _all_predicted(apart / images.sum(1), counts)
-
-
-def _clinical(name: str, of: "Callable[..., Tensor]", *more: type[Counts], **facts: bool) -> Metric:
+def _clinical(
+    name: str,
+    of: "Callable[..., Tensor]",
+    *more: type[Counts],
+    lower_is_better: bool = False,
+    per_cent: bool = False,
+) -> Metric:
     """Return a metric that is made of class counts and of ``more``, and is not defined for every client."""
-    counts = (*more, ClassCounts)
-    return Metric(name, counts, of, pooled="counts", always_defined=False, first_in="clinical", **facts)
+    return Metric(
+        name,
+        (*more, ClassCounts),
+        of,
+        lower_is_better=lower_is_better,
+        per_cent=per_cent,
+        pooled="counts",
+        always_defined=False,
+        first_in="clinical",
+    )
+
+
+def _ranked(name: str, of: "Callable[[ScoredBatch, Tensor], Tensor]") -> Metric:
+    """Return a metric of how images are ranked, which is not defined for every client."""
+
+    def once(images: ScoredBatch) -> float:
+        return float(of(images, images.y.new_ones(1, len(images.y))))
+
+    return Metric(name, (), of_images=once, of_draws=of, pooled="counts", always_defined=False, first_in="clinical")
 
 
 #: By name, in the order in which people read them.
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", (ClassCounts,), _accuracy, per_cent=True, pooled="images", logs_worst=True),
-        Metric("balanced_accuracy", (ClassCounts,), _balanced_accuracy, per_cent=True),
-        Metric("macro_f1", (ClassCounts,), _macro_f1, per_cent=True),
-        Metric("loss", (LossSum, ClassCounts), _loss, lower_is_better=True),
+        Metric("accuracy", (ClassCounts,), formulas.accuracy, per_cent=True, pooled="images", logs_worst=True),
+        Metric("balanced_accuracy", (ClassCounts,), formulas.balanced_accuracy, per_cent=True),
+        Metric("macro_f1", (ClassCounts,), formulas.macro_f1, per_cent=True),
+        Metric("loss", (LossSum, ClassCounts), formulas.loss, lower_is_better=True),
         # The mean sensitivity over classes, TP / (TP + FN), is the balanced accuracy; here it is pooled, too.
-        _clinical("sensitivity", _balanced_accuracy, per_cent=True),
-        _clinical("specificity", _specificity, per_cent=True),
-        _clinical("ppv", _ppv, per_cent=True),
-        _clinical("npv", _npv, per_cent=True),
-        _clinical("kappa", _kappa),
-        _clinical("mcc", _mcc),
-        _clinical("ece", _ece, Confidences, lower_is_better=True),
-        _clinical("brier", _brier, SquaredErrors, lower_is_better=True),
+        _clinical("sensitivity", formulas.balanced_accuracy, per_cent=True),
+        _clinical("specificity", formulas.specificity, per_cent=True),
+        _clinical("ppv", formulas.ppv, per_cent=True),
+        _clinical("npv", formulas.npv, per_cent=True),
+        _clinical("kappa", formulas.kappa),
+        _clinical("mcc", formulas.mcc),
+        _ranked("auroc", formulas.auroc),
+        _ranked("auroc_weighted", formulas.auroc_weighted),
+        _ranked("ap", formulas.average_precision),
+        _clinical("ece", formulas.ece, Confidences, lower_is_better=True),
+        _clinical("brier", formulas.brier, SquaredErrors, lower_is_better=True),
     )
 }
 
 
 def metrics_of(chosen: str) -> tuple[Metric, ...]:
     """Return the metrics of one of :data:`SETS`."""
-    return tuple(metric for metric in METRICS.values() if SETS.index(metric.first_in) <= SETS.index(chosen))
+    sets = SETS[: SETS.index(chosen) + 1]
+    return tuple(metric for metric in METRICS.values() if metric.first_in in sets)
+
+
+def know_metric(name: str, lower_is_better: bool) -> None:
+    """Make a metric of a user's own known by its name, for tables of values that were computed elsewhere.
+
+    Raises:
+        ConfigurationError: a metric of this name has another direction, or is one of the suite's.
+    """
+    known = METRICS.setdefault(
+        name, Metric(name, (), lower_is_better=lower_is_better, pooled="counts", always_defined=False, first_in=None)
+    )
+    if known.first_in is not None or known.lower_is_better != lower_is_better:
+        raise ConfigurationError(
+            f"two metrics are called {name!r}, and they are not the same: give one of them another name"
+        )
+
+
+def keep_images(metrics: Iterable[Metric]) -> bool:
+    """Return whether an evaluation keeps its images with their logits, since one of these metrics is made of them."""
+    return any(metric.of_images is not None for metric in metrics)
+
+
+def value_of_images(metric: Metric, images: ScoredBatch) -> float:
+    """Return a metric that is made of images together; NaN without any, or where one has no prediction."""
+    if metric.of_images is None or not len(images.y) or (images.predictions == images.classes).any():
+        return float("nan")
+    return metric.of_images(images)
 
 
 def lower_is_better(metric: str) -> bool:
@@ -295,6 +250,15 @@ def _jain(values: "np.ndarray", lower_is_better: bool) -> float:
     return float(values.sum()) ** 2 / (len(values) * squares) if squares else float("nan")
 
 
+def _interval(end: int) -> "Callable[[np.ndarray, bool], float]":
+    """Return a function for an end of the interval of the mean over clients like these."""
+
+    def of(values: "np.ndarray", lower_is_better: bool) -> float:
+        return of_clients(values)[end]
+
+    return of
+
+
 #: By name, in the order in which people read them.
 STATISTICS = {
     statistic.name: statistic
@@ -311,6 +275,16 @@ STATISTICS = {
             "gini", "Gini coefficient", "Gini coefficient over clients, 0 where all are equal", _gini, always=False
         ),
         Statistic("jain", "Jain's index", "Jain's index over clients, 1 if all are equal", _jain, always=False),
+        *(
+            Statistic(
+                f"ci_{end}",
+                f"95 % {end}",
+                f"{words} end of the 95 % interval of the mean over clients",
+                of,
+                always=False,
+            )
+            for end, words, of in (("low", "lower", _interval(0)), ("high", "upper", _interval(1)))
+        ),
         Statistic("pooled", "pooled", "pooled over all test images", None),
     )
 }

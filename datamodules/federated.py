@@ -17,6 +17,7 @@ from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.plan.work import Share
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation, Holdings, Terms
+from benchmark.own_metrics import check_own_metrics, chosen_metrics
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import reordered
@@ -58,7 +59,9 @@ class FederatedDataModule(Checked, LightningDataModule):
             besides after the aggregation (point ``server``); the shared parameters are kept for each client then. None:
             as the method has it.
         metrics: ``clinical`` scores more than accuracies and loss: sensitivity, specificity, predictive values, kappa,
-            Matthews' coefficient, calibration error and Brier score, per client and pooled. None is ``basic``.
+            Matthews' coefficient, AUROC, average precision, calibration error and Brier score, per client and pooled.
+            None is ``basic``. A list may hold ``clinical`` and metrics of your own: dotted paths, or
+            :class:`benchmark.own_metrics.OwnMetric` with its arguments. The images of the last evaluation are kept.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -94,7 +97,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_orders: PositiveInt = 1,
         val_only: bool = False,
         evaluate_local: bool | None = None,
-        metrics: Literal["clinical"] | None = None,
+        metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | Literal["auto"] = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -124,6 +127,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.val_only = val_only
         self.evaluate_local = evaluate_local
         self.metrics = metrics
+        check_own_metrics(chosen_metrics(metrics), len(source.class_names))
         if val_only and not val_fraction:
             raise ConfigurationError(
                 "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "

@@ -6,6 +6,7 @@ gc.disable()  # nothing that an import makes is garbage; looking for it takes a 
 import logging  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -14,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+from benchmark.metrics import METRICS  # noqa: E402
 
 torch.set_num_threads(1)
 # Commands keep freed memory with their process, which would grow by every test that calls one here.
@@ -79,3 +82,13 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Let the libraries end as they are used to."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _own_metrics_are_forgotten() -> Iterator[None]:
+    """A metric of one's own that a test has named is unknown to the next one."""
+    before = dict(METRICS)
+    yield
+    if before != METRICS:
+        METRICS.clear()
+        METRICS.update(before)

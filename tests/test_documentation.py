@@ -25,6 +25,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.figures.pfedpt import make
+from benchmark.own_metrics import check_own_metrics, chosen_metrics
 from benchmark.records.environment import commit_days
 from benchmark.records.record_file import read_record
 from benchmark.records.source_code import changed_files
@@ -325,6 +326,13 @@ def test_the_logger_of_the_pages_is_taken(workplace: Path) -> None:
     (workplace / "logger.yaml").write_text(block("yaml", "WandbLogger"))
     config = resolved(["--config=configs/fedvpt_digits.yaml", "--config=logger.yaml"])
     assert config["trainer"]["logger"]["init_args"]["offline"] is True
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_added_metrics_give_numbers() -> None:
+    metrics = chosen_metrics(read_mapping(Path("my_metrics.yaml"))["data"]["metrics"])
+    assert [metric.name for metric in metrics[-3:]] == ["multiclass_jaccard_index", "top_two", "my_kappa"]
+    check_own_metrics(metrics, classes=8)
 
 
 def test_everything_that_pages_name_is_there() -> None:

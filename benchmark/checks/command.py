@@ -1,19 +1,24 @@
-"""``benchmark check``: what must hold of anybody's method, server rule, partition or source, a line each."""
+"""``benchmark check``: what must hold of anybody's method, server rule, partition, source or metric, a line each."""
 
 import inspect
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
 from typing import Any
 
+from torchmetrics import Metric
+
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.vit import PromptedViT
-from benchmark.checks import methods, partitions, sources
+from benchmark.checks import methods, metrics, partitions, sources
 from benchmark.checks.outcome import FailedCheck, own_errors, printed
+from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
+from benchmark.own_metrics import chosen_metrics, declared
 from benchmark.run.choices import NOT_GIVEN, constructor_parameters
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.command import resolved
@@ -46,8 +51,8 @@ def check(target: str, files: Sequence[Path]) -> bool:
     """Run the checks of a class and print a line for each; returns whether all hold.
 
     Args:
-        target: dotted path of a class that derives from ``FederatedMethod``, ``ServerRule``, ``Partition`` or
-            ``ImageSource``.
+        target: dotted path of a class that derives from ``FederatedMethod``, ``ServerRule``, ``Partition``,
+            ``ImageSource`` or ``torchmetrics.Metric``, or of a function that is a metric.
         files: configuration files of the run that it is checked in; without, the method's defaults on tiny data.
 
     Raises:
@@ -65,6 +70,8 @@ def check(target: str, files: Sequence[Path]) -> bool:
 
 def _check(target: str, files: Sequence[Path]) -> bool:
     kind = _class_of(target)
+    if not inspect.isclass(kind) or issubclass(kind, Metric):
+        return _check_metric(target, files)
     options = [f"--config={path}" for path in files]
     if issubclass(kind, ImageSource):
         return _check_source(kind, target, options)
@@ -106,6 +113,13 @@ def _check_source(kind: type[ImageSource], target: str, files: list[str]) -> boo
     return printed((sources.check_load,), subject) and printed(sources.CHECKS, subject)
 
 
+def _check_metric(target: str, files: Sequence[Path]) -> bool:
+    """The same of a metric, as the files declare it where they do."""
+    given = [own for file in read_layers(files) for own in declared(file.options.get("data", {}).get("metrics"))]
+    found = [asdict(own) for own in given if own.class_path == target]
+    return printed(metrics.CHECKS, chosen_metrics([{"class_path": target, "higher_is_better": True}, *found][-1])[-1])
+
+
 def _made(options: list[str]) -> tuple[FederatedMethod, FederatedDataModule]:
     try:
         cli = FederatedCLI([*options, "--trainer.accelerator=cpu", "--trainer.logger=false"], run=False)
@@ -121,14 +135,16 @@ def _made(options: list[str]) -> tuple[FederatedMethod, FederatedDataModule]:
     return cli.model, cli.datamodule
 
 
-def _class_of(target: str) -> type:
+def _class_of(target: str) -> Any:
     try:
         found: Any = locate(target)
     except ErrorDuringImport as error:
         raise ConfigurationError(f"{target} cannot be imported: {error.value}") from error
     except SystemExit as error:
         raise ConfigurationError(f"{target} cannot be imported: its module calls sys.exit({error.code})") from error
-    kinds = (FederatedMethod, ServerRule, Partition, ImageSource)
+    kinds = (FederatedMethod, ServerRule, Partition, ImageSource, Metric)
+    if inspect.isfunction(found):
+        return found
     if not inspect.isclass(found):
         raise ConfigurationError(
             f"there is no class {target!r}; give the dotted path of one, such as my_module.MyMethod"

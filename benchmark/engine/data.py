@@ -1,6 +1,6 @@
 """Interfaces that a datamodule and the module of a method offer to the engine."""
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class FederatedData(Protocol):
     cohort_width: int | Literal["auto"]
     cache_features: bool | Literal["auto"]
     evaluate_local: bool | None
-    metrics: Literal["clinical"] | None
+    metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None
     on_divergence: Literal["drop", "raise"]
     one_by_one: bool
     num_workers: int

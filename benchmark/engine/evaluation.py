@@ -10,6 +10,7 @@ from benchmark.contract import Stage
 from benchmark.engine.client_state import LAST
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.device.precision import float32_outside_of_steps
+from benchmark.engine.kept_images import KeptImages
 from benchmark.engine.plan.work import CohortWork, Part
 from benchmark.engine.refusals.author_errors import place
 from benchmark.engine.refusals.payload_checks import unchanged
@@ -18,6 +19,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.masked import IGNORE
+from benchmark.metrics import Metric, keep_images
 from benchmark.server import ServerRule
 
 
@@ -26,12 +28,13 @@ class Evaluation:
 
     Args:
         simulation: whose clients.
-        metrics: which set of metrics they get.
+        metrics: what they are scored by.
     """
 
-    def __init__(self, simulation: Simulation, metrics: str = "basic") -> None:
+    def __init__(self, simulation: Simulation, metrics: tuple[Metric, ...]) -> None:
         self.simulation = simulation
         self.metrics = metrics
+        self.keeps_images = keep_images(metrics)
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
         #: called after every step, for displays
@@ -80,7 +83,7 @@ class Evaluation:
             y = batch.y
             if part.point == "local" and cohort.round.number > 0:
                 y = y.masked_fill(~cohort.participated[:count, None], IGNORE)  # who never trained has no local model
-            self._of(part, classes).update(made, y, step.clients)
+            self._of(part, classes).update(made, y, step.clients, step.index)
             self._stepped()
 
     def _score_as_server(self, work: CohortWork, part: Part) -> None:
@@ -88,7 +91,9 @@ class Evaluation:
         for _ in work.steps(part, self.simulation.device):
             self._stepped()
         server = self.scores["server", part.split]
-        self._of(part, server.num_classes).add(work.clients, server.counted(work.clients))
+        own = self._of(part, server.num_classes)
+        own.add(work.clients, server.counted(work.clients))
+        own.keep(server.kept.of(work.clients))
 
     def _stepped(self) -> None:
         for watcher in self.on_step:
@@ -177,6 +182,8 @@ class Evaluation:
             for key, clients in own.items()
             for name, values in self.scores[key].counted(clients).items()
         }
+        for key, scores in self.scores.items():
+            named |= scores.kept.columns("/".join(("images", *key, ""))) if self.keeps_images else {}
         parts = ranks.gather("scores", named)
         self.scores = {}
         for key in dict.fromkeys(key for theirs in everybody for key in theirs):
@@ -186,6 +193,8 @@ class Evaluation:
                 if key in theirs:
                     counted = {kind.name: part["/".join((kind.name, *key))] for kind in whole.kinds}
                     whole.add(theirs[key][0], counted)
+                    if self.keeps_images:
+                        whole.keep(KeptImages.read(part, "/".join(("images", *key, ""))))
             self.scores[key] = whole
         whole_federation = range(simulation.terms.num_clients)
         for numbers in ranks.everybody("reports", simulation.reports.of(whole_federation)):

@@ -1,5 +1,6 @@
 """Per-client scores, kept as counts so that they do not depend on how clients and images were batched."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -7,7 +8,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from benchmark.counts import ClassCounts, Counts, ScoredBatch
-from benchmark.metrics import metrics_of
+from benchmark.engine.kept_images import KeptImages
+from benchmark.errors import ConfigurationError
+from benchmark.metrics import Metric as MetricOfClients
+from benchmark.metrics import keep_images, metrics_of, value_of_images
 from benchmark.placing import placed
 
 
@@ -15,39 +19,45 @@ class ClientScores(Metric):
     """The metrics of :data:`benchmark.metrics.METRICS` of every client on its own held-out images.
 
     Metrics share counts: each kind is one state, [N, ...], and is counted once for each batch. An image whose logits
-    have no largest one (NaN, or infinite) has no prediction: it counts as wrong, and its client's loss is NaN.
+    have no largest one (NaN, or infinite) has no prediction: it counts as wrong, and its client's loss is NaN. Where a
+    metric is made of images together, they are kept.
 
     Args:
         num_clients: N.
         num_classes: C.
-        chosen: which metrics, one of :data:`benchmark.metrics.SETS`.
+        chosen: which metrics: one of :data:`benchmark.metrics.SETS`, or themselves.
     """
 
     full_state_update = False
     counts: Tensor
     loss_sum: Tensor
 
-    def __init__(self, num_clients: int, num_classes: int, chosen: str = "basic") -> None:
+    def __init__(self, num_clients: int, num_classes: int, chosen: str | tuple[MetricOfClients, ...] = "basic") -> None:
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
-        self.metrics = metrics_of(chosen)
+        self.metrics = metrics_of(chosen) if isinstance(chosen, str) else chosen
+        self.keeps_images = keep_images(self.metrics)
+        self._kept = [KeptImages.none(num_classes)]
         used = (kind for metric in self.metrics for kind in metric.counts)
         self.kinds: tuple[type[Counts], ...] = tuple(dict.fromkeys((ClassCounts, *used)))
         for kind in self.kinds:
             zeros = torch.zeros(num_clients, *kind.shape(num_classes), dtype=getattr(torch, kind.dtype))
             self.add_state(kind.name, zeros, dist_reduce_fx="sum")
 
-    def update(self, logits: Tensor, y: Tensor, clients: Sequence[int]) -> None:
+    def update(self, logits: Tensor, y: Tensor, clients: Sequence[int], index: Tensor | None = None) -> None:
         """Count one stacked batch.
 
         Args:
             logits: [K, B, C].
             y: [K, B], -100 where there is no image.
             clients: client ids, K of them.
+            index: rows of the image pool [K, B], by which kept images are sorted.
         """
         rows, batch = placed(torch.tensor(clients), logits.device), ScoredBatch(logits, y)
         for kind in self.kinds:
             self._state(kind.name).index_add_(0, rows, kind.count(batch))
+        if self.keeps_images:
+            self._kept.append(KeptImages.of_batch(logits, y, clients, index))
 
     def add(self, clients: Sequence[int], counted: Mapping[str, Tensor]) -> None:
         """Add what was counted elsewhere.
@@ -64,6 +74,17 @@ class ClientScores(Metric):
         self.merge_state(state)
         self._update_count += 1  # else it warns that nothing has been counted
 
+    @property
+    def kept(self) -> KeptImages:
+        """Return the images that are kept, sorted by client and image."""
+        if len(self._kept) > 1:
+            self._kept = [KeptImages.joined(self._kept)]
+        return self._kept[0]
+
+    def keep(self, images: KeptImages) -> None:
+        """Keep images that were scored elsewhere."""
+        self._kept.append(images)
+
     def counted(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return the counts of some clients, by kind, [K, ...]."""
         return {kind.name: self._state(kind.name)[[*clients]] for kind in self.kinds}
@@ -74,15 +95,43 @@ class ClientScores(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Return each metric by name, float64 [N]; NaN for a client that was not evaluated."""
-        return {metric.name: metric.of(*(self._state(kind.name) for kind in metric.counts)) for metric in self.metrics}
+        made = {}
+        for metric in self.metrics:
+            if metric.of is not None:
+                made[metric.name] = metric.of(*(self._state(kind.name) for kind in metric.counts))
+            else:
+                made[metric.name] = torch.full((len(self.counts),), math.nan, dtype=torch.float64)
+        for client, images in self._by_client().items():
+            for name, value in self._of_images(images).items():
+                made[name][client] = value
+        return made
 
     def pooled(self) -> dict[str, float]:
-        """Return the metrics that are pooled from counts, of the counts summed over clients; NaN where not defined."""
+        """Return the metrics of all clients' images together, but for means over images; NaN where not defined."""
+        made = {}
+        for metric in self.metrics:
+            if metric.pooled == "counts" and metric.of is not None:
+                sums = (self._state(kind.name).sum(0, keepdim=True) for kind in metric.counts)
+                made[metric.name] = metric.of(*sums).item()
+        of_all = self._of_images(self.kept)
+        return made | {each.name: of_all[each.name] for each in self.metrics if each.name in of_all and each.pooled}
+
+    def _by_client(self) -> dict[int, KeptImages]:
+        """Return the images of each client of whom any are kept."""
+        clients, counts = self.kept.client.unique_consecutive(return_counts=True)
+        starts = (counts.cumsum(0) - counts).tolist()
         return {
-            metric.name: metric.of(*(self._state(kind.name).sum(0, keepdim=True) for kind in metric.counts)).item()
-            for metric in self.metrics
-            if metric.pooled == "counts"
+            client: self.kept.at(torch.arange(start, start + count))
+            for client, start, count in zip(clients.tolist(), starts, counts.tolist(), strict=True)
         }
+
+    def _of_images(self, images: KeptImages) -> dict[str, float]:
+        """Return the metrics that are made of images together; NaN without any, or where one has no prediction."""
+        batch = ScoredBatch(images.logits, images.label)
+        try:
+            return {each.name: value_of_images(each, batch) for each in self.metrics if each.of_images is not None}
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error} (clients {images.client.unique().tolist()[:5]})") from error
 
     def images(self) -> Tensor:
         """Count each client's images that were scored, int64 [N]."""

@@ -11,7 +11,8 @@ import yaml
 from benchmark.errors import ConfigurationError
 from benchmark.files import json_bytes, make_folder, parse_json, read_regular, refuse_link, write_bytes
 from benchmark.records.hashes import canonical, config_hash
-from benchmark.records.record_file import LARGEST, file_entry, is_finished
+from benchmark.records.predictions import CLASSES
+from benchmark.records.record_file import FILES, LARGEST, file_entry, is_finished
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, StoredRun
 from benchmark.yaml_files import parse_yaml
 
@@ -23,9 +24,10 @@ _PLACE = re.compile(rb"(?m)^(( +)(root|checkpoint_path):) .+(?:\n\2 +\S.*)*$")
 def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     """Copy a finished run's small files to ``destination/<name of run_dir>``, to be committed; return that folder.
 
-    Copied: ``config.yaml``, ``metrics.parquet``, ``manifest.json`` up to :data:`KEPT_MANIFEST_BYTES` (of a larger one
-    ``partition.json`` keeps the images per client and class), and ``record.json`` last. Checkpoints and logs stay
-    behind, and so does the name of the folder that the images were read from, which changes no result
+    Copied: ``config.yaml``, ``metrics.parquet``, ``classes.parquet``, ``manifest.json`` up to
+    :data:`KEPT_MANIFEST_BYTES` (of a larger one ``partition.json`` keeps the images per client and class), and
+    ``record.json`` last. Checkpoints, logs and what is said of single images (``predictions.parquet``) stay behind, and
+    so does the name of the folder that the images were read from, which changes no result
     (:data:`benchmark.records.hashes.RESULT_FREE_KEYS`): the copy says ``data``, also of weights that lie in it.
 
     Raises:
@@ -42,7 +44,8 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
     target = Path(destination) / source.name
     refuse_link(target)
     whole = run.record.files["manifest.json"]
-    content = {name: run.content(name) for name in ("config.yaml", "metrics.parquet")}
+    names = [name for name in ("config.yaml", "metrics.parquet", CLASSES) if name in run.record.files]
+    content = {name: run.content(name) for name in names if name in FILES or (source / name).exists()}
     if whole["bytes"] <= KEPT_MANIFEST_BYTES:
         content["manifest.json"] = run.content("manifest.json")
     elif run.partition is not None:

@@ -243,9 +243,9 @@ def check_clients(table: "pd.DataFrame", sizes: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Name the metrics table that is not one."""
+def readable(path: Path, what: str = "metrics table") -> Iterator[None]:
+    """Name the file that cannot be read as a table of metrics, or of what else it should be."""
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError) as error:  # as pyarrow and pandas refuse types and metadata
-        raise ConfigurationError(f"{path} is not a readable metrics table: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{path} is not a readable {what}: {' '.join(str(error).split())}") from error

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
 
-from benchmark.metrics import STATISTICS
+from benchmark.metrics import STATISTICS, know_metric
 
 POINTS = ("server", "local")
 
@@ -108,6 +108,12 @@ class Tuning(TypedDict):
 
 
 @with_config(ConfigDict(extra="forbid"))
+class _OwnMetric(TypedDict):
+    class_path: Name
+    lower_is_better: bool
+
+
+@with_config(ConfigDict(extra="forbid"))
 class Privacy(TypedDict):
     """What a run guarantees of privacy, and what not.
 
@@ -157,7 +163,16 @@ class _File(TypedDict):
     bytes: Count
 
 
-_Files = TypedDict("_Files", {"config.yaml": _File, "manifest.json": _File, "metrics.parquet": _File})
+_Files = TypedDict(
+    "_Files",
+    {
+        "config.yaml": _File,
+        "manifest.json": _File,
+        "metrics.parquet": _File,
+        "predictions.parquet": NotRequired[_File],
+        "classes.parquet": NotRequired[_File],
+    },
+)
 with_config(ConfigDict(extra="forbid"))(_Files)
 
 
@@ -184,7 +199,8 @@ class RunRecord:
         config_hash: from :func:`benchmark.records.hashes.config_hash`, of ``config.yaml``; this and the next two are
             filled by :func:`benchmark.records.record_file.write_record`.
         summary: from :func:`benchmark.records.summary.summarize`.
-        files: per file of :data:`benchmark.records.record_file.FILES` its ``sha256`` and ``bytes``.
+        files: per file of :data:`benchmark.records.record_file.FILES`, and of those of
+            :data:`benchmark.records.record_file.MORE_FILES` that the run has, its ``sha256`` and ``bytes``.
         server: dotted path of the class of the server, with those of the rules that it wraps in brackets; this and what
             follows is None in older records.
         default_server: dotted path of the server that the method brings itself.
@@ -196,6 +212,8 @@ class RunRecord:
         facts: per name that the server's rule or the delivery reported as one number of the federation, its value by
             round; ``void`` is 1 in rounds from which nothing was made.
         privacy: a :class:`Privacy`; None where nothing is promised.
+        own_metrics: per name of a metric of the user's own its ``class_path`` and whether lower is better; not in the
+            file where there are none.
     """
 
     method: Name
@@ -224,6 +242,10 @@ class RunRecord:
     delivery: str | None = None
     facts: dict[str, dict[str, float]] | None = None
     privacy: Annotated[dict[str, Any] | None, _Form(lambda: Privacy | None)] = None
+    own_metrics: Annotated[
+        dict[str, dict[str, Any]] | None,
+        _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=100)], _OwnMetric] | None),
+    ] = None
 
     @property
     def other_server(self) -> str | None:
@@ -245,10 +267,11 @@ def _reader(statistics: tuple[str, ...]) -> TypeAdapter[_Payload]:
 
 
 def parse_record(content: bytes) -> RunRecord:
-    """A record from JSON, every field checked.
+    """A record from JSON, every field checked; metrics of the user's own are known by name from then on.
 
     Raises:
         ValueError: a field is missing, unknown, of the wrong type or out of range; one line that names it.
+        ConfigurationError: a metric of the user's own has the name of another one.
     """
     try:
         record = _reader(tuple(STATISTICS)).validate_json(content, strict=True)
@@ -262,4 +285,6 @@ def parse_record(content: bytes) -> RunRecord:
     if len(record.client_names) != len(record.test_sizes):
         names, sizes = len(record.client_names), len(record.test_sizes)
         raise ValueError(f"test_sizes ({sizes} of them) and client_names ({names}) do not fit each other")
+    for name, facts in (record.own_metrics or {}).items():
+        know_metric(name, facts["lower_is_better"])
     return RunRecord(**{name: getattr(record, name) for name in RunRecord.__dataclass_fields__})

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
-from benchmark.files import parse_json, read_regular, reason, write_json
+from benchmark.files import parse_json, read_regular, reason, write_bytes, write_json
 from benchmark.records.hashes import canonical, config_hash
-from benchmark.records.metrics_table import write_parquet
+from benchmark.records.metrics_table import readable, write_parquet
+from benchmark.records.predictions import CLASSES, PREDICTIONS, by_class, classes_parquet_of, parse_predictions
 from benchmark.records.record import RunRecord, parse_record
 from benchmark.records.summary import summarize
 from benchmark.yaml_files import MOST_BYTES, read_mapping
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for i
 
 SCHEMA = 1
 FILES = ("config.yaml", "manifest.json", "metrics.parquet")
+MORE_FILES = (PREDICTIONS, CLASSES)
+"""Files that some runs have; a copy of a run may lack them."""
 
 #: Bytes that are read at most of each file of a run.
 LARGEST = {
@@ -27,6 +30,8 @@ LARGEST = {
     "manifest.json": 2**28,
     "metrics.parquet": 2**30,
     "partition.json": 2**26,
+    PREDICTIONS: 2**32,
+    CLASSES: 2**28,
     "record.json": 2**26,
 }
 
@@ -36,11 +41,20 @@ def is_finished(run_dir: str | Path) -> bool:
     return (Path(run_dir) / "record.json").is_file()
 
 
-def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame") -> RunRecord:
+def write_record(
+    run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame", predictions: bool = False
+) -> RunRecord:
     """Finish a run: write ``metrics.parquet``, then ``record.json`` with summary and hashes; return what was written.
 
     ``config.yaml`` and ``manifest.json`` must be in the directory already; ``config_hash``, ``summary`` and ``files``
     of the given record are computed here.
+
+    Args:
+        run_dir: where.
+        record: what is known of the run.
+        metrics: the long table.
+        predictions: the run keeps its images: ``predictions.parquet``, where any was scored, belongs to it, and
+            ``classes.parquet`` is made of it.
 
     Raises:
         ConfigurationError: one of the two files is missing or unreadable.
@@ -57,14 +71,23 @@ def write_record(run_dir: str | Path, record: RunRecord, metrics: "pd.DataFrame"
     configuration = config_hash(read_mapping(folder / "config.yaml"))
     summary = summarize(metrics, record.test_sizes)
     write_parquet(folder / "metrics.parquet", metrics)
+    files: tuple[str, ...] = FILES
+    if predictions and (folder / PREDICTIONS).is_file():
+        with readable(folder / PREDICTIONS, "table of predictions"):
+            kept = parse_predictions(read_regular(folder / PREDICTIONS, LARGEST[PREDICTIONS]))
+        write_bytes(folder / CLASSES, classes_parquet_of(by_class(kept)))
+        files += MORE_FILES
     full = dataclasses.replace(
         record,
         config_hash=configuration,
         summary=summary,
-        files={name: file_entry((folder / name).read_bytes()) for name in FILES},
+        files={name: file_entry((folder / name).read_bytes()) for name in files},
     )
     # Through JSON, so that the hash is of what a reader will see (tuples become lists).
-    payload = json.loads(json.dumps({"schema": SCHEMA, **dataclasses.asdict(full)}, allow_nan=False))
+    content = dataclasses.asdict(full)
+    if content["own_metrics"] is None:
+        del content["own_metrics"]
+    payload = json.loads(json.dumps({"schema": SCHEMA, **content}, allow_nan=False))
     payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
     write_json(folder / "record.json", payload)
     return read_record(folder)

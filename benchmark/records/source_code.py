@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 #: Top-level packages that are not looked into: the record names their versions.
@@ -24,7 +25,7 @@ INSTALLED = frozenset({"site-packages", "dist-packages"})
 def code_of(objects: Iterable[object], config: Any = None) -> dict[str, str]:
     """The source of everything that says what a run computes: by module its file's sha256 (hexadecimal).
 
-    It holds the modules of the objects' classes, of the classes that the configuration names by ``class_path``, and of
+    It holds the modules of the objects' classes, of what the configuration names by ``class_path``, and of
     all of their bases, outside of Python's library and of :data:`VERSIONED`, and :data:`DRAWS`. What these modules
     import beyond that is not looked at. A module without a file of its own, such as a notebook's, is left out.
 
@@ -32,8 +33,8 @@ def code_of(objects: Iterable[object], config: Any = None) -> dict[str, str]:
         objects: such as the method, its server and its data.
         config: plain values, as deep as they come.
     """
-    classes = [type(entry) for entry in objects] + list(_named(config))
-    names = {*DRAWS, *(base.__module__ for each in classes for base in each.__mro__)}
+    made = [type(entry) for entry in objects] + list(_named(config))
+    names = {*DRAWS, *(base.__module__ for each in made for base in getattr(each, "__mro__", (each,)))}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(names) if _is_looked_into(name)}
     return {
         name: LOADED.get(name) or _sha256(Path(file))
@@ -89,12 +90,12 @@ def _is_looked_into(module: str) -> bool:
     return top not in VERSIONED and top not in sys.stdlib_module_names and module != "__main__"
 
 
-def _named(config: Any) -> Iterator[type]:
-    """Classes that stand as ``class_path`` in a configuration, as far as they have been imported."""
+def _named(config: Any) -> Iterator[Any]:
+    """Classes and functions that stand as ``class_path`` in a configuration, as far as they have been imported."""
     if isinstance(config, dict):
         module, _, name = str(config.get("class_path", "")).rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type):
+        if isinstance(found, type | FunctionType):
             yield found
     for part in config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ():
         yield from _named(part)

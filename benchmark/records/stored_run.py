@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
-from benchmark.metrics import POOLED_CLIENT, STATISTICS
+from benchmark.metrics import EVALUATED, POOLED_CLIENT, STATISTICS
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
-from benchmark.records.record_file import FILES, LARGEST, file_entry, read_record
+from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, parse_predictions
+from benchmark.records.record_file import FILES, LARGEST, MORE_FILES, file_entry, read_record
 from benchmark.records.summary import summarize
 from benchmark.yaml_files import parse_yaml
 
@@ -41,7 +42,11 @@ class StoredRun:
         self._contents: dict[str, bytes] = {}
 
     def content(self, name: str) -> bytes:
-        """One of :data:`FILES`, with the hash that the record has of it."""
+        """One of :data:`FILES` or :data:`MORE_FILES`, with the hash that the record has of it."""
+        if name not in self.record.files:
+            raise ConfigurationError(
+                f"{self.folder} has no {name}: only a run with --data.metrics=clinical keeps its images"
+            )
         if name not in self._contents:
             path, content = self.folder / name, self._read(name)
             if file_entry(content) != self.record.files[name]:
@@ -86,6 +91,18 @@ class StoredRun:
         return table.astype(dict.fromkeys(NAMED, "str"))
 
     @functools.cached_property
+    def predictions(self) -> "pd.DataFrame":
+        """Scored images of the last evaluation (:data:`benchmark.records.predictions.COLUMNS`)."""
+        with readable(self.folder / PREDICTIONS, "table of predictions"):
+            return parse_predictions(self.content(PREDICTIONS))
+
+    @functools.cached_property
+    def classes(self) -> "pd.DataFrame":
+        """Values by class of the last evaluation (:func:`benchmark.records.predictions.by_class`)."""
+        with readable(self.folder / CLASSES, "table of classes"):
+            return parse_classes(self.content(CLASSES))
+
+    @functools.cached_property
     def partition(self) -> dict[str, Any] | None:
         """``manifest.json``, or the class counts that are kept of a large one; None where neither was kept."""
         paths = [self.folder / name for name in ("manifest.json", "partition.json")]
@@ -107,8 +124,9 @@ class StoredRun:
         """What does not fit together, one sentence each; see :func:`verify_record`."""
         problems: list[str] = []
         missing = self.record.files["manifest.json"]["bytes"] > KEPT_MANIFEST_BYTES
-        for name in FILES:
-            if name == "manifest.json" and missing and not os.path.lexists(self.folder / name):
+        for name in self.record.files:
+            optional = name in MORE_FILES or (name == "manifest.json" and missing)
+            if optional and not os.path.lexists(self.folder / name):
                 continue
             try:
                 self.content(name)
@@ -116,7 +134,7 @@ class StoredRun:
                 problems.append(str(error))
         if problems:
             return problems
-        for compare in (self._of_config, self._of_partition, self._of_metrics):
+        for compare in (self._of_config, self._of_partition, self._of_metrics, self._of_predictions):
             try:
                 problems += [f"{self.folder / name} does not give the record's {what}" for name, what in compare()]
             except (ConfigurationError, ValueError) as error:
@@ -189,6 +207,18 @@ class StoredRun:
         if self.metrics["round"].max() > self.record.rounds_trained or self.record.rounds_trained > self.record.rounds:
             yield "metrics.parquet", "rounds_trained"
 
+    def _of_predictions(self) -> Iterator[tuple[str, str]]:
+        """Compare the accuracies of the scored images, where they are kept, with the metrics."""
+        if PREDICTIONS not in self._contents:
+            return
+        rows, last = self.predictions, self.metrics["round"].max()
+        place = ["point", "split", "client"]
+        right = (rows["prediction"] == rows["label"]).groupby([rows[name] for name in place]).mean()
+        there = (self.metrics["round"] == last) & (self.metrics["metric"] == EVALUATED)
+        stored = self.metrics[there].set_index(place)["value"]
+        if (rows["round"] != last).any() or not _same(right.to_dict(), stored.to_dict()):
+            yield PREDICTIONS, "accuracies"
+
 
 _STORED: dict[str, tuple[list[tuple[int, int, int] | None], StoredRun]] = {}
 
@@ -200,7 +230,7 @@ def stored_run(run_dir: str | Path) -> StoredRun:
         ConfigurationError: as :func:`read_record`.
     """
     folder = os.path.abspath(run_dir)
-    state = [_state(f"{folder}/{name}") for name in ("record.json", *FILES, "partition.json")]
+    state = [_state(f"{folder}/{name}") for name in ("record.json", *FILES, *MORE_FILES, "partition.json")]
     known = _STORED.get(folder)
     if known is None or known[0] != state or str(known[1].folder) != str(run_dir):
         known = _STORED[folder] = (state, StoredRun(run_dir))
@@ -243,8 +273,9 @@ def verify_record(run_dir: str | Path) -> list[str]:
 
     Compared are the record's own hash, the hashes of the files, and every field that follows from them: seed, method,
     data set and rounds from ``config.yaml``; partition, images, clients and their sizes from ``manifest.json``; summary
-    and rounds from ``metrics.parquet``. A manifest above :data:`KEPT_MANIFEST_BYTES` may be missing: its hash stays in
-    the record.
+    and rounds from ``metrics.parquet``; its last accuracies from ``predictions.parquet``. This file and
+    ``classes.parquet`` may be missing, and a manifest above :data:`KEPT_MANIFEST_BYTES`: their hashes stay in the
+    record.
 
     The hashes are no signature: they show that a file was damaged, or changed by somebody who did not mean to deceive.
     Whoever changes a file can make all of them anew. Nor can anything here tell whether seconds, memory, bytes sent,

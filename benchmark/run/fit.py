@@ -36,6 +36,7 @@ from benchmark.run.callbacks import round_callbacks
 from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, of_the_trainer, prepare_process, reported
 from benchmark.run.ending import score_lines
 from benchmark.run.parser import FederatedParser
+from benchmark.run.predictions import predictions_of
 from benchmark.run.recorder import Recorder
 from benchmark.run.reload import client_values
 from benchmark.run.signals import interrupting_signal
@@ -78,6 +79,18 @@ class FinishedRun:
             f"{shown}\n"
             f"metrics: {len(self.metrics):,} rows; client(k): its parameters; predict(images, k); method, data, record"
         )
+
+    @property
+    def predictions(self) -> "pd.DataFrame":
+        """Scored images of the last evaluation (:data:`benchmark.records.predictions.COLUMNS`).
+
+        Raises:
+            ConfigurationError: the run keeps none.
+        """
+        made = predictions_of(self.method, self.data)
+        if made is None:
+            raise ConfigurationError("the run keeps no scored images; give data metrics='clinical'")
+        return made
 
     def client(self, client: int) -> dict[str, Tensor]:
         """Return the parameters of one client: what the server sends it after the last round, and what is its own.

@@ -19,6 +19,8 @@ from torch import nn
 from benchmark.engine.refusals.trainer_settings import check_monitored, tell_who_looks_at_test_images
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
+from benchmark.files import read_regular, write_bytes
+from benchmark.own_metrics import own_facts, paths_of
 from benchmark.records.environment import checkout, environment
 from benchmark.records.evaluations import (
     has_evaluations,
@@ -28,13 +30,15 @@ from benchmark.records.evaluations import (
     sha256_of,
     write_evaluation,
 )
-from benchmark.records.metrics_table import PARTS, read_table, rows_sha256
+from benchmark.records.metrics_table import PARTS, read_table, readable, rows_sha256
+from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import Git, RunRecord
-from benchmark.records.record_file import is_finished, write_record
+from benchmark.records.record_file import LARGEST, is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
 from benchmark.run.federation_file import FederationFacts
+from benchmark.run.predictions import predictions_of
 from benchmark.run.scores import Key, Values, logged_numbers, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
 from benchmark.server import ServerRule
@@ -140,7 +144,7 @@ class Recorder(Callback):
         method = cast("FederatedMethod", pl_module)
         between = (*method.server.rule.modules(), *method.server.delivery.modules())
         parts = (method, *between, data, data.source, data.partition)
-        self.code = combined(self.code, code_of(parts, self.config))
+        self.code = combined(self.code, code_of(parts, [self.config, *paths_of(data.metrics)]))
         self._git = checkout() if self.run_dir and self._writes else None
         names = {
             "method": type(method).__name__,
@@ -202,6 +206,9 @@ class Recorder(Callback):
             self.values, self.pooled = found, pooled
             if self._writes:
                 self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found, pooled))
+                data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+                if (predictions := predictions_of(method, data)) is not None:
+                    write_bytes(self.run_dir / PREDICTIONS, parquet_of(predictions))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
@@ -264,7 +271,8 @@ class Recorder(Callback):
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
         if self.run_dir is None or not self._writes or not complete or not self.evaluations or trainer.interrupted:
             return
-        record = write_record(self.run_dir, self.record(trainer, method), self.metrics())
+        keeps = method.evaluation.keeps_images
+        record = write_record(self.run_dir, self.record(trainer, method), self.metrics(), predictions=keeps)
         remove_merged(self.run_dir)
         self._tracking.end(record)
 
@@ -301,6 +309,7 @@ class Recorder(Callback):
             facts={name: {str(n): value for n, value in of.items()} for name, of in method.server.facts.items()}
             or None,
             privacy=method.server.rule.guarantee(),
+            own_metrics=own_facts(data.metrics),
         )
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -431,6 +440,9 @@ class Recorder(Callback):
         if not source.samefile(run_dir) or (run_dir / "metrics.parquet").exists():
             for round, table in islice(read_evaluations(source), count):
                 write_evaluation(run_dir, round, table)
+        if not source.samefile(run_dir) and (source / PREDICTIONS).is_file():
+            with readable(source / PREDICTIONS, "table of predictions"):
+                write_bytes(run_dir / PREDICTIONS, read_regular(source / PREDICTIONS, LARGEST[PREDICTIONS]))
         self.evaluations = found
         remove_evaluations(run_dir, found)
 

@@ -54,14 +54,16 @@ for a file that was reorganised; a killed one continues from its checkpoint (:mo
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict, with_config
 
-from benchmark.cells.given_options import check_override
+from benchmark.cells.given_options import check_override, given_options
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import METRICS, STATISTICS, pooled_by
+from benchmark.own_metrics import know_declared
 from benchmark.paths import user_path
 from benchmark.shipped import shipped
 from benchmark.yaml_files import as_declared, read_mapping
@@ -207,6 +209,24 @@ def rows_of(table: Table, preset: Preset) -> list[Row]:
     return [row for row in table.rows if not preset.rows or row.label in preset.rows]
 
 
+def _know_own_metrics(table: Table) -> None:
+    """Make metrics of the user's own known that the configurations of a table declare, where it reads one.
+
+    Raises:
+        ConfigurationError: one cannot be imported, or is not declared as it should be.
+    """
+    groups = [group for preset in table.presets.values() for group in preset.data]
+    read = {table.metric, *(column.metric or table.metric for group in groups for column in group.columns)}
+    if not read - METRICS.keys():
+        return
+    for name, preset in table.presets.items():
+        for group, row in product(preset.data, rows_of(table, preset)):
+            data = (f"--data=configs/{each}.yaml" for each in group.data)
+            overrides = [*preset.overrides, *data, *group.overrides, *row.overrides.get(name, ())]
+            options = given_options([*group.configs, *row.configs], overrides)
+            know_declared(options.get("data", {}).get("metrics"))
+
+
 def _check_table(table: Table, path: Path) -> None:
     groups = [group for preset in table.presets.values() for group in preset.data]
     if nameless := [row.label for row in table.rows if not row.prefix]:
@@ -228,6 +248,7 @@ def _check_table(table: Table, path: Path) -> None:
     ]
     for entry in overrides:
         check_override(entry, f"{path}: ")
+    _know_own_metrics(table)
     for preset_name, preset in table.presets.items():
         if not preset.data:
             raise ConfigurationError(f"{path}: the preset {preset_name} needs at least one data group")

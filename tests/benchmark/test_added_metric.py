@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from federation import CONF, build, fit
 from sklearn.metrics import cohen_kappa_score
+from three_clients import LABELS, LOGITS, scored
 from torch import Tensor
 
 from benchmark import commands
@@ -73,20 +73,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STATISTICS, "p10", P10)
 
 
-LOGITS = [
-    *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
-    *[(0.6, 0.8, -0.2), (-0.4, 2.2, 0.5), (0.1, 0.3, 0.9), (0.2, -0.3, 1.4), (1.0, 0.4, 0.7), (-0.6, 0.1, 2.5)],
-]
-LABELS = [0, 1, 2, 1, 0, 0, 0, 1, 1, 2, 2, 2]
-
-
 def test_kappa_of_three_clients_and_of_all_their_images_by_hand() -> None:
-    scores = ClientScores(3, 3)
-    for client, (begin, end) in enumerate([(0, 5), (5, 9), (9, 12)]):
-        logits, y = torch.zeros(1, 6, 3), torch.full((1, 6), IGNORE)
-        logits[0, : end - begin] = torch.tensor(LOGITS[begin:end])
-        y[0, : end - begin] = torch.tensor(LABELS[begin:end])
-        scores.update(logits, y, (client,))
+    scores = scored(chosen="basic")
     assert scores.compute()["kappa"].tolist() == pytest.approx([0.411765, 0.2, 0.0], abs=1e-6)
     assert scores.pooled() == {"kappa": pytest.approx(0.375)}
     assert scores.pooled()["kappa"] == pytest.approx(cohen_kappa_score(LABELS, np.argmax(LOGITS, 1)))

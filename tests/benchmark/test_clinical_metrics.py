@@ -1,31 +1,18 @@
 """Clinical metrics and statistics over clients against numbers of scikit-learn, torchmetrics, NumPy and by hand."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federation import CONF
-from sklearn.metrics import cohen_kappa_score, matthews_corrcoef
-from torchmetrics.functional.classification import multiclass_calibration_error
+from sklearn.metrics import average_precision_score, cohen_kappa_score, matthews_corrcoef, roc_auc_score
+from three_clients import scored
+from torchmetrics.functional.classification import multiclass_auroc, multiclass_calibration_error
 
 from benchmark.engine.scores import ClientScores
-from benchmark.masked import IGNORE
-from benchmark.metrics import METRICS, POOLED_CLIENT, STATISTICS, metrics_of
-from benchmark.records.metrics_table import read_table
-from benchmark.records.record_file import read_record
-from benchmark.records.stored_run import stored_run, verify_record
-from benchmark.run.cli import main
-from benchmark.run.scores import print_scores
+from benchmark.metrics import METRICS, STATISTICS, metrics_of
+from benchmark.run.scores import SIDE_BY_SIDE, print_scores
 
-LOGITS = [
-    *[(2.0, 0.5, -1.0), (0.2, 1.1, 0.3), (0.0, 0.4, 1.6), (1.2, 0.9, 0.1), (0.3, 0.2, 0.8), (1.5, -0.5, 0.0)],
-    *[(0.6, 0.8, -0.2), (-0.4, 2.2, 0.5), (0.1, 0.3, 0.9), (0.2, -0.3, 1.4), (1.0, 0.4, 0.7), (-0.6, 0.1, 2.5)],
-]
-LABELS = [0, 1, 2, 1, 0, 0, 0, 1, 1, 2, 2, 2]
-HELD = [(0, 5), (5, 9), (9, 12)]
 NONE = math.nan
 #: per metric of three clients, and of all their images; from scikit-learn 1.9.1 and torchmetrics 1.9.0, or by hand from
 #: the confusion [1,0,1][1,1,0][0,0,1] | [1,1,0][0,1,1][0,0,0] | [0,0,0][0,0,0][1,0,2]
@@ -36,23 +23,13 @@ EXPECTED = {
     "npv": ([(2 / 3 + 0.75 + 1) / 3, (2 / 3 + 0.5 + 1) / 3, (1 + 1 + 0) / 3], (0.75 + 7 / 9 + 6 / 7) / 3),
     "kappa": ([0.411765, 0.2, 0.0], 0.375),
     "mcc": ([0.437500, 0.223607, NONE], 0.378968),
+    # per class .833333 1 1 | 1 .75 - | -, and .833333 1 1 | 1 .833333 -; the mean over classes that occur
+    "auroc": ([0.944444, 0.875, NONE], 0.916667),
+    "auroc_weighted": ([0.933333, 0.875, NONE], 0.916667),
+    "ap": ([0.944444, 0.916667, NONE], 0.873611),
     "ece": ([0.391296, 0.356524, 0.294127], 0.355413),
     "brier": ([0.407132, 0.407221, 0.296906], 0.379605),
 }
-
-
-def scored(order: tuple[int, ...] = (0, 1, 2), at_once: int = 6) -> ClientScores:
-    """The twelve images of three clients, so many at a time."""
-    scores = ClientScores(3, 3, "clinical")
-    for client in order:
-        begin, end = HELD[client]
-        for start in range(begin, end, at_once):
-            rows = slice(start, min(end, start + at_once))
-            logits, y = torch.zeros(1, at_once, 3), torch.full((1, at_once), IGNORE)
-            logits[0, : rows.stop - rows.start] = torch.tensor(LOGITS[rows])
-            y[0, : rows.stop - rows.start] = torch.tensor(LABELS[rows])
-            scores.update(logits, y, (client,))
-    return scores
 
 
 @pytest.mark.parametrize("metric", EXPECTED)
@@ -84,6 +61,10 @@ def test_many_images_agree_with_scikit_learn_and_torchmetrics(seed: int) -> None
     p = logits[0].double().softmax(-1)
     expected = multiclass_calibration_error(p, y[0], num_classes=4, n_bins=15, norm="l1").item()
     assert made["ece"] == pytest.approx(expected, abs=1e-6)
+    assert made["auroc"] == pytest.approx(roc_auc_score(truth, p.numpy(), multi_class="ovr"))
+    assert made["ap"] == pytest.approx(average_precision_score(np.eye(4)[truth], p.numpy()))
+    assert made["auroc"] == pytest.approx(multiclass_auroc(p, y[0], 4).item(), abs=1e-6)
+    assert made["auroc_weighted"] == pytest.approx(roc_auc_score(truth, p, multi_class="ovr", average="weighted"))
     onehot = np.eye(4)[truth]
     assert made["brier"] == pytest.approx(((p.numpy() - onehot) ** 2).sum(1).mean(), abs=1e-9)
     assert made["sensitivity"] == pytest.approx(made["balanced_accuracy"])
@@ -94,12 +75,31 @@ def test_a_client_without_a_prediction_has_no_calibration_and_one_without_images
     logits = torch.tensor([[[2.0, 0, 0], [math.nan, 0, 0]], [[2.0, 0, 0], [0, 3.0, 0]]])
     scores.update(logits, torch.tensor([[0, 1], [0, 1]]), (0, 1))
     made = scores.compute()
-    for name in ("ece", "brier"):
+    for name in ("ece", "brier", "auroc", "auroc_weighted", "ap"):
         assert made[name].isnan().tolist() == [True, False, True]
     assert made["sensitivity"][:2].tolist() == [0.5, 1.0]
     assert made["ppv"][:2].tolist() == [1.0, 1.0]
     assert made["kappa"][0].item() == pytest.approx(cohen_kappa_score([0, 1], [0, 3]))
     assert all(values[2].isnan() for values in made.values())
+
+
+def test_of_two_classes_the_second_is_ranked_and_images_move_between_ranks_with_their_client() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits, y = torch.randn(3, 40, 2, generator=generator), torch.randint(0, 2, (3, 40), generator=generator)
+    logits[:, :, 1] = logits[:, :, 1].round()  # ties
+    logits[:, :, 0] = 0.0
+    whole, first, second = (ClientScores(3, 2, "clinical") for _ in range(3))
+    whole.update(logits, y, (0, 1, 2))
+    made = whole.compute()["auroc"]
+    for client in range(3):
+        p = logits[client].double().softmax(-1)[:, 1].numpy()
+        assert made[client].item() == pytest.approx(roc_auc_score(y[client].numpy(), p))
+    second.update(logits[[2]], y[[2]], (2,))
+    first.update(logits[[1, 0]], y[[1, 0]], (1, 0))
+    first.add((2,), second.counted((2,)))
+    first.keep(second.kept.of([2]))
+    assert torch.equal(first.compute()["auroc"], made)
+    assert first.pooled() == whole.pooled()
 
 
 ELEVEN = np.array([0.9, 0.8, 0.6, 0.7, 0.5, 0.95, 0.85, 0.4, 0.75, 0.65, 0.55])
@@ -143,25 +143,6 @@ def test_basic_has_the_four_and_clinical_all() -> None:
     assert metrics_of("clinical") == tuple(METRICS.values())
 
 
-def test_a_clinical_run_has_them_in_its_files_and_a_basic_one_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    configs = [f"--config={CONF / name}" for name in ("base.yaml", "HeadTune.yaml")]
-    for run, options in {"basic": [], "clinical": ["--data.metrics=clinical"]}.items():
-        main(["fit", *configs, "--trainer.max_epochs=1", "--data.evaluate_local=true", f"--run_dir={run}", *options])
-    tables: dict[str, Any] = {run: read_table(tmp_path / run / "metrics.parquet") for run in ("basic", "clinical")}
-    more = set(tables["clinical"]["metric"]) - set(tables["basic"]["metric"])
-    assert more == set(EXPECTED)
-    alike = tables["clinical"][~tables["clinical"]["metric"].isin(more)].reset_index(drop=True)
-    assert alike.astype(str).equals(tables["basic"].astype(str))
-    assert set(tables["clinical"].loc[tables["clinical"]["client"] == POOLED_CLIENT, "metric"]) == more
-    assert verify_record(tmp_path / "clinical") == []
-    assert stored_run(tmp_path / "clinical").untrained == stored_run(tmp_path / "basic").untrained
-    entry = read_record(tmp_path / "clinical").summary["server"]["test"]["brier"]
-    assert 0 < entry["last"]["average"] <= entry["last"]["worst"] <= 2
-
-
 def test_many_metrics_are_printed_in_tables_that_a_narrow_terminal_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,5 +151,5 @@ def test_many_metrics_are_printed_in_tables_that_a_narrow_terminal_shows(
     said = capsys.readouterr().out
     assert "…" not in said
     assert max(map(len, said.splitlines())) <= 80
-    assert said.count("test images, after aggregation") == 3
+    assert said.count("test images, after aggregation") == math.ceil(len(METRICS) / SIDE_BY_SIDE)
     assert all(metric.replace("_", " ") in said for metric in METRICS)

@@ -1,0 +1,185 @@
+"""Formulas of metrics: of counts per client, or of a client's images where counts do not add up.
+
+A formula of counts takes them as [N, ...] and returns float64 [N], NaN where it is not defined; one of images returns a
+value for each draw of them. Importing this module loads neither torch nor NumPy.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmark.counts import CONFIDENCE_UNITS, ERROR_UNITS, ScoredBatch
+
+if TYPE_CHECKING:  # slow to import
+    from torch import Tensor
+
+
+def _by_class(counts: "Tensor") -> "tuple[Tensor, ...]":
+    """Return true positives, false positives and images of the real classes, float64 [N, C] each."""
+    return counts[:, :-1].double().unbind(-1)
+
+
+def _mean_where_defined(part: "Tensor", of: "Tensor") -> "Tensor":
+    """Return the mean of ``part / of`` over the classes in which ``of`` is not 0, [N]; NaN where it is in all."""
+    return (part / of).where(of > 0, 0.0).sum(1) / (of > 0).sum(1)
+
+
+def accuracy(counts: "Tensor") -> "Tensor":
+    """Return the share of right predictions."""
+    hits, _, support = counts[:, :-1].sum(1).unbind(-1)
+    return hits.double() / support
+
+
+def balanced_accuracy(counts: "Tensor") -> "Tensor":
+    """Return the mean recall over the classes that occur in the client's images."""
+    hits, _, support = _by_class(counts)
+    return _mean_where_defined(hits, support)
+
+
+def macro_f1(counts: "Tensor") -> "Tensor":
+    """Return the mean F1 over the classes that occur in the client's images."""
+    hits, false, support = _by_class(counts)
+    return (2 * hits / (hits + false + support)).where(support > 0, 0.0).sum(1) / (support > 0).sum(1)
+
+
+def loss(loss_sum: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return the mean cross-entropy."""
+    return loss_sum / counts[:, :-1, 2].sum(1)
+
+
+def _rates(counts: "Tensor") -> "tuple[Tensor, ...]":
+    """Return true and false positives, false and true negatives of each class, float64 [N, C] each."""
+    hits, false, support = _by_class(counts)
+    missed = support - hits
+    return hits, false, missed, support.sum(1, keepdim=True) - hits - false - missed
+
+
+def specificity(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TN / (TN + FP), where another class occurs."""
+    _, false, _, rest = _rates(counts)
+    return _mean_where_defined(rest, rest + false)
+
+
+def ppv(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TP / (TP + FP), the precision, where the class was predicted."""
+    hits, false, _, _ = _rates(counts)
+    return _mean_where_defined(hits, hits + false)
+
+
+def npv(counts: "Tensor") -> "Tensor":
+    """Return the mean over classes of TN / (TN + FN), where the class was not predicted of every image."""
+    _, _, missed, rest = _rates(counts)
+    return _mean_where_defined(rest, rest + missed)
+
+
+def _margins(counts: "Tensor") -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Return right predictions [N] and images [N], and images by true and by predicted class [N, C + 1].
+
+    Without a prediction counts as a class of its own that nothing is of.
+    """
+    hits, false, support = counts.double().unbind(-1)
+    return hits.sum(1), support.sum(1), support, hits + false
+
+
+def kappa(counts: "Tensor") -> "Tensor":
+    """Return Cohen's kappa, (p_o - p_e) / (1 - p_e); NaN where p_e is 1."""
+    right, images, true, predicted = _margins(counts)
+    expected = (true * predicted).sum(1)  # times the square of the images, so that it is whole
+    square = images.square()
+    return ((right * images - expected) / (square - expected)).where(square > expected, float("nan"))
+
+
+def mcc(counts: "Tensor") -> "Tensor":
+    """Return Matthews' coefficient for several classes (Gorodkin's R_K); NaN where one class is all there is."""
+    right, images, true, predicted = _margins(counts)
+    spread = (images.square() - true.square().sum(1)) * (images.square() - predicted.square().sum(1))
+    made = (right * images - (true * predicted).sum(1)) / spread.sqrt()
+    return made.where(spread > 0, float("nan"))
+
+
+def _all_predicted(values: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return values, NaN for a client without images, or of which an image has no prediction."""
+    images = counts[:, :-1, 2].sum(1)
+    return values.where((images > 0) & (counts[:, -1, 1] == 0), float("nan"))
+
+
+def brier(squared_errors: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return the mean over images of the squared distance of their probabilities from the label's, 0 to 2."""
+    return _all_predicted(squared_errors.double() / ERROR_UNITS / counts[:, :-1, 2].sum(1), counts)
+
+
+def ece(confidences: "Tensor", counts: "Tensor") -> "Tensor":
+    """Return the expected calibration error: mean distance of confidence and accuracy over 15 bins, by images."""
+    images, right, sums = confidences.double().unbind(-1)
+    apart = (right - sums / CONFIDENCE_UNITS).abs().sum(1)
+    return _all_predicted(apart / images.sum(1), counts)
+
+
+class RankedClasses(NamedTuple):
+    """How well the probability of each class tells its images from the rest, for some draws of images.
+
+    NaN where a class has all images of a draw or none.
+
+    Attributes:
+        auroc: area under the ROC curve; ties count half. [draws, C].
+        ap: average precision over distinct probabilities, without interpolation. [draws, C].
+        support: images of each class, [draws, C].
+    """
+
+    auroc: "Tensor"
+    ap: "Tensor"
+    support: "Tensor"
+
+
+def ranked_classes(images: ScoredBatch, times: "Tensor") -> RankedClasses:
+    """Rank images by the probability of each class.
+
+    torchmetrics and scikit-learn have both numbers for one draw alone: a thousand draws of a hundred images would take
+    a minute.
+
+    Args:
+        images: logits [n, C], labels [n].
+        times: how often each image is in each draw, [draws, n].
+    """
+    import torch
+
+    weights = times.double()
+    auroc, ap = (torch.full((len(times), images.classes), float("nan"), dtype=torch.float64) for _ in range(2))
+    support = torch.zeros(len(times), images.classes, dtype=torch.float64)
+    for each in images.y.unique().tolist():
+        scores, order = images.probabilities[:, each].sort(descending=True)
+        last = torch.cat([scores.diff() != 0, torch.tensor([True])])  # of the images with equal probabilities
+        own, drawn = images.y[order] == each, weights[:, order]
+        right, wrong = ((drawn * kind).cumsum(1)[:, last] for kind in (own, ~own))
+        hits, false = (counts.diff(dim=1, prepend=torch.zeros(len(times), 1)) for counts in (right, wrong))
+        positives, negatives = right[:, -1], wrong[:, -1]
+        defined = (positives > 0) & (negatives > 0)
+        area = (false * (right - hits / 2)).sum(1) / (positives * negatives)
+        precision = (right / (right + wrong)).nan_to_num(0.0)
+        auroc[:, each] = area.where(defined, float("nan"))
+        ap[:, each] = ((hits * precision).sum(1) / positives).where(defined, float("nan"))
+        support[:, each] = positives
+    return RankedClasses(auroc, ap, support)
+
+
+def _mean_over_classes(values: "Tensor") -> "Tensor":
+    """Return the mean over classes where it is defined, [draws]; of two classes the value of the second.
+
+    The means of torchmetrics count a class without images as 0.
+    """
+    return values[:, 1] if values.shape[1] == 2 else values.nanmean(1)
+
+
+def auroc(images: ScoredBatch, times: "Tensor") -> "Tensor":
+    """Return the area under the ROC curve of one class against the rest, mean over classes, [draws]."""
+    return _mean_over_classes(ranked_classes(images, times).auroc)
+
+
+def auroc_weighted(images: ScoredBatch, times: "Tensor") -> "Tensor":
+    """Return the area under the ROC curve of one class against the rest, mean weighted by images, [draws]."""
+    ranked = ranked_classes(images, times)
+    weights = ranked.support.where(ranked.auroc.isfinite(), 0.0)
+    return (ranked.auroc.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
+
+
+def average_precision(images: ScoredBatch, times: "Tensor") -> "Tensor":
+    """Return the average precision of one class against the rest, mean over classes, [draws]."""
+    return _mean_over_classes(ranked_classes(images, times).ap)

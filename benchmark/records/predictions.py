@@ -1,0 +1,199 @@
+"""Scored images of a run's last evaluation, one a row, and what is made of them by class."""
+
+import io
+from typing import TYPE_CHECKING
+
+from benchmark.metrics import POOLED_CLIENT
+from benchmark.records.metrics_table import MOST_ROWS
+from benchmark.records.record import POINTS
+
+if TYPE_CHECKING:  # slow to import
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+
+    from benchmark.counts import ScoredBatch
+
+#: Files that a run with kept images has beside :data:`benchmark.records.record_file.FILES`.
+PREDICTIONS, CLASSES = "predictions.parquet", "classes.parquet"
+NAMES = ("point", "split")
+COLUMNS = (*NAMES, "round", "client", "image", "group", "label", "prediction", "logits")
+"""Columns of ``predictions.parquet``: point and split as in ``metrics.parquet``, round int32, client int32, image int64
+(row of the image pool, as the manifest counts), group int64 (images with an equal value show the same thing), label and
+prediction int32 (within the label space of the split; a prediction of -1: the logits have no largest one), logits
+float32 [C]. Rows are sorted by point, split, client and image."""
+BY_CLASS = ("sensitivity", "specificity", "ppv", "npv", "auroc", "ap")
+"""Columns of ``classes.parquet`` that may be undefined (null), behind point, split, client (-1: all clients' images
+together), class, support (images of the class), predicted (images that were predicted to be of it) and tp (both)."""
+
+
+def parquet_of(predictions: "pd.DataFrame") -> bytes:
+    """Return the content of ``predictions.parquet``. The same rows give the same bytes."""
+    import numpy as np
+    import pyarrow as pa
+
+    logits = [np.asarray(row, dtype="float32") for row in predictions["logits"]]
+    ends = np.cumsum([0, *map(len, logits)])
+    # Splits may have label spaces of different sizes.
+    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(logits), pa.float32()))
+    kinds = {"round": pa.int32(), "client": pa.int32(), "label": pa.int32(), "prediction": pa.int32()}
+    arrays = [
+        _named(predictions[name])
+        if name in NAMES
+        else lists
+        if name == "logits"
+        else pa.array(predictions[name].to_numpy("int64"), kinds.get(name, pa.int64()))
+        for name in COLUMNS
+    ]
+    return _bytes(pa.Table.from_arrays(arrays, names=list(COLUMNS)))
+
+
+def parse_predictions(content: bytes) -> "pd.DataFrame":
+    """Return the rows of ``predictions.parquet``.
+
+    Raises:
+        OSError: it is no Parquet file.
+        ValueError: it has other columns, or more rows than a run's could have.
+    """
+    return _parsed(content, COLUMNS)
+
+
+def _parsed(content: bytes, columns: tuple[str, ...]) -> "pd.DataFrame":
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(io.BytesIO(content))
+    if tuple(file.schema_arrow.names) != columns:
+        raise ValueError(f"it has the columns {', '.join(file.schema_arrow.names)[:200]}, not {', '.join(columns)}")
+    bound = max(MOST_ROWS, len(content))
+    if file.metadata.num_rows > bound:
+        raise ValueError(f"it has {file.metadata.num_rows:,} rows; at most {bound:,} are read")
+    table = file.read(use_pandas_metadata=False).to_pandas()
+    points = sorted(set(table["point"]) - set(POINTS))
+    if points:
+        raise ValueError(f"point is one of {', '.join(POINTS)}, got {points[0]!r:.40}")
+    return table.astype(dict.fromkeys(NAMES, "str"))
+
+
+def _named(column: "pd.Series") -> "pa.Array":
+    import pyarrow as pa
+
+    return pa.array(column.to_numpy("object"), pa.string()).dictionary_encode()
+
+
+def _bytes(table: "pa.Table") -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def images_of(predictions: "pd.DataFrame") -> "ScoredBatch":
+    """Return logits [n, C] and labels [n] of rows of one split."""
+    import numpy as np
+    import torch
+
+    from benchmark.counts import ScoredBatch
+
+    logits = np.stack(list(predictions["logits"])).astype("float32")
+    return ScoredBatch(torch.from_numpy(logits), torch.from_numpy(predictions["label"].to_numpy("int64").copy()))
+
+
+def confusion(predictions: "pd.DataFrame") -> "np.ndarray":
+    """Count images by true and predicted class.
+
+    Args:
+        predictions: rows of one point and split, of one client or of several.
+
+    Returns:
+        int64 [C, C + 1]; the last column is of images without a prediction.
+
+    Raises:
+        ValueError: no rows, or rows of splits with other classes.
+    """
+    import numpy as np
+
+    sizes = {len(row) for row in predictions["logits"]}
+    if len(sizes) != 1:
+        raise ValueError(f"a confusion matrix is of images of one split, got {len(predictions)} of {len(sizes)} sizes")
+    (classes,) = sizes
+    made = np.zeros((classes, classes + 1), dtype="int64")
+    np.add.at(made, (predictions["label"], predictions["prediction"].where(predictions["prediction"] >= 0, classes)), 1)
+    return made
+
+
+def by_class(predictions: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a row for each point, split, client and class, and of all clients' images together (client -1).
+
+    AUROC and average precision are of the class against the rest; they are undefined where an image has no prediction.
+    """
+    import pandas as pd
+
+    parts = []
+    for place, rows in predictions.groupby(list(NAMES), sort=True):
+        for client, own in [(POOLED_CLIENT, rows), *rows.groupby("client", sort=True)]:
+            parts.append(_classes(own).assign(**dict(zip(NAMES, map(str, place), strict=True)), client=client))
+    table = pd.concat(parts, ignore_index=True)
+    return table[[*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS]]
+
+
+def _classes(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a row for each class; NaN where a value is not defined."""
+    import numpy as np
+    import pandas as pd
+    import torch
+
+    from benchmark.formulas import ranked_classes
+
+    matrix = confusion(rows)
+    support, predicted, hits = matrix.sum(1), matrix[:, :-1].sum(0), matrix.diagonal()
+    images = matrix.sum()
+    rest = images - support - predicted + hits
+    with np.errstate(invalid="ignore"):  # 0 / 0: not defined
+        made = {
+            "class": np.arange(len(matrix)),
+            "support": support,
+            "predicted": predicted,
+            "tp": hits,
+            "sensitivity": hits / support,
+            "specificity": rest / (images - support),
+            "ppv": hits / predicted,
+            "npv": rest / (images - predicted),
+        }
+    made["auroc"] = made["ap"] = np.full(len(matrix), np.nan)
+    if (rows["prediction"] >= 0).all():
+        ranked = ranked_classes(images_of(rows), torch.ones(1, len(rows)))
+        made["auroc"], made["ap"] = ranked.auroc[0].numpy(), ranked.ap[0].numpy()
+    return pd.DataFrame(made)
+
+
+def classes_parquet_of(table: "pd.DataFrame") -> bytes:
+    """Return the content of ``classes.parquet``, of what :func:`by_class` returns."""
+    import pyarrow as pa
+
+    whole = {
+        "client": pa.int32(),
+        "class": pa.int32(),
+        "support": pa.int64(),
+        "predicted": pa.int64(),
+        "tp": pa.int64(),
+    }
+    arrays = [
+        _named(table[name])
+        if name in NAMES
+        else pa.array(table[name].to_numpy(), whole.get(name, pa.float64()), from_pandas=True)
+        for name in table.columns
+    ]
+    return _bytes(pa.Table.from_arrays(arrays, names=list(table.columns)))
+
+
+def parse_classes(content: bytes) -> "pd.DataFrame":
+    """Return the rows of ``classes.parquet``; NaN where a value is not defined.
+
+    Raises:
+        OSError: it is no Parquet file.
+        ValueError: it has other columns.
+    """
+    return _parsed(content, (*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS))

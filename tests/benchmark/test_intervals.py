@@ -1,0 +1,153 @@
+"""Intervals against scikit-learn, SciPy, NumPy and numbers by hand; they are printed of runs that kept their images."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation import CONF
+from refusal import refused
+from sklearn.metrics import roc_auc_score
+from three_clients import HELD, LABELS, LOGITS
+
+from benchmark import commands
+from benchmark.counts import ScoredBatch
+from benchmark.intervals import delong, drawn, mcnemar, of_clients, of_draws, of_share
+from benchmark.metrics import METRICS, STATISTICS
+from benchmark.records.keeping import keep_record
+from benchmark.records.run_intervals import LIKE_THESE, POOLED, THESE, lines_of, values_in
+from benchmark.records.stored_run import stored_run
+from benchmark.run.cli import main
+
+IMAGES = ScoredBatch(torch.tensor(LOGITS), torch.tensor(LABELS))
+RIGHT = (IMAGES.predictions == IMAGES.y).numpy()
+#: probabilities of class 2 by a second method, and its predictions
+SECOND = [
+    *[0.062890, 0.464770, 0.471776, 0.153897, 0.367165, 0.164252],
+    *[0.182703, 0.116949, 0.389803, 0.360297, 0.252092, 0.678484],
+]
+SECOND_RIGHT = np.equal([0, 2, 2, 0, 2, 0, 1, 1, 2, 0, 0, 2], LABELS)
+
+
+@pytest.mark.parametrize(
+    ("right", "images", "expected"),
+    [
+        (3, 5, (0.230724, 0.882379)),
+        (2, 4, (0.150039, 0.849961)),
+        (2, 3, (0.207660, 0.938508)),
+        (7, 12, (0.319511, 0.806740)),
+    ],
+)
+def test_a_share_has_wilsons_interval(right: int, images: int, expected: tuple[float, float]) -> None:
+    assert of_share(right, images) == pytest.approx(expected, abs=1e-6)
+
+
+def test_few_clients_have_an_interval_by_t_and_many_are_drawn_anew() -> None:
+    three = np.array([0.6, 0.5, 2 / 3])
+    assert of_clients(three) == pytest.approx((0.380502, 0.797276), abs=1e-6)
+    assert of_clients(three, np.random.default_rng(0), few=0) == pytest.approx((0.5, 2 / 3))
+    many = np.random.default_rng(1).normal(0.7, 0.1, 400)
+    low, high = of_clients(many)
+    assert (low, high) == pytest.approx(many.mean() + np.array([-1, 1]) * 1.96 * many.std() / 20, abs=1e-3)
+    assert all(map(math.isnan, of_clients(np.array([0.5]))))
+    assert of_clients(np.full(5, 0.25)) == (0.25, 0.25)
+    ends = [STATISTICS[name].of for name in ("ci_low", "ci_high")]
+    assert [end(three, False) for end in ends if end is not None] == [*of_clients(three)]
+
+
+def test_images_are_drawn_anew_within_clients_or_all_together() -> None:
+    (times,) = drawn([np.arange(12)], np.random.default_rng(0))
+    values = values_in(METRICS["accuracy"], IMAGES, times)
+    assert values.mean() == pytest.approx(0.584, abs=5e-4)
+    assert of_draws(values) == pytest.approx((1 / 3, 5 / 6), abs=1e-6)
+    within = drawn([np.arange(end - begin) for begin, end in HELD], np.random.default_rng(0))
+    shares = [times @ RIGHT[begin:end] / (end - begin) for times, (begin, end) in zip(within, HELD, strict=True)]
+    assert of_draws(np.mean(shares, 0)) == pytest.approx((0.311111, 0.85), abs=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "loss", "kappa", "ece", "brier", "auroc", "ap"])
+def test_a_metric_of_drawn_images_is_that_of_the_images_repeated(metric: str) -> None:
+    times = np.array([[1] * 12, [2, 0, 1, 1, 1, 0, 3, 0, 1, 1, 1, 1]])
+    rows = torch.arange(12).repeat_interleave(torch.from_numpy(times[1]))
+    repeated = values_in(METRICS[metric], ScoredBatch(IMAGES.logits[rows], IMAGES.y[rows]), np.ones((1, 12), int))
+    assert values_in(METRICS[metric], IMAGES, times)[1] == pytest.approx(repeated[0])
+
+
+def test_images_of_a_patient_are_drawn_together() -> None:
+    (draws,) = drawn([np.array([7, 7, 7, 3, 3, 9])], np.random.default_rng(0), 50)
+    assert (draws[:, :3] == draws[:, :1]).all()
+    assert (draws[:, 3] == draws[:, 4]).all()
+    assert (draws[:, 0] + draws[:, 3] + draws[:, 5] == 3).all()
+
+
+def test_a_draw_without_a_value_counts_as_none_and_many_leave_no_interval() -> None:
+    values = np.linspace(0, 1, 1000)
+    values[:100] = np.nan
+    assert of_draws(values) == pytest.approx(tuple(np.percentile(values[100:], [2.5, 97.5])))
+    values[100] = np.nan
+    assert all(map(math.isnan, of_draws(values)))
+
+
+def test_areas_have_the_covariance_of_delong() -> None:
+    positive = np.array(LABELS) == 2
+    first = IMAGES.probabilities[:, 2].numpy()
+    made = delong(np.stack([first, SECOND]), positive)
+    assert made.values.tolist() == pytest.approx([0.9375, 0.8125])
+    assert made.values[1] == pytest.approx(roc_auc_score(positive, SECOND))
+    assert made.covariance[[0, 1, 0], [0, 1, 1]].tolist() == pytest.approx([0.005580, 0.020089, 0.006696], abs=1e-6)
+    assert made.p_value() == pytest.approx(0.259256, abs=1e-6)
+    assert made.interval() == pytest.approx((0.552128, 0.994551), abs=1e-6)
+    assert math.isnan(delong(np.stack([first, first]), positive).p_value())  # the same method has no spread
+    assert all(map(math.isnan, delong(positive[None].astype(float), positive).interval()))
+    assert math.isnan(delong(first[None], np.arange(12) < 1).covariance[0, 0])
+    assert math.isnan(delong(first[None], np.arange(12) < 0).values[0])
+
+
+def test_two_methods_differ_by_discordant_images_alone() -> None:
+    assert mcnemar(RIGHT, SECOND_RIGHT) == 0.5  # 2 of the first alone, none of the second
+    assert mcnemar(RIGHT, RIGHT) == 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clinical run of one round."""
+    folder = tmp_path_factory.mktemp("intervals") / "run"
+    configs = [f"--config={CONF / name}" for name in ("base.yaml", "HeadTune.yaml")]
+    main(["fit", *configs, "--data.metrics=clinical", "--trainer.max_epochs=1", f"--run_dir={folder}"])
+    return folder
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mcc", "brier"])
+def test_a_run_has_intervals_of_its_clients_and_over_them(run: Path, metric: str) -> None:
+    stored = stored_run(run)
+    lines = {line.of: line for line in lines_of(stored, metric, "server", "test")}
+    assert [*lines] == [*stored.record.client_names, THESE, POOLED, LIKE_THESE]
+    last = stored.record.summary["server"]["test"][metric]["last"]
+    assert lines[THESE].value == pytest.approx(last["average"])
+    assert lines[POOLED].value == pytest.approx(last["pooled"])
+    for line in lines.values():
+        if line.value is not None and not math.isnan(line.interval.low):
+            assert line.interval.low <= line.value <= line.interval.high
+    right = stored.predictions.query("client == 4").eval("label == prediction").sum()
+    if metric == "accuracy":
+        assert lines[stored.record.client_names[4]].interval == of_share(right, 6)
+    assert lines_of(stored, metric, "server", "test") == [*lines.values()]  # the same draws again
+
+
+def test_show_prints_them_and_a_run_without_images_has_those_over_clients(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert commands.main(["show", str(run), "--intervals", "balanced_accuracy"]) == 0
+    said = capsys.readouterr().out
+    assert POOLED in said
+    assert "images drawn anew within clients" in said
+    line = refused(capsys, commands.main, ["show", str(run), "--intervals", "acuracy"])
+    assert "has no metric 'acuracy'; it has accuracy, ap, auroc" in line
+    kept = keep_record(run, tmp_path)
+    for metric, lines in (("accuracy", 12), ("mcc", 1)):
+        made = lines_of(stored_run(kept), metric, "server", "test")
+        assert len(made) == lines
+        assert made[-1] == lines_of(stored_run(run), metric, "server", "test")[-1]
+    assert made[-1].of == LIKE_THESE
