@@ -19,7 +19,8 @@ LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 FOLDERS = ("checkpoints", "csv", "metrics", "tensorboard", "wandb")
 """Folders that a run makes."""
 FILES = (
-    *("config.yaml", "federation.json", "manifest.json", "metrics.parquet", "partition.png", "record.json", *MORE_FILES),
+    *("config.yaml", "federation.json", "manifest.json", "metrics.parquet", "partition.png", "record.json"),
+    *MORE_FILES,
     *("checkpoints/*.ckpt", "csv/metrics.csv", "csv/hparams.yaml", "metrics/*.parquet", "tensorboard/hparams.yaml"),
 )
 """Patterns of files that a run writes."""
