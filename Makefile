@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PRESET ?= demo
+# Builds of torch: those of the package index, or `make install TORCH=cpu` for the ones without CUDA.
+TORCH ?=
+TORCH_INDEX := https://download.pytorch.org/whl
 ENGINE ?= local
 
 .DEFAULT_GOAL := help
@@ -25,11 +28,13 @@ help: ## list the targets
 	@echo "  variables: PRESET=demo|short|paper, or another of the table's"
 	@echo "             DATA_DIR=folder of the data sets"
 	@echo "             JOBS=runs at a time (default: one a GPU, else up to 4)"
+	@echo "             TORCH=cpu with install: torch without CUDA"
 	@echo "             ENGINE=local|slurm|ray, where a table's runs are done (docs/scaling.md)"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, this is %d.%d; name one with make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),$(BIN)/python -m pip install --quiet --disable-pip-version-check --index-url $(TORCH_INDEX)/$(TORCH) $(shell grep -E '^(torch|torchvision)==' constraints.txt) --no-deps)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,wandb,tensorboard,figures,huggingface,report]'
 	@touch $@
 

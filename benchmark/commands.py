@@ -289,6 +289,13 @@ def check(arguments: argparse.Namespace) -> int:
     return 0 if run_checks(arguments.target, arguments.config) else 1
 
 
+def init(arguments: argparse.Namespace) -> int:
+    """Look at a folder of images, and write the configuration of a first run on them."""
+    from benchmark.run.first_config import init as write_first
+
+    return write_first(arguments)
+
+
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json, of a run's configuration or of data's alone."""
     from benchmark.run.draw_partition import draw_partition
@@ -392,6 +399,12 @@ def parser() -> argparse.ArgumentParser:
         "--config", type=user_path, action="append", default=[], help="of a run that it is part of; default: tiny data"
     )
     entry.set_defaults(run=check)
+    entry = commands.add_parser("init", help=init.__doc__, description=init.__doc__)
+    entry.add_argument("folder", type=user_path, metavar="FOLDER", help="<class>/*, <domain>/<class>/*, or index.csv")
+    entry.add_argument("--out", type=user_path, default=Path("first.yaml"), help="file to write; default %(default)s")
+    entry.add_argument("--method", default="fedvpt", help="one of `benchmark configs methods/`; default %(default)s")
+    entry.add_argument("--name", help="of the data set, in records; default the folder's")
+    entry.set_defaults(run=init)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
     entry.add_argument("what", nargs="+", metavar="MANIFEST_OR_CONFIG", help="later configurations win")
     entry.add_argument("picture", type=user_path, metavar="PNG", help="where to draw; the manifest goes beside it")

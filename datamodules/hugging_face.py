@@ -163,7 +163,7 @@ class HuggingFaceImages(OwnImages):
                 raise ConfigurationError(f"{self.what}: row {row} has in its column {column} {error}") from error
         return whole(texts)
 
-    def _listed(self) -> Listed:
+    def listing(self) -> Listed:
         tested = [np.full(len(side), number == 1) for number, side in enumerate(self.sides)]
         rows = [f"row {row}" for row in range(len(self.labels))]
         return Listed(rows, self.labels, self.domains, np.concatenate(tested), np.full(len(rows), len(self.sides) == 2))

@@ -80,7 +80,7 @@ class OwnImages(ImageSource):
                 "data.source.init_args.root"
             )
 
-    def _listed(self) -> Listed:
+    def listing(self) -> Listed:
         """List the images."""
         raise NotImplementedError
 
@@ -112,7 +112,7 @@ class OwnImages(ImageSource):
         Raises:
             ConfigurationError: a folder or a file is not as it must be, or a class or side is left without images.
         """
-        images = self._listed()
+        images = self.listing()
         decoded = self._decoded(images)
         self._tell_of_copies(images, decoded.group)
         if images.units is None:
@@ -221,7 +221,7 @@ class ImageFolders(OwnImages):
         super().__init__(name, root, size, fit, split_seed, bits, cache)
         self.class_names = common_classes(self.name or "", self.at, sides_in(self.at, "."))
 
-    def _listed(self) -> Listed:
+    def listing(self) -> Listed:
         return images_in_folders(self.at, ["."], self.class_names)
 
 
@@ -269,7 +269,7 @@ class DomainFolders(OwnImages):
         places = [place for domain in self.domain_names for place in sides_in(self.at, domain)]
         self.class_names = common_classes(self.name or "", self.at, places)
 
-    def _listed(self) -> Listed:
+    def listing(self) -> Listed:
         return images_in_folders(self.at, self.domain_names, self.class_names)
 
 
@@ -349,7 +349,7 @@ class ImageIndex(OwnImages):
         if not rows:
             raise ConfigurationError(f"{self.index} lists no image; add rows with path and label")
 
-    def _listed(self) -> Listed:
+    def listing(self) -> Listed:
         labels = {name: label for label, name in enumerate(self.class_names)}
         domains = {name: domain for domain, name in enumerate(self.domain_names)}
         units = None

@@ -164,7 +164,7 @@ def test_a_wait_in_a_step_is_noticed(fault: str, word: str, process: ProcessPool
 def test_no_step_waits_for_the_progress_display(process: ProcessPoolExecutor) -> None:
     waited, counted = process.submit(runs_on_gpu.waits_shown).result()
     assert waited == []
-    assert counted == 2 * (3 + 1)  # two epochs of clients with 9 and 4 images, 4 at a time
+    assert counted == 2 * (2 + 1)  # two epochs of clients with 7 and 3 images, 4 at a time
 
 
 def test_a_tensor_of_the_host_in_a_step_is_noticed(process: ProcessPoolExecutor) -> None:

@@ -1,0 +1,111 @@
+"""``benchmark init``: look at a folder of images, and write the configuration of a first run on them."""
+
+import argparse
+import shlex
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import methods
+from benchmark.errors import ConfigurationError
+from benchmark.files import replacing
+from benchmark.shipped import configurations
+from datamodules.own_folders import SIDE_NAMES, folders_in
+from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex, OwnImages
+
+#: Images that a client should have, where the images of one folder are dealt to clients.
+IMAGES_A_CLIENT = 100
+MOST_CLIENTS = 10
+#: Methods that learn prompts of a text, for which a CLIP is needed.
+TEXT_METHODS = frozenset(
+    name.lower() for name in methods.__all__ if "class_names" in signature(getattr(methods, name)).parameters
+)
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Look at a folder of images, and write the configuration of a first run on them."""
+    folder, out = arguments.folder, arguments.out
+    known = [name.removeprefix("methods/") for name in configurations() if name.startswith("methods/")]
+    if arguments.method not in known:
+        raise ConfigurationError(f"there is no method {arguments.method!r}; expected one of {', '.join(known)}")
+    if out.exists():
+        raise ConfigurationError(f"{out} is there already; give another file with --out, or remove it")
+    kind, options = kind_of(folder)
+    name = arguments.name or folder.resolve().name
+    source = kind(name=name, root=str(folder), **options)
+    content, said = configuration(source, str(folder), options, arguments.method)
+    with replacing(out) as stream:
+        stream.write(f"# {said}\n{content}".encode())
+    print(f"{folder}: {said}")
+    print(f"written: {out}")
+    file = shlex.quote(str(out))
+    print(f"  lightning-cli fit --config {file} --trainer.max_epochs 3  # a first run, with a small backbone")
+    print(f"  benchmark partition {file} partition.png                  # who would hold which classes")
+    return 0
+
+
+def kind_of(folder: Path) -> tuple[Callable[..., OwnImages], dict[str, Any]]:
+    """Return what reads the images of a folder as they lie there, and its further arguments.
+
+    Raises:
+        ConfigurationError: there is no such folder, or there are neither an index nor folders in it.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}; give the one that holds the images")
+    for index in ("index.csv", "index.parquet"):
+        if (folder / index).is_file():
+            return ImageIndex, {"index": index} if index != "index.csv" else {}
+    names = folders_in(folder)
+    if not names:
+        raise ConfigurationError(
+            f"{folder} holds no folders; put the images of each class into a folder of the class's name, or write "
+            "index.csv with columns path and label (and domain, split, group)"
+        )
+    if all(name.lower() in SIDE_NAMES for name in names):
+        return ImageFolders, {}
+    deeper = [name for name in names if folders_in(folder / name)]
+    if deeper and len(deeper) < len(names):
+        flat = next(name for name in names if name not in deeper)
+        raise ConfigurationError(
+            f"{folder} mixes folders of classes and of domains: {deeper[0]} holds folders, {flat} does not; expected "
+            "<class>/* or <domain>/<class>/* throughout"
+        )
+    return (DomainFolders if deeper else ImageFolders), {}
+
+
+def configuration(source: OwnImages, root: str, options: dict[str, Any], method: str) -> tuple[str, str]:
+    """Return the configuration of a run on these images, and what they are, in a line."""
+    images = source.listing()
+    counts = np.bincount(images.labels, minlength=len(source.class_names))
+    least = int(counts.argmin())
+    several = len(source.domain_names) > 1
+    if several:
+        partition: Any = "datamodules.partition.DomainPerClient"
+        dealt = f"{len(source.domain_names)} domains, one a client"
+    else:
+        clients = max(2, min(MOST_CLIENTS, len(images.files) // IMAGES_A_CLIENT))
+        least_of_a_client = max(1, min(10, len(images.files) // (10 * clients)))  # half of what a fifth for tests gives
+        given = {"alpha": 0.5, "num_clients": clients, "min_size": least_of_a_client}
+        partition = {"class_path": "datamodules.partition.DirichletShared", "init_args": given}
+        dealt = f"dealt to {clients} clients by Dirichlet(0.5)"
+    kind = type(source)
+    data = {
+        "source": {
+            "class_path": f"{kind.__module__}.{kind.__name__}",
+            "init_args": {"name": source.name, "root": root, **options},
+        },
+        "partition": partition,
+    }
+    # Their small backbones come along; what else they say of a run suits a machine without a GPU.
+    suite = "digits_clip" if method in TEXT_METHODS else "digits"
+    whole = {"base": [f"methods/{method}", f"suites/{suite}"], "data": data}
+    content = yaml.safe_dump(whole, sort_keys=False, default_flow_style=None)
+    said = (
+        f"{len(images.files):,} images of {len(source.class_names)} classes (fewest: {counts[least]} of "
+        f"{source.class_names[least]}), {dealt}"
+    )
+    return content, said

@@ -1,0 +1,92 @@
+"""``benchmark init`` looks at images as they lie there, and what it writes runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from benchmark.commands import main
+from benchmark.run import cli
+
+RNG = np.random.default_rng(0)
+
+
+def images(folder: Path, count: int) -> None:
+    """So many pictures of noise."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.fromarray(RNG.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def runs(config: str) -> bool:
+    """Whether a configuration makes a method and data for a run."""
+    made = cli.FederatedCLI(["--config", config], run=False)
+    made.datamodule.setup()
+    return made.model.num_clients == made.datamodule.num_clients
+
+
+def test_folders_of_classes_are_dealt_to_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count in {"cat": 40, "dog": 30, "2": 50}.items():
+        images(Path("pets") / name, count)
+    assert main(["init", "pets", "--method", "pfedpg"]) == 0
+    assert (
+        "120 images of 3 classes (fewest: 30 of dog), dealt to 2 clients by Dirichlet(0.5)" in capsys.readouterr().out
+    )
+    made = yaml.safe_load(Path("first.yaml").read_text())
+    assert made["base"] == ["methods/pfedpg", "suites/digits"]
+    assert made["data"]["source"]["init_args"] == {"name": "pets", "root": "pets"}
+    assert runs("first.yaml")
+
+
+def test_folders_of_domains_are_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    for domain in ("photo", "sketch"):
+        for name in ("cat", "dog"):
+            images(Path("doms") / domain / name, 8)
+    assert main(["init", "doms", "--out", "own.yaml", "--name", "Two domains", "--method", "promptfl"]) == 0
+    assert "32 images of 2 classes (fewest: 16 of cat), 2 domains, one a client" in capsys.readouterr().out
+    made = yaml.safe_load(Path("own.yaml").read_text())
+    assert made["base"] == ["methods/promptfl", "suites/digits_clip"]
+    assert made["data"]["source"]["init_args"]["name"] == "Two domains"
+    assert runs("own.yaml")
+
+
+def test_an_index_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    images(Path("scans"), 40)
+    lines = [f"{number}.png,{'ill' if number % 3 else 'well'}" for number in range(40)]
+    Path("scans/index.csv").write_text("\n".join(["path,label", *lines]))
+    assert main(["init", "scans"]) == 0
+    assert "40 images of 2 classes (fewest: 14 of well)" in capsys.readouterr().out
+    assert runs("first.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "there is no folder nowhere; give the one that holds the images"),
+        (["empty"], "empty holds no folders; put the images of each class into a folder"),
+        (["mixed"], "mixed mixes folders of classes and of domains: a holds folders, b does not"),
+        (["mixed", "--method", "fedvtp"], "there is no method 'fedvtp'; expected one of atpfl, coop"),
+        (["mixed", "--out", "there.yaml"], "there.yaml is there already; give another file with --out"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty").mkdir()
+    images(Path("mixed/a/cat"), 1)
+    images(Path("mixed/b"), 1)
+    Path("there.yaml").write_text("mine")
+    assert main(["init", *arguments]) != 0
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert Path("there.yaml").read_text() == "mine"
+    assert not Path("first.yaml").exists()
