@@ -6,6 +6,7 @@ from torch import nn
 
 from benchmark.federation import Facts, Round, Terms, Uploads
 from benchmark.ranges import Checked
+from benchmark.server import ServerRule
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Delivery(Checked, nn.Module):
         self.terms = terms
         if self.inner is not None:
             self.inner.start(terms)
+
+    def accept(self, rule: ServerRule) -> str | None:
+        """Return why this delivery cannot stand before a rule, or None; asked once, before training."""
+        return None if self.inner is None else self.inner.accept(rule)
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Return who of the selected clients is reached, trains and sends.

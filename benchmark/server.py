@@ -75,6 +75,8 @@ class ServerRule(Checked, nn.Module):
     """
 
     terms: Terms
+    #: whether no rule may stand around this one, since what it promises would not hold
+    outermost: bool = False
     #: what becomes of a round in which nothing arrives: it is void, or ``aggregate`` is called without uploads
     empty_rounds: Literal["void", "aggregate"] = "void"
 

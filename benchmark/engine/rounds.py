@@ -22,6 +22,7 @@ from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.refusals.payload_checks import (
     check_complete,
     check_server_state,
+    check_together,
     departed,
     facts_of,
     selected,
@@ -107,6 +108,7 @@ class Server(Callback):
         self.rule.complete(method.make_server)
         if refusal := self.rule.accept(method):
             raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
+        check_together(self.rule, self.delivery)
         terms = replace(simulation.terms, rounds=simulation.rounds)
         start(self.rule, method.initial_values(), terms)
         self.delivery.start(terms)

@@ -75,6 +75,8 @@ class UserLevelPrivacy(WrappedRule):
         noise_seed: ``run`` keys the noise by the run's seed, ``entropy`` draws it from the operating system.
     """
 
+    outermost = True
+
     def __init__(
         self,
         inner: ServerRule | None = None,

@@ -85,7 +85,10 @@ def test_a_number_out_of_range_is_named_with_the_range(
 
 
 OPTIONS = {
-    "no such delivery": (["--delivery=Late"], "there is no 'Late'; expected the dotted path of a class of your own"),
+    "no such delivery": (
+        ["--delivery=Dropout"],
+        "there is no 'Dropout' (did you mean Dropouts?); expected one of Byzantine, Dropouts, InjectedFaults, ",
+    ),
     "compile_steps": (
         ["--data.compile_steps=default"],
         "data.compile_steps='default' is gone: compiled steps were not",

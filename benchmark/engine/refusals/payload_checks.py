@@ -14,7 +14,7 @@ from benchmark.engine.refusals.finite import finite_rows
 from benchmark.engine.roles import Roles, overrides
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
-from benchmark.server import ServerRule
+from benchmark.server import ServerRule, WrappedRule
 
 
 def start(rule: ServerRule, initial: Values, terms: Terms) -> None:
@@ -40,6 +40,24 @@ def start(rule: ServerRule, initial: Values, terms: Terms) -> None:
         if isinstance(inner, ServerRule) and "terms" not in vars(inner):
             told = f"{title}.start must call self.{name}.start(initial, terms), or the rule inside never starts"
             raise ConfigurationError(told if name else first)
+
+
+def check_together(rule: ServerRule, delivery: Delivery) -> None:
+    """Refuse a rule around one that has to stand around all others, and a delivery that is not for the rule.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for name, inner in rule.named_modules():
+        around = rule.get_submodule(name.rpartition(".")[0])
+        if name and isinstance(inner, ServerRule) and inner.outermost and type(around) is not WrappedRule:
+            outer, hiding = type(around).__name__, type(inner).__name__
+            raise ConfigurationError(
+                f"{outer} stands around {hiding} and sees what that one hides; put {hiding} outside: --server {hiding} "
+                f"--server.inner {outer}"
+            )
+    if refusal := delivery.accept(rule):
+        raise ConfigurationError(f"{delivery.title} cannot stand before {rule.title}: {refusal}")
 
 
 @contextmanager

@@ -15,10 +15,11 @@ from over_ranks import WholeStore, over_ranks
 import methods
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
+from benchmark.faults import Dropouts, VirtualClock
 from benchmark.federation import Round, Uploads, Values
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.run.strategy import RanksStrategy
-from benchmark.server import ServerRule
+from benchmark.server import ServerRule, WrappedRule
 from methods.servers import FedAvgM
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
@@ -208,6 +209,28 @@ def test_every_method_is_accepted_or_refused_with_the_reason(conf: str) -> None:
         assert said["local"] is None
     else:
         assert said == {"central": None, "local": None}
+
+
+class Curious(WrappedRule):
+    """Looks at what the rule inside hides."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "delivery", "said"),
+    [
+        (Curious(UserLevelPrivacy(noise_multiplier=1.0)), None, "Curious stands around UserLevelPrivacy and sees"),
+        (
+            UserLevelPrivacy(noise_multiplier=1.0),
+            Dropouts(0.1, inner=VirtualClock("buffer", 1.0)),
+            "stale uploads are not accounted for",
+        ),
+    ],
+)
+def test_nothing_looks_around_the_noise(rule: ServerRule, delivery: Any, said: str) -> None:
+    method, data = build("FedVPT")
+    with pytest.raises(ConfigurationError, match=said):
+        fit(method, data, 1, [Server(rule, delivery)], evaluate=False)
+    fit(method, data, 1, [Server(WrappedRule(UserLevelPrivacy(noise_multiplier=1.0)))], evaluate=False)
 
 
 def run(conf: str, rule: ServerRule | None, rounds: int = 2, *overrides: str, **given: Any) -> Any:

@@ -179,7 +179,11 @@ def test_who_is_hostile_is_drawn_once_and_sends_one_vector() -> None:
         ("PFedPG", RobustAggregation(1), "looks at single clients' uploads, not at an aggregate"),
         ("Local", RobustAggregation(1), "it shares nothing that could be aggregated"),
         ("FedVPT", UserLevelPrivacy(RobustAggregation(1), noise_multiplier=1.0), "looks at single clients' uploads"),
-        ("FedVPT", RobustAggregation(1, UserLevelPrivacy(noise_multiplier=1.0)), "looks at single clients' uploads"),
+        (
+            "FedVPT",
+            RobustAggregation(1, UserLevelPrivacy(noise_multiplier=1.0)),
+            "stands around UserLevelPrivacy|looks at single",
+        ),
     ],
 )
 def test_what_cannot_go_together_is_refused(conf: str, rule: Any, said: str) -> None:
