@@ -6,7 +6,6 @@ from torch import nn
 
 from benchmark.federation import Facts, Round, Terms, Uploads
 from benchmark.ranges import Checked
-from benchmark.server import ServerRule
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,19 @@ class Delivery(Checked, nn.Module):
         """Return whether everything arrives unchanged, so that uploads need not be put together for it."""
         return type(self) is Delivery and (self.inner is None or self.inner.is_plain)
 
+    @property
+    def each_by_itself(self) -> bool:
+        """Whether what becomes of an upload depends on no other client's, so that privacy can be accounted for.
+
+        That of ``inner`` is asked apart. So it is not taken for, unless a class says it.
+        """
+        return type(self) is Delivery
+
     def start(self, terms: Terms) -> None:
         """Make what the delivery keeps, before the first round or before a saved state is loaded."""
         self.terms = terms
         if self.inner is not None:
             self.inner.start(terms)
-
-    def accept(self, rule: ServerRule) -> str | None:
-        """Return why this delivery cannot stand before a rule, or None; asked once, before training."""
-        return None if self.inner is None else self.inner.accept(rule)
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Return who of the selected clients is reached, trains and sends.

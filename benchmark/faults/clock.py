@@ -11,10 +11,8 @@ from torch import Tensor
 from benchmark.delivery import Delivery, Departure
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
-from benchmark.privacy import UserLevelPrivacy
 from benchmark.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from benchmark.seeds import numpy_generator
-from benchmark.server import ServerRule
 
 
 @dataclass
@@ -112,11 +110,10 @@ class VirtualClock(Delivery):
         if self.speeds is not None and len(self.speeds) != terms.num_clients:
             raise ConfigurationError(f"VirtualClock: {len(self.speeds)} speeds for {terms.num_clients} clients")
 
-    def accept(self, rule: ServerRule) -> str | None:
-        """Refuse stale uploads where privacy counts rounds: one would count for a round in which it did not begin."""
-        if self.policy == "buffer" and any(isinstance(each, UserLevelPrivacy) for each in rule.modules()):
-            return "stale uploads are not accounted for; take policy wait or drop"
-        return super().accept(rule)
+    @property
+    def each_by_itself(self) -> bool:
+        """Return whether no upload is stale: it would count for a round in which its client did not begin."""
+        return self.policy != "buffer"
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Leave out clients that are still busy; where all are, wait for the next arrival."""

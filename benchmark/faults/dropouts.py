@@ -35,6 +35,11 @@ class Dropouts(Delivery):
         self.probability, self.table, self.point = probability, table, point
         self._lost = 0
 
+    @property
+    def each_by_itself(self) -> bool:
+        """Return True: draws and table know no uploads."""
+        return True
+
     def start(self, terms: Terms) -> None:
         """Check the table.
 

@@ -46,6 +46,11 @@ class InjectedFaults(Delivery):
         self._last: dict[int, Values] = {}
         self._count = 0
 
+    @property
+    def each_by_itself(self) -> bool:
+        """Return True."""
+        return True
+
     def get_extra_state(self) -> dict[int, Values]:
         """Return the last updates of those who repeat them."""
         return self._last

@@ -61,6 +61,11 @@ class Validation(Delivery):
         self.on_invalid, self.max_norm, self.max_ratio, self.min_valid = on_invalid, max_norm, max_ratio, min_valid
         self.refused: Tensor
 
+    @property
+    def each_by_itself(self) -> bool:
+        """Return whether nothing is compared with others: not with their median, and not counted."""
+        return self.max_ratio is None and self.min_valid == 1
+
     def start(self, terms: Terms) -> None:
         """Begin with nobody refused."""
         super().start(terms)

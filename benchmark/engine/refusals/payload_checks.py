@@ -56,8 +56,15 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
                 f"{outer} stands around {hiding} and sees what that one hides; put {hiding} outside: --server {hiding} "
                 f"--server.inner {outer}"
             )
-    if refusal := delivery.accept(rule):
-        raise ConfigurationError(f"{delivery.title} cannot stand before {rule.title}: {refusal}")
+    private = next(
+        (type(each).__name__ for each in rule.modules() if isinstance(each, ServerRule) and each.outermost), ""
+    )
+    for each in delivery.modules():
+        if private and isinstance(each, Delivery) and not each.each_by_itself:
+            raise ConfigurationError(
+                f"what {type(each).__name__} makes of an upload may depend on other clients', for which {private} "
+                "cannot account; leave it out, or set what looks at each upload by itself (docs/robustness.md)"
+            )
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from lightning.pytorch.callbacks import Callback
 from over_ranks import WholeStore, over_ranks
 
 import methods
+from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.faults import Dropouts, VirtualClock
+from benchmark.faults import Dropouts, Validation, VirtualClock
 from benchmark.federation import Round, Uploads, Values
 from benchmark.privacy import UserLevelPrivacy
+from benchmark.robust import Byzantine
 from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule, WrappedRule
 from methods.servers import FedAvgM
@@ -211,6 +213,10 @@ def test_every_method_is_accepted_or_refused_with_the_reason(conf: str) -> None:
         assert said == {"central": None, "local": None}
 
 
+class WhateverElse(Delivery):
+    """Says nothing of what it does."""
+
+
 class Curious(WrappedRule):
     """Looks at what the rule inside hides."""
 
@@ -219,10 +225,15 @@ class Curious(WrappedRule):
     ("rule", "delivery", "said"),
     [
         (Curious(UserLevelPrivacy(noise_multiplier=1.0)), None, "Curious stands around UserLevelPrivacy and sees"),
-        (
-            UserLevelPrivacy(noise_multiplier=1.0),
-            Dropouts(0.1, inner=VirtualClock("buffer", 1.0)),
-            "stale uploads are not accounted for",
+        *(
+            (UserLevelPrivacy(noise_multiplier=1.0), coupled, f"what {type(coupled).__name__} makes of an upload may")
+            for coupled in (
+                VirtualClock("buffer", 1.0),
+                Validation(min_valid=2),
+                Validation(max_ratio=3.0),
+                Byzantine("zero"),
+                WhateverElse(),
+            )
         ),
     ],
 )
@@ -230,7 +241,8 @@ def test_nothing_looks_around_the_noise(rule: ServerRule, delivery: Any, said: s
     method, data = build("FedVPT")
     with pytest.raises(ConfigurationError, match=said):
         fit(method, data, 1, [Server(rule, delivery)], evaluate=False)
-    fit(method, data, 1, [Server(WrappedRule(UserLevelPrivacy(noise_multiplier=1.0)))], evaluate=False)
+    alone = Dropouts(0.1, inner=Validation(max_norm=3.0, inner=VirtualClock("drop", 1.0)))
+    fit(method, data, 1, [Server(WrappedRule(UserLevelPrivacy(noise_multiplier=1.0)), alone)], evaluate=False)
 
 
 def run(conf: str, rule: ServerRule | None, rounds: int = 2, *overrides: str, **given: Any) -> Any:
