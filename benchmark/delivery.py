@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from benchmark.federation import Facts, Round, Terms, Uploads
+from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import Checked
 
 
@@ -63,6 +63,15 @@ class Delivery(Checked, nn.Module):
         self.terms = terms
         if self.inner is not None:
             self.inner.start(terms)
+
+    def upload_size(self, values: Values, received: frozenset[str]) -> tuple[int, int] | None:
+        """Return bytes and numbers of one client's upload where it is sent in another form; None where as it is.
+
+        Args:
+            values: per name [...], of any client.
+            received: names of those tensors that the server had sent.
+        """
+        return None if self.inner is None else self.inner.upload_size(values, received)
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Return who of the selected clients is reached, trains and sends.

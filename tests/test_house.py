@@ -30,7 +30,7 @@ FLOORS = (
         "benchmark.drawing",
     ),
     ("benchmark.federation", "benchmark.server", "benchmark.delivery", "benchmark.client_store", "benchmark.contract"),
-    ("benchmark.privacy", "benchmark.robust", "benchmark.faults"),
+    ("benchmark.privacy", "benchmark.robust", "benchmark.faults", "benchmark.compression"),
     ("benchmark.backbones",),
     ("benchmark.engine",),
     ("benchmark.method", "benchmark.live"),

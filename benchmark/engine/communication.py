@@ -26,9 +26,9 @@ class Traffic:
         self.rounds[-1][0] += clients
         self._count(clients, message, 1)
 
-    def up(self, clients: int, message: Sequence[Tensor]) -> None:
-        """Count what so many clients upload."""
-        self._count(clients, message, 2)
+    def up(self, clients: int, message: Sequence[Tensor], size: tuple[int, int] | None = None) -> None:
+        """Count what so many clients upload: this message each, or bytes and numbers of another form of it."""
+        self._count(clients, message, 2, size)
 
     def answered(self, size: int, numbers: int) -> None:
         """Count bytes and numbers that all clients together receive after the aggregation of the last round."""
@@ -36,8 +36,10 @@ class Traffic:
         self.rounds[-1][1] += size
         self.rounds[-1][3] += numbers
 
-    def _count(self, clients: int, message: Sequence[Tensor], column: int) -> None:
-        row, (size, numbers) = self.rounds[-1], size_of(message)
+    def _count(
+        self, clients: int, message: Sequence[Tensor], column: int, other: tuple[int, int] | None = None
+    ) -> None:
+        row, (size, numbers) = self.rounds[-1], other or size_of(message)
         row[column] += clients * size
         row[column + 2] += clients * numbers
 

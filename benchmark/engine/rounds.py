@@ -175,7 +175,9 @@ class Server(Callback):
             parcel = simulation.end(cohort)
         check_complete(parcel.values, self.rule, simulation.roles.shared, simulation.method)
         left = self._arrivals.add(cohort.clients, parcel, self._going.sent)
-        self.traffic.up(len(left.clients), [value[:1] for value in left.values.values()])
+        one = {name: value[:1] for name, value in left.values.items()}
+        size = self.delivery.upload_size(one, frozenset(left.received)) if left.clients else None
+        self.traffic.up(len(left.clients), [*one.values()], size)
         if self._arrivals.missing and self.on_divergence == "raise":
             raise ConfigurationError(self._diverged(", or set data.on_divergence to drop"))
 

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 
 import datamodules
 import methods
-from benchmark import faults, privacy, robust
+from benchmark import compression, faults, privacy, robust
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
@@ -64,7 +64,7 @@ def is_base(class_path: str) -> bool:
     module = getattr(named, "__module__", "")
     of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
     of_the_project &= not module.startswith(("benchmark.checks.", "benchmark.speed."))
-    between = (*servers.__all__, *privacy.__all__, *robust.__all__, *faults.__all__)
+    between = (*servers.__all__, *privacy.__all__, *robust.__all__, *faults.__all__, *compression.__all__)
     public = (*methods.__all__, *between, *datamodules.__all__)
     return named in CHOICES.values() or (of_the_project and getattr(named, "__name__", "") not in public)
 
