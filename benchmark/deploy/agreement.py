@@ -15,6 +15,7 @@ from benchmark.federation import Terms
 from benchmark.files import parse_json
 from benchmark.method import FederatedMethod
 from benchmark.predict.loaded import constructed
+from benchmark.privacy.user_level import UserLevelPrivacy
 from benchmark.run.command import resolved
 from benchmark.run.federation_file import FederationFacts
 from benchmark.run.phases import quiet
@@ -128,10 +129,12 @@ class Agreement:
             why = f"clients report {reported[0]!r} to the server, which could not check its shape"
         elif any(phase.optimizer_state == "shared" for phase in method.local_phases()):
             why = "training.optimizer_state 'shared' hands one momentum from client to client"
-        else:
-            rule.complete(method.make_server)
-            if rule.guarantee() is not None:
-                why = f"{rule.title} draws its noise from the run's seed, which every client knows here"
+        rule.complete(method.make_server)
+        for part in rule.modules():
+            if isinstance(part, UserLevelPrivacy) and part.noise_seed != "entropy":
+                why = f"{rule.title} draws its noise from the run's seed, which all know here (noise_seed: entropy)"
+            elif isinstance(part, UserLevelPrivacy) and part.noise == "local":
+                why = f"{rule.title} with noise: local would be added by the server here, not by the clients"
         if why:
             raise ConfigurationError(f"{title} cannot be deployed: {why}; simulate it, or choose another")
 
