@@ -56,7 +56,7 @@ def write_app(agreement: "Agreement", folder: Path) -> None:
             "version": "1.0.0",
             "description": f"{method} for {len(agreement.client_names)} clients, {agreement.terms.rounds} rounds",
             "license": {"file": "LICENSE"},
-            "dependencies": [f"flwr=={flower}", f"federated-prompt-benchmark[flower]=={version()}"],
+            "dependencies": [f"flwr>={flower}", f"federated-prompt-benchmark[flower]=={version()}"],
         },
         "tool": {
             "flwr": {

@@ -84,12 +84,11 @@ class Site:
         client, round = self.client, self._round(fields)
         if round.number <= self._restored:
             raise ConfigurationError(f"round {round.number} was trained before (the last one was {self._restored})")
-        parcel, reported = client.train(round, from_server(fields.get("tensors"), MOST))
+        parcel, _ = client.train(round, from_server(fields.get("tensors"), MOST))
         self._keep(client.state(), round.number)
         if not parcel.clients:
             raise ConfigurationError("its loss or values were not finite; it keeps what it had before")
-        values = {name: rows[0] for name, rows in parcel.values.items()}
-        return content(tensors=packed(values), **{f"train/{name}": value for name, value in reported.items()})
+        return content(tensors=packed({name: rows[0] for name, rows in parcel.values.items()}))
 
     def evaluate(self, fields: Mapping[str, Any]) -> RecordDict:
         """Score the client on its held-out images."""
@@ -183,7 +182,7 @@ def site_of(context: Context) -> Site:
         number = agreement.client_names.index(name)
     elif name is not None or type(number) is not int or number not in range(len(agreement.client_names)):
         raise ConfigurationError(
-            f"this node is client {name if name is not None else number!r}; expected --node-config "
+            f"this node is client {(number if name is None else name)!r}; expected --node-config "
             f"'client=\"{agreement.client_names[0]}\"', or another of {', '.join(agreement.client_names)}"
         )
     folder = state_folder(node.get("state", context.run_config.get("state"))) / str(context.run_id)

@@ -14,6 +14,16 @@ from benchmark.deploy.client import Site, answered
 from benchmark.deploy.server import LiveServer, run
 from benchmark.run.cli import prepare_process
 
+LOG = logging.getLogger("benchmark.deploy")
+
+
+def _tell() -> None:
+    """Print the rounds, and no more: what Flower's own messages say would be sent as messages again."""
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+    if not LOG.handlers:
+        LOG.addHandler(logging.StreamHandler())
+
 
 def server_app() -> ServerApp:
     """Return the server of an app that ``benchmark deploy app`` has written."""
@@ -22,12 +32,12 @@ def server_app() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         prepare_process()
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        _tell()
         config = context.run_config
         server = LiveServer(Agreement.read(config.get("agreement")), grid, float(config["timeout"]))
         folder = state_folder(config.get("state")) / str(context.run_id) / "server"
         run(server, folder, int(config["min-clients"]), float(config["wait"]), time.sleep)
-        logging.getLogger("benchmark.deploy").info("written: %s", folder)
+        LOG.info("written: %s", folder)
 
     return app
 

@@ -78,35 +78,40 @@ class LiveServer:
         self.clients = {node: client for node, client in self.clients.items() if node in nodes}
         new = sorted(nodes - self.clients.keys())
         for node, fields in sorted(self._ask(MessageType.QUERY, {node: content() for node in new}).items()):
-            client, why = fields.get("client"), self._stranger(fields)
-            if not why and client in self.clients.values():
-                why = f"client {self._name(client)} is connected by another node already"
-            if why:
+            if why := self._stranger(fields):
                 self._refuse(f"node {node}: {why}")
             else:
-                self.clients[node], self.sizes[client] = client, fields["images"]
+                self.clients[node] = fields["client"]
+                self.sizes[fields["client"]] = fields["images"]
 
     def _stranger(self, fields: Mapping[str, Any]) -> str:
         """Return why a node cannot take part, or nothing."""
         client, images = fields.get("client"), fields.get("images")
         if type(client) is not int or client not in self.terms.training_clients:
             return f"says that it is client {line(client)}, which this federation has not"
+        if client in self.clients.values():
+            return f"{self._who(client)} is connected by another node already"
         if type(images) is not int or not 1 <= images <= self.terms.own_row:
-            return f"client {self._name(client)} says it has {line(images)} images; expected 1 to {self.terms.own_row}"
+            return f"{self._who(client)} says it has {line(images)} images; expected 1 to {self.terms.own_row}"
         if images != self.sizes.get(client, images):
-            return f"client {self._name(client)} had {self.sizes[client]} images before, and has {images} now"
+            return f"{self._who(client)} had {self.sizes[client]} images before, and has {images} now"
         if fields.get("versions") != versions():
-            return f"client {self._name(client)} has {line(fields.get('versions'))}; the server {versions()}"
+            return f"{self._who(client)} has {line(fields.get('versions'))}; the server {versions()}"
         if fields.get("frozen") != self.frozen:
-            return f"client {self._name(client)} has other frozen weights than the server"
+            return f"{self._who(client)} has other frozen weights than the server"
         return ""
 
     def _name(self, client: int) -> str:
         return line(self.agreement.client_names[client])
 
+    def _who(self, client: int) -> str:
+        name = self._name(client)
+        return name if name.startswith("client") else f"client {name}"
+
     def _refuse(self, said: str) -> None:
-        self.refused.append(said)
-        log.warning("refused: %s", said)
+        if said not in self.refused:  # nodes that are refused are asked again in the next round
+            self.refused.append(said)
+            log.warning("refused: %s", said)
 
     # ------------------------------------------------------------------ messages
 
@@ -119,7 +124,7 @@ class LiveServer:
         found: dict[int, Mapping[str, Any]] = {}
         for answer in self._grid.send_and_receive(asked, timeout=self._timeout) if asked else ():
             node = answer.metadata.src_node_id
-            who = f"client {self._name(self.clients[node])}" if node in self.clients else f"node {node}"
+            who = self._who(self.clients[node]) if node in self.clients else f"node {node}"
             try:
                 if answer.has_error():
                     raise ConfigurationError(f"no answer ({line(answer.error.reason)})")
@@ -182,7 +187,7 @@ class LiveServer:
         except ConfigurationError as error:
             fault = str(error)
         if fault is not None:
-            self._refuse(f"round {number}: the upload of client {self._name(client)}: {line(fault)}")
+            self._refuse(f"round {number}: the upload of {self._who(client)}: {line(fault)}")
             return None
         self.bytes_up += len(fields["tensors"])
         return values
@@ -198,7 +203,7 @@ class LiveServer:
             if len(fields) > MOST_METRICS or not all(
                 type(value) is float and name.count("/") == 2 for name, value in fields.items()
             ):
-                self._refuse(f"round {number}: the scores of client {self._name(client)} are no metrics")
+                self._refuse(f"round {number}: the scores of {self._who(client)} are no metrics")
                 continue
             for name, value in fields.items():
                 point, split, metric = line(name).split("/")

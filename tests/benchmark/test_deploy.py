@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from federation import CONF, build, clients_and_server, fit
+from federation import CONF, TinyImages, build, clients_and_server, fit
+from PIL import Image
 
 from benchmark.errors import ConfigurationError
 
@@ -49,6 +50,8 @@ class Wire:
         self.config = {"agreement": agreement.text()}
         self.nodes = [100 + client for client in range(len(agreement.client_names))]
         self.tensors: list[bytes] = []
+        #: further settings of the nodes
+        self.node: dict[str, str] = {}
         #: changes what a client answers
         self.spoil: Callable[[int, Message], Message] = lambda client, answer: answer
 
@@ -60,7 +63,7 @@ class Wire:
         """Have the clients answer, the last one first."""
         for message in reversed([*messages]):
             node = message.metadata.dst_node_id
-            config = {"partition-id": node - 100, "state": str(self.folder)}
+            config = {"partition-id": node - 100, "state": str(self.folder), **self.node}
             answer = self.app(message, Context(self.run_id, node, config, RecordDict(), self.config))
             for each in (message, answer):
                 tensors = fields_of(each).get("tensors")
@@ -119,14 +122,14 @@ def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tm
 
 
 def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any) -> None:
-    agreed = agreement("FedVPT", "--data.cohort_width=1")
+    agreed = agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11")
     server, wire = deployed(agreed)
     name = min(server.shared)
     right = server.shared[name]
     bad = {
         0: (save({name: right[:1]}), rf"'{name}' has shape"),
         1: (save({name: torch.full_like(right, float("nan"))}), "is not finite"),
-        2: (save({name: right, "head": right}), "was not asked for"),
+        2: (save({name: right, "head": right.clone()}), "was not asked for"),
         3: (b"\x80\x04\x95pickle", "no safetensors"),
         4: (bytes(right.numel() * 4 + 2**20 + 1), "bytes; expected at most"),
         5: (save({}), "is missing"),
@@ -145,7 +148,7 @@ def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any)
     server.round(1)
     assert len(server.refused) == len(bad)
     for client, (_, said) in bad.items():
-        told = [line for line in server.refused if f"client {agreed.client_names[client]}:" in line]
+        told = [line for line in server.refused if f" {agreed.client_names[client]}:" in line]
         assert len(told) == 1
         assert said.replace("'", "") in told[0].replace("'", "")
     assert server.shared[name].isfinite().all()
@@ -179,27 +182,62 @@ def test_strangers_are_told_apart_before_they_train(deployed: Any) -> None:
 def test_a_round_is_trained_once_and_goes_on_from_the_disk(deployed: Any) -> None:
     from benchmark.deploy import client
 
-    server, wire = deployed(agreement("FedPer", "--data.cohort_width=1"))
+    server, _ = deployed(agreement("FedPer", "--data.cohort_width=1"))
     server.meet()
     server.round(1)
     assert not server.refused
     client._HERE.clear()  # as if every site's process were new
     server.round(1)
-    assert len(server.refused) == len(wire.nodes)
+    assert len(server.refused) == server.terms.participants
     assert all("round 1 was trained before" in line for line in server.refused)
+
+
+def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deployed: Any, tmp_path: Path) -> None:
+    server, wire = deployed(agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11"))
+    pool = TinyImages().load()
+    for row in range(8):
+        split, folder = ("train", "test")[row % 2], f"class{int(pool.labels[row])}"
+        (tmp_path / "own" / split / folder).mkdir(parents=True)
+        pixels = pool.images[row].permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(tmp_path / "own" / split / folder / f"{row}.png")
+    wire.nodes = [103]
+    wire.node = {"data": str(tmp_path / "own"), "client": server.agreement.client_names[3]}
+    server.meet()
+    assert server.sizes == {3: 4}
+    server.round(1)
+    server.evaluate(1)
+    assert {row[1] for row in server.metrics} == {server.agreement.client_names[3]}
+    assert not server.refused
+
+    (tmp_path / "own" / "train" / "horses").mkdir()
+    wire.nodes, wire.run_id = [104], next(_runs)
+    server.meet()
+    assert len(server.refused) == 1
+    assert "horses, of which the run knows nothing; expected folders named as the run's classes" in server.refused[0]
+
+
+def test_a_node_of_no_client_is_told_what_to_give(deployed: Any) -> None:
+    server, wire = deployed(agreement("FedVPT", *OPTIONS))
+    wire.nodes, wire.node = [100], {"client": "nobody"}
+    server.meet()
+    assert not server.clients
+    assert "node 100: this node is client 'nobody'; expected --node-config 'client=" in server.refused[0]
+    with pytest.raises(ConfigurationError, match="round 1: 0 clients are connected, and the deployment needs 1"):
+        run(server, Path("never"), 1, 0.0, lambda seconds: None)
 
 
 def test_what_cannot_be_deployed_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    private = ("--server=UserLevelPrivacy", "--server.noise_multiplier=1.0")
     with pytest.raises(ConfigurationError, match="clients that never train"):
         agreement("FedVPT", "--data.new_clients=0.2")
     with pytest.raises(ConfigurationError, match="a deployment's network is its delivery"):
         agreement("FedVPT", "--delivery=Validation")
     with pytest.raises(ConfigurationError, match=r"draws its noise from the run's seed"):
-        agreement("FedVPT", "--server=UserLevelPrivacy", "--server.noise_multiplier=1.0")
+        agreement("FedVPT", *private)
     with pytest.raises(ConfigurationError, match="with noise: local would be added by the server here"):
-        agreement("FedVPT", "--server=UserLevelPrivacy", "--server.noise=local", "--server.noise_seed=entropy")
+        agreement("FedVPT", *private, "--server.noise=local", "--server.noise_seed=entropy")
     for text, said in (("", "is no JSON"), ("{}", "the app's agreement"), (7, "holds no agreement")):
         with pytest.raises(ConfigurationError, match=said):
             Agreement.read(text)
