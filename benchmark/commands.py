@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from benchmark.cells.places import add_place, chosen_place
+from benchmark.deploy import command as deploy
 from benchmark.errors import ConfigurationError, printable
 from benchmark.paths import check_present_folder, user_path
 from benchmark.predict.command import add_commands
@@ -390,6 +391,7 @@ def parser() -> argparse.ArgumentParser:
     )
     entry.set_defaults(run=resume)
     add_commands(commands)
+    deploy.add_commands(commands)
     entry = commands.add_parser("configs", help=configs.__doc__, description=configs.__doc__)
     entry.add_argument("beginning", nargs="?", default="", help="of the names, for example suites/; default all")
     entry.set_defaults(run=configs)

@@ -152,6 +152,12 @@ def check(words: list[str]) -> None:
         case "source":
             assert arguments == [".venv/bin/activate"]
             assert "VENV := .venv\n" in Path("Makefile").read_text()
+        case "flwr" | "flower-superlink" | "flower-supernode":
+            pytest.importorskip("flwr", reason="the extra flower is not installed")
+            of = arguments[:1] if program == "flwr" else []
+            asked = [str(Path(sys.executable).parent / program), *of, "--help"]
+            options = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=120).stdout
+            assert all(each in options for each in arguments if each.startswith("--"))
         case _:
             assert program in ("ruff", "mypy", "mkdocs")
 

@@ -37,6 +37,7 @@ FLOORS = (
     ("benchmark.records",),
     ("methods", "datamodules"),
     ("benchmark.run", "benchmark.predict"),
+    ("benchmark.deploy",),
     ("benchmark.checks",),
     ("benchmark.cells",),
     ("benchmark.tables",),

@@ -132,10 +132,10 @@ class RunDirectory:
         config = read_mapping(config_of(self.folder))
         with isolate_rng(), _one_line(), quiet():
             seed_everything(config["seed_everything"], workers=True)
-            made = _constructed(config, facts, self.data_dir)
+            made = constructed(config, facts, self.data_dir)
             method, transform = made.model, made.transform or ImageTransform()
             trainer = Trainer(**trainer_settings(config, self.device) | {"callbacks": _servers(made, method)})
-            data = _known(facts, new, transform.for_method(method), config["data"].get("evaluate_local"))
+            data = known_federation(facts, new, transform.for_method(method), config["data"].get("evaluate_local"))
             join(method, data, trainer)
             content = last_round(self.folder, method)
             if new is not None and content is not None:
@@ -144,7 +144,7 @@ class RunDirectory:
         return method.to(self.device)
 
 
-def _constructed(config: Mapping[str, Any], facts: FederationFacts, data_dir: str | Path | None) -> Namespace:
+def constructed(config: Mapping[str, Any], facts: FederationFacts, data_dir: str | Path | None) -> Namespace:
     """Make the parts of a run that are not its data: model, server, delivery, transform, and servers as callbacks."""
     given: dict[str, Any] = {name: copy.deepcopy(config.get(name)) for name in ("model", "server", "delivery")}
     for option, value in moved(config, data_dir).items():
@@ -181,9 +181,10 @@ def _servers(made: Namespace, method: FederatedMethod) -> list[Callback]:
     return [Server(made.server or method.make_server(), made.delivery)]
 
 
-def _known(
+def known_federation(
     facts: FederationFacts, new: LabelledImages | None, transform: Transform, evaluate_local: bool | None
 ) -> KnownFederation:
+    """Return the data of a federation of which no images are known but those of a new client."""
     if new is None:
         pool = _Images(torch.zeros(0, 3, *facts.image_size, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
         return KnownFederation(facts.federation(), pool, transform, evaluate_local)

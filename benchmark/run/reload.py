@@ -240,8 +240,17 @@ def data_of_run(arguments: Sequence[str]) -> "FederatedDataModule":
     Raises:
         ConfigurationError: the arguments are no configuration of a run, or data are missing.
     """
+    return data_of(resolved(arguments)["data"])
+
+
+def data_of(settings: Mapping[str, Any]) -> "FederatedDataModule":
+    """The data of a resolved configuration, its key ``data``, set up.
+
+    Raises:
+        ConfigurationError: the settings are none of data, or data are missing.
+    """
     parser = _data_parser()
-    return _set_up(parser, parser.parse_object(resolved(arguments)["data"]))
+    return _set_up(parser, parser.parse_object(dict(settings)))
 
 
 def _data_parser() -> "FederatedParser":

@@ -56,7 +56,8 @@ def train(message: Message, context: Context) -> Message:
     config: Any = message.content["config"]
     setting = Setting(**{name: config[name] for name in vars(Setting())})
     network, x, y = held(**vars(setting))
-    network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    arrays: Any = message.content["arrays"]
+    network.load_state_dict(arrays.to_torch_state_dict())
     network.train()
     optimizer = torch.optim.SGD(network.parameters(), LR)
     first = int(context.node_config["partition-id"]) * setting.images

@@ -1,0 +1,162 @@
+"""What server and clients of a deployment have agreed on: the resolved configuration and the federation's terms."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from lightning.pytorch import seed_everything
+
+from benchmark.engine.batches.pool import Transform
+from benchmark.engine.roles import overrides, read_roles
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Terms
+from benchmark.files import parse_json
+from benchmark.method import FederatedMethod
+from benchmark.predict.loaded import constructed
+from benchmark.privacy.user_level import UserLevelPrivacy
+from benchmark.run.command import resolved
+from benchmark.run.federation_file import FederationFacts
+from benchmark.run.phases import quiet
+from benchmark.run.reload import data_of
+from benchmark.server import ServerRule
+from benchmark.shipped import version
+from benchmark.yaml_files import MOST_BYTES, as_declared
+from datamodules.pixels import Decoding
+from datamodules.transform import ImageTransform
+
+#: Keys of a resolved configuration that server and clients need.
+KEYS = ("seed_everything", "model", "server", "delivery", "data", "trainer")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A deployment's configuration and terms, the same for the server and all clients.
+
+    Attributes:
+        config: resolved, as ``lightning-cli fit`` would run it.
+        terms: of the federation.
+        class_names: by label.
+        client_names: by client.
+        label_orders: see ``FederationFacts``.
+        image_size: height and width of the stored images.
+        decoding: how files become stored images; None where they come with the data set.
+    """
+
+    config: dict[str, Any]
+    terms: Terms
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+    label_orders: int
+    image_size: tuple[int, int]
+    decoding: Decoding | None
+
+    @classmethod
+    def of(cls, arguments: list[str]) -> Self:
+        """Make it of the arguments of ``lightning-cli fit``; the data are read once, for the terms alone.
+
+        Raises:
+            ConfigurationError: the arguments are refused, data are missing, or live clients cannot serve the method.
+        """
+        whole = resolved(arguments)
+        config = {name: whole[name] for name in KEYS if whole.get(name) is not None}
+        _check(config)
+        facts = FederationFacts.of(data_of(config["data"] | {"seed": config["seed_everything"]}))
+        made = cls(
+            config,
+            replace(facts.terms, rounds=config["trainer"]["max_epochs"]),
+            facts.class_names,
+            facts.client_names,
+            facts.label_orders,
+            facts.image_size,
+            facts.decoding,
+        )
+        method, rule, _ = made.constructed()
+        made.check(method, rule)
+        return made
+
+    def text(self) -> str:
+        """Return it as one line."""
+        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def read(cls, text: object) -> Self:
+        """Read what :meth:`text` returned.
+
+        Raises:
+            ConfigurationError: it is something else.
+        """
+        if not isinstance(text, str) or len(text) > MOST_BYTES:
+            raise ConfigurationError("the app holds no agreement; make it anew with `benchmark deploy app`")
+        try:
+            content = parse_json(text.encode())
+        except ValueError as error:
+            raise ConfigurationError(f"the app's agreement is no JSON ({error}); make the app anew") from error
+        return as_declared(cls, content, "the app's agreement")
+
+    @property
+    def facts(self) -> FederationFacts:
+        """Return the public facts of the federation; what clients hold is not among them."""
+        clients, classes = len(self.client_names), len(self.class_names)
+        nothing = torch.zeros(clients, classes, dtype=torch.int64)
+        held = (self.label_orders, nothing, (0,) * clients, self.image_size, self.decoding)
+        return FederationFacts(self.terms, self.class_names, self.client_names, *held)
+
+    def constructed(self) -> tuple[FederatedMethod, ServerRule, Transform]:
+        """Make the method with its first values, the server's rule and the images' transform, as a simulation does."""
+        with quiet():
+            seed_everything(self.config["seed_everything"], workers=True)
+            made = constructed(self.config, self.facts, None)
+            method: FederatedMethod = made.model
+            rule: ServerRule = made.server or method.make_server()
+            return method, rule, (made.transform or ImageTransform()).for_method(method)
+
+    def check(self, method: FederatedMethod, rule: ServerRule) -> None:
+        """Refuse what live clients cannot serve.
+
+        Raises:
+            ConfigurationError: says what.
+        """
+        title, why = type(method).__name__, ""
+        if self.terms.new_clients:
+            why = "clients that never train (data.new_clients) do not take part in it"
+        elif overrides(method, "take"):
+            why = "clients would have to wait for the server's answer (take)"
+        elif method.sends_of_its_own:
+            why = "clients make their messages themselves (message), and the server could not check their shapes"
+        elif reported := read_roles(method).reported:
+            why = f"clients report {reported[0]!r} to the server, which could not check its shape"
+        elif any(phase.optimizer_state == "shared" for phase in method.local_phases()):
+            why = "training.optimizer_state 'shared' hands one momentum from client to client"
+        rule.complete(method.make_server)
+        for part in rule.modules():
+            if isinstance(part, UserLevelPrivacy) and part.noise_seed != "entropy":
+                why = f"{rule.title} draws its noise from the run's seed, which all know here (noise_seed: entropy)"
+            elif isinstance(part, UserLevelPrivacy) and part.noise == "local":
+                why = f"{rule.title} with noise: local would be added by the server here, not by the clients"
+        if why:
+            raise ConfigurationError(f"{title} cannot be deployed: {why}; simulate it, or choose another")
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Refuse settings that a deployment has not."""
+    trainer, delivery = config["trainer"], config.get("delivery")
+    if delivery is not None:
+        raise ConfigurationError("a deployment's network is its delivery; leave --delivery out")
+    if trainer.get("precision") not in (None, "32-true", "32", 32):
+        raise ConfigurationError(f"a deployment computes in 32-true, got trainer.precision={trainer['precision']}")
+    if not trainer.get("max_epochs") or trainer["max_epochs"] < 1:
+        raise ConfigurationError(f"a deployment needs rounds: trainer.max_epochs, got {trainer.get('max_epochs')}")
+    if trainer.get("callbacks"):
+        raise ConfigurationError("a deployment has no Trainer and so no trainer.callbacks; leave them out")
+
+
+def versions() -> str:
+    """Return on what results depend: of this suite and of torch."""
+    return f"benchmark {version()}, torch {torch.__version__}"
+
+
+def state_folder(given: object) -> Path:
+    """Return the folder in which a machine keeps what is its own; by default one in the user's home."""
+    return Path(given).expanduser() if isinstance(given, str) and given else Path.home() / "federated_runs"

@@ -1,0 +1,59 @@
+"""The two parts of a Flower app that work for every method."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from benchmark.deploy.agreement import Agreement, state_folder
+from benchmark.deploy.client import Site, answered
+from benchmark.deploy.server import LiveServer, run
+from benchmark.run.cli import prepare_process
+
+LOG = logging.getLogger("benchmark.deploy")
+
+
+def _tell() -> None:
+    """Print the rounds, and no more: what Flower's own messages say would be sent as messages again."""
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+    if not LOG.handlers:
+        LOG.addHandler(logging.StreamHandler())
+
+
+def server_app() -> ServerApp:
+    """Return the server of an app that ``benchmark deploy app`` has written."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        prepare_process()
+        _tell()
+        config = context.run_config
+        server = LiveServer(Agreement.read(config.get("agreement")), grid, float(config["timeout"]))
+        folder = state_folder(config.get("state")) / str(context.run_id) / "server"
+        run(server, folder, int(config["min-clients"]), float(config["wait"]), time.sleep)
+        LOG.info("written: %s", folder)
+
+    return app
+
+
+def client_app() -> ClientApp:
+    """Return a client of such an app."""
+    app = ClientApp()
+
+    def handle(does: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
+        def handler(message: Message, context: Context) -> Message:
+            prepare_process()
+            return answered(does, message, context)
+
+        return handler
+
+    app.query()(handle(Site.hello))
+    app.train()(handle(Site.train))
+    app.evaluate()(handle(Site.evaluate))
+    return app

@@ -1,0 +1,267 @@
+"""A deployment on Flower: its server and clients, over Flower's messages, bit for bit the simulation's numbers."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation import CONF, TinyImages, build, clients_and_server, fit
+from PIL import Image
+
+from benchmark.errors import ConfigurationError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load, load_file, save
+
+from benchmark.commands import main
+from benchmark.deploy.agreement import Agreement
+from benchmark.deploy.app import write_app
+from benchmark.deploy.flower import client_app
+from benchmark.deploy.messages import content, fields_of
+from benchmark.deploy.server import LiveServer, run
+
+ROUNDS = 2
+#: Kept features are made of all images together in a simulation, and may round by where an image stands among them.
+OPTIONS = ("--data.clients_per_round=4", "--data.cohort_width=1", "--data.cache_features=false")
+
+
+def agreement(conf: str, *options: str) -> Agreement:
+    """What the command would put into an app."""
+    files = [f"--config={CONF / name}.yaml" for name in ("base", conf)]
+    return Agreement.of([*files, *options, f"--trainer.max_epochs={ROUNDS}"])
+
+
+class Wire:
+    """Carries Flower's messages to the app's clients in this process, as bytes that are kept.
+
+    Args:
+        agreement: of the deployment.
+        folder: in which clients keep what is their own.
+        run_id: of the deployment.
+    """
+
+    def __init__(self, agreement: Agreement, folder: Path, run_id: int) -> None:
+        self.app, self.run_id, self.folder = client_app(), run_id, folder
+        self.config = {"agreement": agreement.text()}
+        self.nodes = [100 + client for client in range(len(agreement.client_names))]
+        self.tensors: list[bytes] = []
+        #: further settings of the nodes
+        self.node: dict[str, str] = {}
+        #: changes what a client answers
+        self.spoil: Callable[[int, Message], Message] = lambda client, answer: answer
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All that are connected."""
+        return self.nodes
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Have the clients answer, the last one first."""
+        for message in reversed([*messages]):
+            node = message.metadata.dst_node_id
+            config = {"partition-id": node - 100, "state": str(self.folder), **self.node}
+            answer = self.app(message, Context(self.run_id, node, config, RecordDict(), self.config))
+            for each in (message, answer):
+                tensors = fields_of(each).get("tensors")
+                self.tensors += [] if tensors is None else [bytes(tensors)]
+            yield self.spoil(node - 100, answer)
+
+
+_runs = iter(range(1, 1000))
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Agreement], tuple[LiveServer, Wire]]:
+    """A server and its clients, started."""
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+    def start(agreed: Agreement) -> tuple[LiveServer, Wire]:
+        wire = Wire(Agreement.read(agreed.text()), tmp_path / "sites", next(_runs))
+        return LiveServer(Agreement.read(agreed.text()), wire, 60.0), wire
+
+    return start
+
+
+@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg"])
+def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tmp_path: Path) -> None:
+    agreed = agreement(conf, *OPTIONS)
+    server, wire = deployed(agreed)
+    run(server, tmp_path / "server", len(wire.nodes), 0.0, lambda seconds: None)
+    assert not server.refused
+
+    torch.manual_seed(0)
+    simulated, data = build(conf, *OPTIONS)
+    fit(simulated, data, ROUNDS)
+    expected = clients_and_server(simulated)
+    written = load_file(tmp_path / "server" / "shared.safetensors")
+    assert written.keys() == {*simulated.roles.shared}
+    for name, value in written.items():
+        assert torch.equal(value, expected[name]), name
+    trained = 0
+    for number in agreed.terms.training_clients:
+        kept = tmp_path / "sites" / str(wire.run_id) / f"client{number}.safetensors"
+        for name, value in load_file(kept).items() if kept.exists() else ():
+            assert torch.equal(value, expected[f"store.{name}"][number]), (name, number)
+            trained += 1
+    assert trained or not simulated.store.names
+    scores = {place: of.compute() for place, of in simulated.evaluation.scores.items()}
+    last = [row for row in server.metrics if row[0] == ROUNDS]
+    assert {row[4] for row in last} >= {"accuracy", "loss"}
+    for _, name, point, split, metric, value in last:
+        of_simulation = scores[point, split][metric][agreed.client_names.index(name)].item()
+        # A loss may round by how many clients are scored together; which class is the likeliest does not.
+        assert value == pytest.approx(of_simulation, rel=1e-6 if metric == "loss" else 0, abs=0, nan_ok=True)
+    # Nothing but what the roles say has left a client or the server.
+    sent = {name.removeprefix("common/").removeprefix("own/") for each in wire.tensors for name in load(each)}
+    assert sent <= {*simulated.roles.shared, *simulated.roles.uploaded}
+
+
+def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any) -> None:
+    agreed = agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11")
+    server, wire = deployed(agreed)
+    name = min(server.shared)
+    right = server.shared[name]
+    bad = {
+        0: (save({name: right[:1]}), rf"'{name}' has shape"),
+        1: (save({name: torch.full_like(right, float("nan"))}), "is not finite"),
+        2: (save({name: right, "head": right.clone()}), "was not asked for"),
+        3: (b"\x80\x04\x95pickle", "no safetensors"),
+        4: (bytes(right.numel() * 4 + 2**20 + 1), "bytes; expected at most"),
+        5: (save({}), "is missing"),
+        6: (save({name: right.double()}), "is torch.float64, expected torch.float32"),
+    }
+
+    def spoil(client: int, answer: Message) -> Message:
+        fields = fields_of(answer)
+        if client in bad and "tensors" in fields:
+            answer.content = content(tensors=bad[client][0])
+        return answer
+
+    wire.spoil = spoil
+    server.meet()
+    before = right.clone()
+    server.round(1)
+    assert len(server.refused) == len(bad)
+    for client, (_, said) in bad.items():
+        told = [line for line in server.refused if f" {agreed.client_names[client]}:" in line]
+        assert len(told) == 1
+        assert said.replace("'", "") in told[0].replace("'", "")
+    assert server.shared[name].isfinite().all()
+    assert not torch.equal(server.shared[name], before)
+
+
+def test_strangers_are_told_apart_before_they_train(deployed: Any) -> None:
+    agreed = agreement("FedVPT", *OPTIONS)
+    server, wire = deployed(agreed)
+    changes: dict[int, dict[str, Any]] = {
+        0: {"client": 99},
+        1: {"images": 10**6},
+        2: {"frozen": "other"},
+        3: {"versions": "benchmark 0, torch 1"},
+        4: {"client": 5},
+    }
+
+    def spoil(client: int, answer: Message) -> Message:
+        answer.content = content(**{**fields_of(answer), **changes.get(client, {})})
+        return answer
+
+    wire.spoil = spoil
+    server.meet()
+    assert sorted(server.clients.values()) == [5, 6, 7, 8, 9, 10]
+    said = "\n".join(server.refused)
+    for words in ("client 99", "has other frozen weights", "torch 1; the server", "is connected by another node"):
+        assert words in said
+    assert "says it has 1000000 images; expected 1 to 10" in said
+
+
+def test_a_round_is_trained_once_and_goes_on_from_the_disk(deployed: Any) -> None:
+    from benchmark.deploy import client
+
+    server, _ = deployed(agreement("FedPer", "--data.cohort_width=1"))
+    server.meet()
+    server.round(1)
+    assert not server.refused
+    client._HERE.clear()  # as if every site's process were new
+    server.round(1)
+    assert len(server.refused) == server.terms.participants
+    assert all("round 1 was trained before" in line for line in server.refused)
+
+
+def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deployed: Any, tmp_path: Path) -> None:
+    server, wire = deployed(agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11"))
+    pool = TinyImages().load()
+    for row in range(8):
+        split, folder = ("train", "test")[row % 2], f"class{int(pool.labels[row])}"
+        (tmp_path / "own" / split / folder).mkdir(parents=True)
+        pixels = pool.images[row].permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(tmp_path / "own" / split / folder / f"{row}.png")
+    wire.nodes = [103]
+    wire.node = {"data": str(tmp_path / "own"), "client": server.agreement.client_names[3]}
+    server.meet()
+    assert server.sizes == {3: 4}
+    server.round(1)
+    server.evaluate(1)
+    assert {row[1] for row in server.metrics} == {server.agreement.client_names[3]}
+    assert not server.refused
+
+    (tmp_path / "own" / "train" / "horses").mkdir()
+    wire.nodes, wire.run_id = [104], next(_runs)
+    server.meet()
+    assert len(server.refused) == 1
+    assert "horses, of which the run knows nothing; expected folders named as the run's classes" in server.refused[0]
+
+
+def test_a_node_of_no_client_is_told_what_to_give(deployed: Any) -> None:
+    server, wire = deployed(agreement("FedVPT", *OPTIONS))
+    wire.nodes, wire.node = [100], {"client": "nobody"}
+    server.meet()
+    assert not server.clients
+    assert "node 100: this node is client 'nobody'; expected --node-config 'client=" in server.refused[0]
+    with pytest.raises(ConfigurationError, match="round 1: 0 clients are connected, and the deployment needs 1"):
+        run(server, Path("never"), 1, 0.0, lambda seconds: None)
+
+
+def test_what_cannot_be_deployed_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = ("--server=UserLevelPrivacy", "--server.noise_multiplier=1.0")
+    with pytest.raises(ConfigurationError, match="clients that never train"):
+        agreement("FedVPT", "--data.new_clients=0.2")
+    with pytest.raises(ConfigurationError, match="a deployment's network is its delivery"):
+        agreement("FedVPT", "--delivery=Validation")
+    with pytest.raises(ConfigurationError, match=r"draws its noise from the run's seed"):
+        agreement("FedVPT", *private)
+    with pytest.raises(ConfigurationError, match="with noise: local would be added by the server here"):
+        agreement("FedVPT", *private, "--server.noise=local", "--server.noise_seed=entropy")
+    for text, said in (("", "is no JSON"), ("{}", "the app's agreement"), (7, "holds no agreement")):
+        with pytest.raises(ConfigurationError, match=said):
+            Agreement.read(text)
+    there = tmp_path / "there"
+    there.mkdir()
+    assert main(["deploy", "app", "configs/fedvpt_digits.yaml", str(there)]) == 2
+    assert "exists; name a new folder" in capsys.readouterr().err
+    monkeypatch.setattr("benchmark.deploy.app.find_spec", lambda name: None)
+    assert main(["deploy", "app", "configs/fedvpt_digits.yaml", str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err.strip().endswith("pip install '.[flower]'")
+
+
+def test_an_app_is_complete_and_flower_builds_it(tmp_path: Path) -> None:
+    import tomllib
+
+    from flwr.cli.build import build_fab_from_disk
+
+    agreed = agreement("FedVPT", *OPTIONS)
+    write_app(agreed, tmp_path / "app")
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert json.loads(project["tool"]["flwr"]["app"]["config"]["agreement"]) == json.loads(agreed.text())
+    assert build_fab_from_disk(tmp_path / "app")
+    for part in ("server", "client"):
+        source = (tmp_path / "app" / "federated_app" / f"{part}_app.py").read_text()
+        made: dict[str, Any] = {}
+        exec(compile(source, part, "exec"), made)
+        assert type(made["app"]).__name__ == f"{part.capitalize()}App"
