@@ -1,6 +1,6 @@
 """Write a Flower app: two short files that work for every method, and what server and clients have agreed on."""
 
-import shutil
+import tempfile
 from importlib.metadata import version as installed
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,8 +79,8 @@ def write_app(agreement: "Agreement", folder: Path) -> None:
             }
         },
     }
-    building = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(building, ignore_errors=True)
+    make_folder(folder.parent)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     inside = make_folder(building / PACKAGE)
     write_text(inside / "__init__.py", "")
     for part in ("server", "client"):
