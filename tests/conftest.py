@@ -6,6 +6,7 @@ gc.disable()  # nothing that an import makes is garbage; looking for it takes a 
 import logging  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
+import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -15,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from absl import logging as absl_logging  # noqa: E402
 
 from benchmark.metrics import METRICS  # noqa: E402
 
@@ -23,6 +25,8 @@ torch.set_num_threads(1)
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**27))
 for name in ("lightning.pytorch", "lightning.fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
+# Its handler, which comes with dp-accounting, writes where pytest captures; submitit closes that when it is imported.
+absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 #: Files whose tests of one configuration share a run that is made once in a process.
