@@ -16,8 +16,10 @@ from datamodules.food101 import Food101
 from datamodules.hugging_face import HuggingFaceImages
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.office_caltech import OfficeCaltech10
+from datamodules.office_home import OfficeHome
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
 from datamodules.oxford_pets import OxfordPets
+from datamodules.pacs import PACS
 from datamodules.partition import (
     IID,
     AtMostClasses,
@@ -41,13 +43,16 @@ from datamodules.stanford_cars import StanfordCars
 from datamodules.tiny_imagenet import TinyImageNet
 from datamodules.transform import ImageTransform
 from datamodules.ucf101 import UCF101
+from datamodules.vlcs import VLCS
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
     "DTD",
     "IID",
+    "PACS",
     "UCF101",
+    "VLCS",
     "AtMostClasses",
     "BaseToNovel",
     "Caltech101",
@@ -77,6 +82,7 @@ __all__ = [
     "LeaveOneDomainOut",
     "NonOverlapping",
     "OfficeCaltech10",
+    "OfficeHome",
     "OxfordPets",
     "Partition",
     "PathologicalPFLlib",

@@ -22,6 +22,9 @@ OWN = [
     ("sources/own_folders", "partitions/dirichlet_shared"),
     ("sources/own_folders", "partitions/quantity_skew"),
     ("sources/pacs", "partitions/domain_per_client"),
+    ("sources/pacs_fixed", "partitions/domain_per_client"),
+    ("sources/office_home", "partitions/domain_per_client"),
+    ("sources/vlcs", "partitions/domain_per_client"),
 ]
 
 

@@ -79,6 +79,16 @@ def domains(folder: str) -> Callable[[Any], Files]:
     return files
 
 
+def named_domains(kind: Any) -> Files:
+    """The same, with the usual names of the folders."""
+    return {
+        f"{kind.folders[0]}/{kind.spelled(domain)[0]}/{kind.spelled(name)[0]}/{number}.png": (label, at, number)
+        for at, domain in enumerate(kind.domain_names)
+        for label, name in enumerate(kind.class_names)
+        for number in range(5)
+    }
+
+
 def own_folders(*parts: Sequence[str]) -> Callable[[Any], Files]:
     """Folders inside of each other, the last of them the classes, with five images each."""
 
@@ -131,10 +141,10 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
     "DomainFolders": own_folders(("ink", "oil"), ("cat", "dog")),
     "DomainNet10": domains("domainnet"),
+    "DomainSource": named_domains,
     "HuggingFaceImages": own_folders(("train", "test"), ("cat", "dog")),
     "ImageFolders": own_folders(("train", "test"), ("cat", "dog")),
     "ImageIndex": own_index,
-    "OfficeCaltech10": domains("office_caltech10"),
     "TinyImageNet": tiny_imagenet,
 }
 
