@@ -15,6 +15,7 @@ from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
 from datamodules.hugging_face import HuggingFaceImages
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
+from datamodules.medmnist import MedMNIST
 from datamodules.office_caltech import OfficeCaltech10
 from datamodules.office_home import OfficeHome
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
@@ -80,6 +81,7 @@ __all__ = [
     "ImageSource",
     "ImageTransform",
     "LeaveOneDomainOut",
+    "MedMNIST",
     "NonOverlapping",
     "OfficeCaltech10",
     "OfficeHome",

@@ -24,6 +24,7 @@ OWN = [
     ("sources/pacs", "partitions/domain_per_client"),
     ("sources/pacs_fixed", "partitions/domain_per_client"),
     ("sources/office_home", "partitions/domain_per_client"),
+    ("sources/medmnist", "partitions/dirichlet_shared"),
     ("sources/vlcs", "partitions/domain_per_client"),
 ]
 
