@@ -11,9 +11,11 @@ from datamodules.digits import DigitDomains
 from datamodules.domainnet import DomainNet10
 from datamodules.dtd import DTD
 from datamodules.eurosat import EuroSAT
+from datamodules.fgvc_aircraft import FGVCAircraft
 from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
 from datamodules.hugging_face import HuggingFaceImages
+from datamodules.imagenet import ImageNet
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.medmnist import MedMNIST
 from datamodules.office_caltech import OfficeCaltech10
@@ -41,6 +43,7 @@ from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, S
 from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
 from datamodules.source import ImagePool, ImageSource
 from datamodules.stanford_cars import StanfordCars
+from datamodules.sun397 import SUN397
 from datamodules.tiny_imagenet import TinyImageNet
 from datamodules.transform import ImageTransform
 from datamodules.ucf101 import UCF101
@@ -52,6 +55,7 @@ __all__ = [
     "DTD",
     "IID",
     "PACS",
+    "SUN397",
     "UCF101",
     "VLCS",
     "AtMostClasses",
@@ -70,6 +74,7 @@ __all__ = [
     "DomainPerClient",
     "DomainsPerClient",
     "EuroSAT",
+    "FGVCAircraft",
     "Flowers102",
     "Food101",
     "FromManifest",
@@ -77,6 +82,7 @@ __all__ = [
     "IIDPFLlib",
     "ImageFolders",
     "ImageIndex",
+    "ImageNet",
     "ImagePool",
     "ImageSource",
     "ImageTransform",

@@ -24,6 +24,9 @@ OWN = [
     ("sources/pacs", "partitions/domain_per_client"),
     ("sources/pacs_fixed", "partitions/domain_per_client"),
     ("sources/office_home", "partitions/domain_per_client"),
+    ("sources/sun397", "partitions/base_to_novel"),
+    ("sources/fgvc_aircraft", "partitions/base_to_novel"),
+    ("sources/imagenet", "partitions/base_to_novel"),
     ("sources/medmnist", "partitions/dirichlet_shared"),
     ("sources/vlcs", "partitions/domain_per_client"),
 ]
@@ -59,6 +62,9 @@ def folders_of_ones_own(tmp_path, monkeypatch):
         "PACS/sketch/cat",
     ):
         (tmp_path / "data" / name).mkdir(parents=True)
+    names = [f"n{number:08} class {number}" for number in range(1000)]
+    (tmp_path / "data/imagenet").mkdir()
+    (tmp_path / "data/imagenet/classnames.txt").write_text("\n".join(names))
     monkeypatch.chdir(tmp_path)
 
 

@@ -46,6 +46,9 @@ FROM_FILES = [kind for kind in SOURCES if "root" in arguments_of(kind)]
 #: those of them whose images are not in files of their own
 PACKED = [datamodules.MedMNIST]
 
+#: names in records that are not the class's
+CALLED = {"ImageNet": "ImageNet", "MedMNIST": "PathMNIST"}
+
 #: path below the folder of all data sets -> colour of the image there, or the text or the bytes of the file
 Files = dict[str, tuple[int, int, int] | str | bytes]
 
@@ -136,6 +139,28 @@ def coop(kind: Any) -> Files:
     return files | {f"{kind.folders[0]}/split_zhou_{kind.split_name}.json": json.dumps(sides)}
 
 
+def aircraft(kind: Any) -> Files:
+    """Images in one folder, and a list a side."""
+    at = kind.folders[0]
+    files: Files = {}
+    for number, side in enumerate(("train", "val", "test")):
+        lines = [f"{number}{label:03} {name}" for label, name in enumerate(kind.class_names)]
+        files[f"{at}/images_variant_{side}.txt"] = "\n".join(lines)
+        files |= {f"{at}/images/{line.split()[0]}.jpg": (label, number, 0) for label, line in enumerate(lines)}
+    return files
+
+
+def imagenet(kind: Any) -> Files:
+    """One folder a side and class, and the names of the classes."""
+    images: Files = {
+        f"imagenet/images/{side}/n0000000{label}/{side}_{number}.JPEG": (label, at, number)
+        for at, side in enumerate(("train", "val"))
+        for label in range(2)
+        for number in range(2)
+    }
+    return images | {"imagenet/classnames.txt": "n00000000 cat\nn00000001 dog\n"}
+
+
 def medmnist(kind: Any) -> Files:
     """One file of arrays."""
     labels = np.arange(2 * 9, dtype=np.uint8)[:, None] % 9
@@ -162,6 +187,8 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "HuggingFaceImages": own_folders(("train", "test"), ("cat", "dog")),
     "ImageFolders": own_folders(("train", "test"), ("cat", "dog")),
     "ImageIndex": own_index,
+    "FGVCAircraft": aircraft,
+    "ImageNet": imagenet,
     "MedMNIST": medmnist,
     "TinyImageNet": tiny_imagenet,
 }
@@ -210,7 +237,7 @@ def test_all_sources_are_found() -> None:
     assert datamodules.DigitDomains in SOURCES
     known = {base.__name__ for kind in SOURCES for base in kind.__mro__}
     assert set(LAYOUTS) <= known, "an entry of LAYOUTS is of no source"
-    assert sum(issubclass(kind, CoOpSource) for kind in SOURCES) == 8
+    assert sum(issubclass(kind, CoOpSource) for kind in SOURCES) == 10
 
 
 @pytest.mark.parametrize("kind", SOURCES, ids=lambda kind: kind.__name__)
@@ -224,7 +251,7 @@ def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_pa
         assert len(set(names)) == len(names) > 0
     assert all(made.class_names)
     assert made.template.count("{}") == 1
-    assert made.recorded_name == ("PathMNIST" if kind in PACKED else "Pets" if from_data else kind.__name__)
+    assert made.recorded_name == CALLED.get(kind.__name__, "Pets" if from_data else kind.__name__)
 
 
 @pytest.mark.parametrize("kind", FROM_FILES, ids=lambda kind: kind.__name__)
