@@ -5,12 +5,14 @@
 
 from benchmark.records.hashes import manifest_hash
 from datamodules.caltech101 import Caltech101
+from datamodules.camelyon17 import Camelyon17
 from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.dermoscopic import DermoscopicFL
 from datamodules.digits import DigitDomains
 from datamodules.domainnet import DomainNet10
 from datamodules.dtd import DTD
 from datamodules.eurosat import EuroSAT
+from datamodules.fed_isic import FedISIC2019
 from datamodules.fgvc_aircraft import FGVCAircraft
 from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
@@ -61,6 +63,7 @@ __all__ = [
     "AtMostClasses",
     "BaseToNovel",
     "Caltech101",
+    "Camelyon17",
     "ClientSplits",
     "DermoscopicFL",
     "DigitDomains",
@@ -75,6 +78,7 @@ __all__ = [
     "DomainsPerClient",
     "EuroSAT",
     "FGVCAircraft",
+    "FedISIC2019",
     "Flowers102",
     "Food101",
     "FromManifest",

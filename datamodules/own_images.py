@@ -33,7 +33,9 @@ from datamodules.tables import read_table
 #: Columns of an index beside path and label.
 OPTIONAL = ("domain", "split", "group")
 #: Data sets that folders had the names of before there was a source of them: those configurations go on.
-NAMED_BEFORE = frozenset({"fgvcaircraft", "imagenet", "medmnist", "officehome", "pacs", "sun397", "vlcs"})
+NAMED_BEFORE = frozenset(
+    {"camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "medmnist", "officehome", "pacs", "sun397", "vlcs"}
+)
 
 
 class OwnImages(ImageSource):

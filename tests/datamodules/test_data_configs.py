@@ -24,6 +24,8 @@ OWN = [
     ("sources/pacs", "partitions/domain_per_client"),
     ("sources/pacs_fixed", "partitions/domain_per_client"),
     ("sources/office_home", "partitions/domain_per_client"),
+    ("sources/fed_isic2019", "partitions/domain_per_client"),
+    ("sources/camelyon17", "partitions/domain_per_client"),
     ("sources/sun397", "partitions/base_to_novel"),
     ("sources/fgvc_aircraft", "partitions/base_to_novel"),
     ("sources/imagenet", "partitions/base_to_novel"),

@@ -128,6 +128,26 @@ def dermoscopic(kind: Any) -> Files:
     }
 
 
+def fed_isic(kind: Any) -> Files:
+    """FLamby's list, and images in one folder; the last of three of a center and class tests."""
+    rows = list(product(range(6), range(8), range(3)))
+    lines = [f"I{c}{label}{n},{label},{c},{'test' if n == 2 else 'train'}" for c, label, n in rows]
+    folder = "fed_isic2019/ISIC_2019_Training_Input_preprocessed"
+    images: Files = {f"{folder}/I{c}{label}{n}.jpg": (label, c, n) for c, label, n in rows}
+    return images | {"fed_isic2019/train_test_split": "\n".join(["image,target,center,fold", *lines])}
+
+
+def camelyon17(kind: Any) -> Files:
+    """The table, and patches of five patients a hospital."""
+    at, lines, files = "camelyon17_v1.0", [",patient,node,x_coord,y_coord,tumor,slide,center,split"], Files()
+    for hospital, patient, tumor in product(range(5), range(5), range(2)):
+        called = f"{20 * hospital + patient:03}"
+        lines.append(f"{len(lines) - 1},{called},1,{tumor},7,{tumor},0,{hospital},0")
+        file = f"patient_{called}_node_1/patch_patient_{called}_node_1_x_{tumor}_y_7.png"
+        files[f"{at}/patches/{file}"] = (tumor, hospital, patient)
+    return files | {f"{at}/metadata.csv": "\n".join(lines)}
+
+
 def coop(kind: Any) -> Files:
     """Images anywhere, and the split file that names them."""
     sides: dict[str, list[Any]] = {"train": [], "val": [], "test": []}
@@ -178,6 +198,7 @@ def medmnist(kind: Any) -> Files:
 LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "CIFAR10": cifar,
     "CIFAR100": cifar,
+    "Camelyon17": camelyon17,
     "CoOpSource": coop,
     "DermoscopicFL": dermoscopic,
     "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
@@ -188,6 +209,7 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "ImageFolders": own_folders(("train", "test"), ("cat", "dog")),
     "ImageIndex": own_index,
     "FGVCAircraft": aircraft,
+    "FedISIC2019": fed_isic,
     "ImageNet": imagenet,
     "MedMNIST": medmnist,
     "TinyImageNet": tiny_imagenet,
