@@ -1,7 +1,7 @@
 """Image sets in a folder a domain and class, whose domains and classes are known by name."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ class DomainSource(ImageSource):
     #: where the images are in it, for messages
     layout: ClassVar[str] = "<domain>/<class>/*.jpg"
     #: names that folders of domains and classes may have, the usual one first, where they are not the names here
-    spellings: ClassVar[dict[str, tuple[str, ...]]] = {}
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: images in each domain
     sizes: ClassVar[tuple[int, ...]]
     #: first part of the key of every draw

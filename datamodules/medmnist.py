@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,49 +147,54 @@ class MedMNIST(ImageSource):
         path = self.at / self.file
         if not path.is_file():
             raise self.missing(f"{self.name} is not in {self.at}: download {self.file} from {HOME} and put it there")
-        try:
-            sides = {side: self._side(path, side) for side in SIDES}
-            used = [side for side in SIDES if side != "val" or self.use_valid == "train"]
-            images = np.concatenate([sides[side][0] for side in used])
-        except MemoryError as error:
-            raise ConfigurationError(
-                f"the images of {path} take more memory than is free; take a smaller data.source.init_args.size"
-            ) from error
-        sizes = tuple(len(sides[side][1]) for side in SIDES)
+        labels = {side: self._labels(path, side) for side in SIDES}
+        sizes = tuple(map(len, labels.values()))
         if sizes != self.subset.sizes:
             warnings.warn(
                 f"{self.name} has {', '.join(map(str, self.subset.sizes))} train, validation and test images, {path} "
                 f"has {', '.join(map(str, sizes))}: results compare with no published number",
                 stacklevel=2,
             )
-        labels = np.concatenate([sides[side][1] for side in used])
-        test = np.arange(len(labels)) >= len(labels) - len(sides["test"][1])
+        used = [side for side in SIDES if side != "val" or self.use_valid == "train"]
+        all_labels = np.concatenate([labels[side] for side in used])
+        test = np.arange(len(all_labels)) >= len(all_labels) - len(labels["test"])
+        try:
+            images = np.empty((len(all_labels), 3, self.size, self.size), np.uint8)
+            ends = np.cumsum([len(labels[side]) for side in used])
+            for side, end in zip(used, ends, strict=True):
+                images[end - len(labels[side]) : end] = self._images(path, side, len(labels[side]))
+        except MemoryError as error:
+            raise _too_large(path) from error
         seen: dict[bytes, int] = {}
         group = [seen.setdefault(hashlib.blake2b(image.tobytes()).digest(), row) for row, image in enumerate(images)]
         decoded = DecodedImages(images, np.array(group, dtype=np.int64))
-        return without_copies(decoded, labels, test, np.zeros_like(labels))
+        return without_copies(decoded, all_labels, test, np.zeros_like(all_labels))
 
-    def _side(self, path: Path, side: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Images, uint8 [n, 3, size, size], and labels, [n], of a side."""
-        images, labels = (_array(path, f"{side}_{what}") for what in ("images", "labels"))
-        square = (self.size, self.size)
-        if images.dtype != np.uint8 or images.shape[1:] not in (square, (*square, 3)):
-            raise ConfigurationError(
-                f"{path}: {side}_images must be uint8 [n, {self.size}, {self.size}] or that with 3 channels, got "
-                f"{images.dtype} {list(images.shape)}; get the file of size {self.size} from {HOME}"
-            )
+    def _labels(self, path: Path, side: str) -> NDArray[np.int64]:
+        """Labels of a side, [n]."""
+        labels = _array(path, f"{side}_labels")
         classes = len(self.class_names)
-        right = labels.dtype.kind in "iu" and labels.shape == (len(images), 1) and len(labels) > 0
+        right = labels.dtype.kind in "iu" and labels.ndim == 2 and labels.shape[1] == 1 and len(labels) > 0
         if not right or int(labels.min()) < 0 or int(labels.max()) >= classes:
             raise ConfigurationError(
-                f"{path}: {side}_labels must be a whole number from 0 to {classes - 1} for each of {len(images)} "
-                f"images, got {labels.dtype} {list(labels.shape)}; get the file of {self.name} from {HOME}"
+                f"{path}: {side}_labels must be whole numbers from 0 to {classes - 1}, [n, 1], got {labels.dtype} "
+                f"{list(labels.shape)}; get the file of {self.name} from {HOME}"
             )
-        planes = images[:, None].repeat(3, axis=1) if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-        return np.ascontiguousarray(planes), labels[:, 0].astype(np.int64)
+        return labels[:, 0].astype(np.int64)
+
+    def _images(self, path: Path, side: str, n: int) -> NDArray[np.uint8]:
+        """Images of a side, uint8 [n, 1 or 3, size, size]."""
+        images = _array(path, f"{side}_images")
+        square = (n, self.size, self.size)
+        if images.dtype != np.uint8 or images.shape not in (square, (*square, 3)):
+            raise ConfigurationError(
+                f"{path}: {side}_images must be uint8 {list(square)} or that with 3 channels, got {images.dtype} "
+                f"{list(images.shape)}; get the file of {self.name} at {self.size} pixels from {HOME}"
+            )
+        return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
 
-def _array(path: Path, name: str) -> NDArray[np.generic]:
+def _array(path: Path, name: str) -> NDArray[Any]:
     """One array of an ``.npz`` file; what would need unpickling is refused.
 
     Raises:
@@ -198,8 +203,15 @@ def _array(path: Path, name: str) -> NDArray[np.generic]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        raise _too_large(path) from error
     except Exception as error:  # a damaged file makes the reader fail in many ways
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ConfigurationError(f"cannot read {name} from {path} ({said}); get the file from {HOME} again") from error
+
+
+def _too_large(path: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"what {path} holds takes more memory than is free; take a smaller data.source.init_args.size, or get the file "
+        f"from {HOME} again"
+    )

@@ -1,5 +1,8 @@
 """MedMNIST, on small files of the published form."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -108,7 +111,7 @@ def test_pickled_content_is_refused(tmp_path):
     path = write(tmp_path, "bloodmnist.npz", **content)
     refused(tmp_path, "cannot read test_labels from .*allow_pickle=False")
     path.write_bytes(b"\x80\x04cos\nsystem\n")
-    refused(tmp_path, "cannot read train_images from .*npz")
+    refused(tmp_path, r"cannot read train_labels from .*\.npz")
     assert not (tmp_path / "made").exists()
 
 
@@ -117,23 +120,34 @@ def test_damaged_files_and_other_arrays_are_refused(tmp_path):
     whole = path.read_bytes()
     for damaged in (b"", whole[:200], whole[: len(whole) // 2], whole[:100] + b"\xff" * 400 + whole[500:]):
         path.write_bytes(damaged)
-        refused(tmp_path, r"cannot read train_images from .*bloodmnist\.npz")
+        refused(tmp_path, r"cannot read train_(labels|images) from .*bloodmnist\.npz")
     np.save(path.with_suffix(".npy"), np.zeros(3))
     path.with_suffix(".npy").rename(path)
-    refused(tmp_path, "cannot read train_images from")
+    refused(tmp_path, "cannot read train_labels from")
     for name, values, match in (
         (
             "train_images",
             np.zeros((16, 32, 32, 3), np.uint8),
-            r"must be uint8 \[n, 28, 28\] .*got uint8 \[16, 32, 32, 3\]",
+            r"must be uint8 \[16, 28, 28\] .*got uint8 \[16, 32, 32, 3\]",
         ),
+        ("train_images", np.zeros((15, 28, 28, 3), np.uint8), r"got uint8 \[15, 28, 28, 3\]"),
+        ("train_images", np.zeros((16, 28, 28, 28), np.uint8), r"got uint8 \[16, 28, 28, 28\]"),
         ("test_images", np.zeros((16, 28, 28, 3), np.float32), "got float32"),
-        ("val_images", np.zeros((16, 28, 28, 28), np.uint8), r"got uint8 \[16, 28, 28, 28\]"),
-        ("test_labels", np.zeros((16, 14), np.uint8), r"a whole number from 0 to 7 for each of 16 images, got uint8"),
-        ("test_labels", np.zeros((15, 1), np.uint8), r"got uint8 \[15, 1\]"),
+        ("test_labels", np.zeros((16, 14), np.uint8), r"whole numbers from 0 to 7, \[n, 1\], got uint8 \[16, 14\]"),
+        ("val_labels", np.zeros(16, np.uint8), r"got uint8 \[16\]"),
+        ("test_labels", np.zeros((0, 1), np.uint8), r"got uint8 \[0, 1\]"),
         ("test_labels", np.full((16, 1), 8, np.uint8), "from 0 to 7"),
         ("test_labels", np.full((16, 1), -1, np.int64), "from 0 to 7"),
         ("test_labels", np.full((16, 1), 0.5), "got float64"),
     ):
         write(tmp_path, "bloodmnist.npz", **{**arrays(8), name: values})
         refused(tmp_path, match)
+
+
+def test_a_file_that_claims_more_than_memory_is_refused(tmp_path):
+    path = write(tmp_path, "bloodmnist.npz", **arrays(8))
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**15, 1)})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("train_labels.npy", header.getvalue())
+    refused(tmp_path, r"what .*bloodmnist\.npz holds takes more memory than is free")
