@@ -5,19 +5,26 @@
 
 from benchmark.records.hashes import manifest_hash
 from datamodules.caltech101 import Caltech101
+from datamodules.camelyon17 import Camelyon17
 from datamodules.cifar import CIFAR10, CIFAR100
 from datamodules.dermoscopic import DermoscopicFL
 from datamodules.digits import DigitDomains
 from datamodules.domainnet import DomainNet10
 from datamodules.dtd import DTD
 from datamodules.eurosat import EuroSAT
+from datamodules.fed_isic import FedISIC2019
+from datamodules.fgvc_aircraft import FGVCAircraft
 from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
 from datamodules.hugging_face import HuggingFaceImages
+from datamodules.imagenet import ImageNet
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
+from datamodules.medmnist import MedMNIST
 from datamodules.office_caltech import OfficeCaltech10
+from datamodules.office_home import OfficeHome
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
 from datamodules.oxford_pets import OxfordPets
+from datamodules.pacs import PACS
 from datamodules.partition import (
     IID,
     AtMostClasses,
@@ -38,19 +45,25 @@ from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, S
 from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
 from datamodules.source import ImagePool, ImageSource
 from datamodules.stanford_cars import StanfordCars
+from datamodules.sun397 import SUN397
 from datamodules.tiny_imagenet import TinyImageNet
 from datamodules.transform import ImageTransform
 from datamodules.ucf101 import UCF101
+from datamodules.vlcs import VLCS
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
     "DTD",
     "IID",
+    "PACS",
+    "SUN397",
     "UCF101",
+    "VLCS",
     "AtMostClasses",
     "BaseToNovel",
     "Caltech101",
+    "Camelyon17",
     "ClientSplits",
     "DermoscopicFL",
     "DigitDomains",
@@ -64,6 +77,8 @@ __all__ = [
     "DomainPerClient",
     "DomainsPerClient",
     "EuroSAT",
+    "FGVCAircraft",
+    "FedISIC2019",
     "Flowers102",
     "Food101",
     "FromManifest",
@@ -71,12 +86,15 @@ __all__ = [
     "IIDPFLlib",
     "ImageFolders",
     "ImageIndex",
+    "ImageNet",
     "ImagePool",
     "ImageSource",
     "ImageTransform",
     "LeaveOneDomainOut",
+    "MedMNIST",
     "NonOverlapping",
     "OfficeCaltech10",
+    "OfficeHome",
     "OxfordPets",
     "Partition",
     "PathologicalPFLlib",

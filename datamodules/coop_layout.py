@@ -80,6 +80,21 @@ def read_split(path: Path, class_names: Sequence[str]) -> Listing:
             files.append(file)
             labels.append(label)
             sides.append(side)
+    return check_sides(path, files, labels, sides)
+
+
+def check_sides(path: Path, files: list[str], labels: list[int], sides: list[int]) -> Listing:
+    """The listing of files that are published with their sides.
+
+    Args:
+        path: where they are listed, for messages.
+        files: as in ``Listing``, like what follows.
+        labels: of each file.
+        sides: of each file.
+
+    Raises:
+        ConfigurationError: a file is listed twice, or none to train or to test on.
+    """
     for side in (TRAIN, TEST):
         if side not in sides:
             raise ConfigurationError(
@@ -227,7 +242,7 @@ class CoOpSource(ImageSource):
         """
         at = self.find()
         if self.split == "coop":
-            listing = read_split(self._split_file(at), self.class_names)
+            listing = self.published(at)
         else:
             files, found, official_test = self.list_files(at)
             rng = numpy_generator(self.split_seed, "coop split", self.split_name)
@@ -256,6 +271,17 @@ class CoOpSource(ImageSource):
             domains=torch.zeros(len(labels), dtype=torch.int64),
             group=torch.from_numpy(decoded.group),
         )
+
+    def published(self, at: Path) -> Listing:
+        """The split that CoOp uses; here from its split file.
+
+        Args:
+            at: the data set's folder.
+
+        Raises:
+            ConfigurationError: there is none, or it is damaged.
+        """
+        return read_split(self._split_file(at), self.class_names)
 
     def list_files(self, at: Path) -> tuple[list[str], NDArray[np.int64], NDArray[np.bool_] | None]:
         """The data set's files without CoOp's split; here from one folder a class.

@@ -18,7 +18,7 @@ from benchmark.seeds import numpy_generator
 from datamodules.folders import list_class_folders, list_images, read_images, without_copies
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
-from datamodules.splitting import united
+from datamodules.splitting import united, warn_of_leaks
 from datamodules.tables import read_table
 
 SIDES = ("train", "valid", "test")
@@ -130,7 +130,7 @@ class DermoscopicFL(ImageSource):
         if self.split == "lesion":
             decoded = replace(decoded, group=united(lesions[used], decoded.group))
         else:
-            warn_of_leaks(lesions[used], sites[used], test, self.domain_names)
+            warn_of_leaks(self.title, "lesion", lesions[used], sites[used], test, self.domain_names)
         return without_copies(decoded, labels[used], test, sites[used])
 
     def _folders(self) -> list[Record]:
@@ -260,21 +260,3 @@ def draw_sides(strata: NDArray[np.int64], units: NDArray[np.int64], seed: int, n
         ends = [(7 * n + 5) // 10, (7 * n + 5) // 10 + n // 10]
         side[mine] = np.searchsorted(ends, np.cumsum(sizes[mine]), side="left")
     return side[inverse.reshape(-1)]
-
-
-def warn_of_leaks(
-    lesions: NDArray[np.int64], sites: NDArray[np.int64], test: NDArray[np.bool_], site_names: tuple[str, ...]
-) -> None:
-    """Say how many test images of each site show a lesion that also trains at that site. Arrays: [n]."""
-    said = []
-    for site, name in enumerate(site_names):
-        tested = lesions[(sites == site) & test]
-        leaking = int(np.isin(tested, lesions[(sites == site) & ~test]).sum())
-        if leaking:
-            said.append(f"{leaking} of {len(tested)} at site {name}")
-    if said:
-        warnings.warn(
-            f"Dermoscopic-FL is split by image: test images that show a lesion which also trains: {', '.join(said)}; "
-            "split=lesion keeps each lesion on one side",
-            stacklevel=3,
-        )

@@ -32,6 +32,10 @@ from datamodules.tables import read_table
 
 #: Columns of an index beside path and label.
 OPTIONAL = ("domain", "split", "group")
+#: Data sets that folders had the names of before there was a source of them: those configurations go on.
+NAMED_BEFORE = frozenset(
+    {"camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "medmnist", "officehome", "pacs", "sun397", "vlcs"}
+)
 
 
 class OwnImages(ImageSource):
@@ -379,7 +383,7 @@ def _own_name(name: str) -> str:
         )
     own = __name__.partition(".")[0]
     kinds = (kind for kind in _sources(ImageSource) if kind.__module__.partition(".")[0] == own)
-    known = {_plain(kind.__name__): kind.__name__ for kind in kinds}
+    known = {plain: kind.__name__ for kind in kinds if (plain := _plain(kind.__name__)) not in NAMED_BEFORE}
     if _plain(name) in known:
         raise ConfigurationError(
             f"data.source.init_args.name: {name!r} is the data set that datamodules.{known[_plain(name)]} reads; take "

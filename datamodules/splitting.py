@@ -4,6 +4,8 @@ scikit-learn's stratified splits round shares by another draw and know no images
 that changed with its version would make other test images of old runs.
 """
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,3 +84,35 @@ def united(units: NDArray[np.int64], copies: NDArray[np.int64]) -> NDArray[np.in
         together = np.unique(group[copies == value])
         group[np.isin(group, together)] = together[0]
     return group
+
+
+def warn_of_leaks(
+    title: str,
+    unit: str,
+    units: NDArray[np.int64],
+    sites: NDArray[np.int64],
+    test: NDArray[np.bool_],
+    site_names: tuple[str, ...],
+) -> None:
+    """Say how many test images of each site show a unit that also trains at that site.
+
+    Args:
+        title: of the data set, which has an argument ``split`` that takes the unit's name.
+        unit: what images share, such as a lesion or a patient.
+        units: [n], like what follows.
+        sites: of each image.
+        test: whether it is a test image.
+        site_names: of all sites.
+    """
+    said = []
+    for site, name in enumerate(site_names):
+        tested = units[(sites == site) & test]
+        leaking = int(np.isin(tested, units[(sites == site) & ~test]).sum())
+        if leaking:
+            said.append(f"{leaking} of {len(tested)} at site {name}")
+    if said:
+        warnings.warn(
+            f"{title} is split by image: test images that show a {unit} which also trains: {', '.join(said)}; "
+            f"split={unit} keeps each {unit} on one side",
+            stacklevel=3,
+        )

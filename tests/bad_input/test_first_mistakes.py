@@ -107,8 +107,8 @@ LATER = {
         "for it, such as --config suites/digits",
     ),
     "a data set by its name": (
-        ["--config=fedvpt_digits", "--data.source=PACS"],
-        "file sources/pacs: --data=sources/pacs",
+        ["--config=fedvpt_digits", "--data.source=OwnFolders"],
+        "file sources/own_folders: --data=sources/own_folders",
     ),
     "a method by its file's name": (
         ["--config=fedvpt_digits", "--model=fedvpt_deep"],

@@ -22,6 +22,15 @@ OWN = [
     ("sources/own_folders", "partitions/dirichlet_shared"),
     ("sources/own_folders", "partitions/quantity_skew"),
     ("sources/pacs", "partitions/domain_per_client"),
+    ("sources/pacs_fixed", "partitions/domain_per_client"),
+    ("sources/office_home", "partitions/domain_per_client"),
+    ("sources/fed_isic2019", "partitions/domain_per_client"),
+    ("sources/camelyon17", "partitions/domain_per_client"),
+    ("sources/sun397", "partitions/base_to_novel"),
+    ("sources/fgvc_aircraft", "partitions/base_to_novel"),
+    ("sources/imagenet", "partitions/base_to_novel"),
+    ("sources/medmnist", "partitions/dirichlet_shared"),
+    ("sources/vlcs", "partitions/domain_per_client"),
 ]
 
 
@@ -55,6 +64,9 @@ def folders_of_ones_own(tmp_path, monkeypatch):
         "PACS/sketch/cat",
     ):
         (tmp_path / "data" / name).mkdir(parents=True)
+    names = [f"n{number:08} class {number}" for number in range(1000)]
+    (tmp_path / "data/imagenet").mkdir()
+    (tmp_path / "data/imagenet/classnames.txt").write_text("\n".join(names))
     monkeypatch.chdir(tmp_path)
 
 

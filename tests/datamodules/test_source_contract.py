@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -42,8 +43,14 @@ def arguments_of(kind: type[ImageSource]) -> set[str]:
 #: those that read a folder, and do not come with a package
 FROM_FILES = [kind for kind in SOURCES if "root" in arguments_of(kind)]
 
-#: path below the folder of all data sets -> colour of the image there, or the text of the file
-Files = dict[str, tuple[int, int, int] | str]
+#: those of them whose images are not in files of their own
+PACKED = [datamodules.MedMNIST]
+
+#: names in records that are not the class's
+CALLED = {"ImageNet": "ImageNet", "MedMNIST": "PathMNIST"}
+
+#: path below the folder of all data sets -> colour of the image there, or the text or the bytes of the file
+Files = dict[str, tuple[int, int, int] | str | bytes]
 
 
 def cifar(kind: Any) -> Files:
@@ -79,6 +86,16 @@ def domains(folder: str) -> Callable[[Any], Files]:
     return files
 
 
+def named_domains(kind: Any) -> Files:
+    """The same, with the usual names of the folders."""
+    return {
+        f"{kind.folders[0]}/{kind.spelled(domain)[0]}/{kind.spelled(name)[0]}/{number}.png": (label, at, number)
+        for at, domain in enumerate(kind.domain_names)
+        for label, name in enumerate(kind.class_names)
+        for number in range(5)
+    }
+
+
 def own_folders(*parts: Sequence[str]) -> Callable[[Any], Files]:
     """Folders inside of each other, the last of them the classes, with five images each."""
 
@@ -111,6 +128,26 @@ def dermoscopic(kind: Any) -> Files:
     }
 
 
+def fed_isic(kind: Any) -> Files:
+    """FLamby's list, and images in one folder; the last of three of a center and class tests."""
+    rows = list(product(range(6), range(8), range(3)))
+    lines = [f"I{c}{label}{n},{label},{c},{'test' if n == 2 else 'train'}" for c, label, n in rows]
+    folder = "fed_isic2019/ISIC_2019_Training_Input_preprocessed"
+    images: Files = {f"{folder}/I{c}{label}{n}.jpg": (label, c, n) for c, label, n in rows}
+    return images | {"fed_isic2019/train_test_split": "\n".join(["image,target,center,fold", *lines])}
+
+
+def camelyon17(kind: Any) -> Files:
+    """The table, and patches of five patients a hospital."""
+    at, lines, files = "camelyon17_v1.0", [",patient,node,x_coord,y_coord,tumor,slide,center,split"], Files()
+    for hospital, patient, tumor in product(range(5), range(5), range(2)):
+        called = f"{20 * hospital + patient:03}"
+        lines.append(f"{len(lines) - 1},{called},1,{tumor},7,{tumor},0,{hospital},0")
+        file = f"patient_{called}_node_1/patch_patient_{called}_node_1_x_{tumor}_y_7.png"
+        files[f"{at}/patches/{file}"] = (tumor, hospital, patient)
+    return files | {f"{at}/metadata.csv": "\n".join(lines)}
+
+
 def coop(kind: Any) -> Files:
     """Images anywhere, and the split file that names them."""
     sides: dict[str, list[Any]] = {"train": [], "val": [], "test": []}
@@ -122,19 +159,59 @@ def coop(kind: Any) -> Files:
     return files | {f"{kind.folders[0]}/split_zhou_{kind.split_name}.json": json.dumps(sides)}
 
 
+def aircraft(kind: Any) -> Files:
+    """Images in one folder, and a list a side."""
+    at = kind.folders[0]
+    files: Files = {}
+    for number, side in enumerate(("train", "val", "test")):
+        lines = [f"{number}{label:03} {name}" for label, name in enumerate(kind.class_names)]
+        files[f"{at}/images_variant_{side}.txt"] = "\n".join(lines)
+        files |= {f"{at}/images/{line.split()[0]}.jpg": (label, number, 0) for label, line in enumerate(lines)}
+    return files
+
+
+def imagenet(kind: Any) -> Files:
+    """One folder a side and class, and the names of the classes."""
+    images: Files = {
+        f"imagenet/images/{side}/n0000000{label}/{side}_{number}.JPEG": (label, at, number)
+        for at, side in enumerate(("train", "val"))
+        for label in range(2)
+        for number in range(2)
+    }
+    return images | {"imagenet/classnames.txt": "n00000000 cat\nn00000001 dog\n"}
+
+
+def medmnist(kind: Any) -> Files:
+    """One file of arrays."""
+    labels = np.arange(2 * 9, dtype=np.uint8)[:, None] % 9
+    stream = io.BytesIO()
+    sides = {
+        f"{side}_images": np.full((18, 28, 28, 3), 10 * at, np.uint8)
+        + np.arange(18, dtype=np.uint8)[:, None, None, None]
+        for at, side in enumerate(("train", "val", "test"), start=1)
+    }
+    np.savez(stream, **sides, **{f"{side}_labels": labels for side in ("train", "val", "test")})
+    return {"medmnist/pathmnist.npz": stream.getvalue()}
+
+
 #: Per class, or base class, the files of a small release.
 LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "CIFAR10": cifar,
     "CIFAR100": cifar,
+    "Camelyon17": camelyon17,
     "CoOpSource": coop,
     "DermoscopicFL": dermoscopic,
     "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
     "DomainFolders": own_folders(("ink", "oil"), ("cat", "dog")),
     "DomainNet10": domains("domainnet"),
+    "DomainSource": named_domains,
     "HuggingFaceImages": own_folders(("train", "test"), ("cat", "dog")),
     "ImageFolders": own_folders(("train", "test"), ("cat", "dog")),
     "ImageIndex": own_index,
-    "OfficeCaltech10": domains("office_caltech10"),
+    "FGVCAircraft": aircraft,
+    "FedISIC2019": fed_isic,
+    "ImageNet": imagenet,
+    "MedMNIST": medmnist,
     "TinyImageNet": tiny_imagenet,
 }
 
@@ -150,14 +227,15 @@ def release(kind: type[ImageSource], root: Path) -> ImageSource:
     side = {"CIFAR10": 32, "CIFAR100": 32, "TinyImageNet": 64}.get(kind.__name__, 4)
     for path, content in found[0](kind).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(content.encode() if isinstance(content, str) else encoded(content, side))
+        content = content.encode() if isinstance(content, str) else content
+        (root / path).write_bytes(content if isinstance(content, bytes) else encoded(content, side))
     return kind(**arguments(kind, root))
 
 
 def arguments(kind: type[ImageSource], root: Path) -> dict[str, Any]:
     """What the source of a class is given below ``root``, its images small."""
     asked = arguments_of(kind)
-    given = {"name": "Pets", "root": str(root), "size": 4}
+    given = {"name": "Pets", "root": str(root), "size": 28 if kind is datamodules.MedMNIST else 4}
     return {name: value for name, value in given.items() if name in asked}
 
 
@@ -181,7 +259,7 @@ def test_all_sources_are_found() -> None:
     assert datamodules.DigitDomains in SOURCES
     known = {base.__name__ for kind in SOURCES for base in kind.__mro__}
     assert set(LAYOUTS) <= known, "an entry of LAYOUTS is of no source"
-    assert sum(issubclass(kind, CoOpSource) for kind in SOURCES) == 8
+    assert sum(issubclass(kind, CoOpSource) for kind in SOURCES) == 10
 
 
 @pytest.mark.parametrize("kind", SOURCES, ids=lambda kind: kind.__name__)
@@ -195,7 +273,7 @@ def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_pa
         assert len(set(names)) == len(names) > 0
     assert all(made.class_names)
     assert made.template.count("{}") == 1
-    assert made.recorded_name == ("Pets" if from_data else kind.__name__)
+    assert made.recorded_name == CALLED.get(kind.__name__, "Pets" if from_data else kind.__name__)
 
 
 @pytest.mark.parametrize("kind", FROM_FILES, ids=lambda kind: kind.__name__)
@@ -208,7 +286,8 @@ def test_data_that_are_not_there_are_said_in_one_line(kind: type[ImageSource], t
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_every_source_keeps_what_it_must(check: Callable[[Any], None], given: SourceUnderCheck) -> None:
-    with suppress(NotCheckedError) if given.kind not in FROM_FILES else nullcontext():
+    in_files = given.kind in FROM_FILES and given.kind not in PACKED
+    with nullcontext() if in_files else suppress(NotCheckedError):
         check(given)
 
 
