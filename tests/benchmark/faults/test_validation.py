@@ -1,6 +1,7 @@
 """Broken uploads are refused by name, and dropouts happen where they should."""
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.faults import Dropouts, InjectedFaults, Validation, VirtualClock
 from benchmark.faults.validation import fault_of
-from benchmark.federation import Round, Uploads
+from benchmark.federation import Round, Uploads, Values
 from benchmark.robust import Byzantine
 from benchmark.server import ServerRule
 
@@ -82,19 +83,26 @@ def test_messages_are_told_by_their_first_fault() -> None:
 KINDS = ("nan", "inf", "huge", "wrong_shape", "missing_tensor", "extra_tensor", "wrong_dtype")
 
 
+def run(delivery: Delivery) -> Any:
+    """One round of FedVPT with all clients."""
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    fit(method, data, 1, [Server(None, delivery)], evaluate=False)
+    return method
+
+
+@cache
+def without_client_three() -> Values:
+    """The shared values where the upload of client 3 is lost."""
+    return dict(run(Dropouts(table={1: [3]})).simulation.shared())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_refused_upload_is_as_one_that_was_lost(kind: Any) -> None:
-    def run(delivery: Delivery) -> Any:
-        method, data = build("FedVPT", "--data.clients_per_round=11")
-        fit(method, data, 2, [Server(None, delivery)], evaluate=False)
-        return method
-
-    lost = run(Dropouts(table={1: [3], 2: [3]}))
     broken = run(Validation(max_norm=1e4, inner=InjectedFaults(kind, clients=[3])))
-    for name, value in lost.simulation.shared().items():
+    for name, value in without_client_three().items():
         assert torch.equal(value, broken.simulation.shared()[name]), name
-    assert broken.server.facts["refused_in_all"] == {1: 1.0, 2: 2.0}
-    assert broken.server.facts[f"broken_{kind}"] == {1: 1.0, 2: 1.0}
+    assert broken.server.facts["refused_in_all"] == {1: 1.0}
+    assert broken.server.facts[f"broken_{kind}"] == {1: 1.0}
 
 
 def test_an_unreadable_message_that_nobody_refuses_ends_the_run_and_names_its_client() -> None:
@@ -164,7 +172,7 @@ class StopAfterTwo(Callback):
         trainer.should_stop = trainer.current_epoch == 1
 
 
-@pytest.mark.parametrize("conf", ["FedAvg", "FedVPT", "PFedBayesPT", "PromptFL", "TPFL", "FedMTL"])
+@pytest.mark.parametrize("conf", ["FedAvg", "PFedBayesPT", "PromptFL", "TPFL", "FedMTL"])
 def test_every_family_rides_out_a_storm(conf: str) -> None:
     method, data = build(conf, "--data.clients_per_round=8")
     fit(method, data, 3, [Server(method.make_server(), storm())], evaluate=False)
@@ -173,7 +181,7 @@ def test_every_family_rides_out_a_storm(conf: str) -> None:
     assert method.server.facts["refused_in_all"][3] > 0
 
 
-@pytest.mark.parametrize("conf", ["PFedPG", "FedPGP"])
+@pytest.mark.parametrize("conf", ["PFedPG", "FedVPT"])
 def test_a_storm_goes_on_from_a_kill(conf: str, tmp_path: Path) -> None:
     given = ("--data.clients_per_round=8", "--data.cohort_width=1")
     method, data = build(conf, *given)
