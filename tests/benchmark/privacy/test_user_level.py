@@ -261,9 +261,9 @@ class Equal(ServerRule):
 @NO_NOISE
 @pytest.mark.parametrize("conf", ["FedAvg", "PFedPT"])
 def test_without_noise_and_norm_it_is_the_plain_mean(conf: str) -> None:
-    everybody = "--data.clients_per_round=11"
-    plain = learned(run(conf, Equal(), 2, everybody))
-    private = learned(run(conf, UserLevelPrivacy(clip=FAR, noise_multiplier=0.0), 2, everybody))
+    everybody = ("--data.partition=federation.Few", "--data.clients_per_round=6")
+    plain = learned(run(conf, Equal(), 2, *everybody))
+    private = learned(run(conf, UserLevelPrivacy(clip=FAR, noise_multiplier=0.0), 2, *everybody))
     for name, value in plain.items():
         if not name.startswith("server."):
             torch.testing.assert_close(private[name], value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
@@ -277,6 +277,10 @@ def test_what_is_personal_is_as_without_it_in_the_first_round() -> None:
     assert all(torch.equal(plain[name], private[name]) for name in personal)
     shared = [name for name in plain if name in dict(build("FedPer")[0].named_parameters())]
     assert not all(torch.equal(plain[name], private[name]) for name in shared)
+
+
+#: Six small clients, of which five train in a round.
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=5")
 
 
 class StopAfterTwo(Callback):
@@ -300,14 +304,14 @@ def test_a_resume_and_the_width_change_no_bit(conf: str, given: dict[str, Any], 
         inner = FedAvgM() if given.get("inner") else None
         return UserLevelPrivacy(**given | {"inner": inner})
 
-    whole = learned(run(conf, rule(), 3, "--data.cohort_width=1"))
-    stopped, data = build(conf, "--data.cohort_width=1")
+    whole = learned(run(conf, rule(), 3, *FEW, "--data.cohort_width=1"))
+    stopped, data = build(conf, *FEW, "--data.cohort_width=1")
     fit(stopped, data, 3, [Server(rule()), StopAfterTwo()], save_to=tmp_path, evaluate=False)
     assert stopped.server.finished_rounds == 2
-    resumed = run(conf, rule(), 3, "--data.cohort_width=1", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    resumed = run(conf, rule(), 3, *FEW, "--data.cohort_width=1", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
     for name, value in learned(resumed).items():
         assert torch.equal(torch.nan_to_num(value), torch.nan_to_num(whole[name])), name
-    wide = run(conf, rule(), 3, "--data.cohort_width=3")
+    wide = run(conf, rule(), 3, *FEW, "--data.cohort_width=3")
     for name, value in learned(wide).items():
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
 
