@@ -166,7 +166,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _text(said: str) -> str:
-    """What a file said, without characters that would steer a terminal."""
+    """Return what a file said, without characters that would steer a terminal."""
     return printable(said, kept="\n")
 
 

@@ -1,4 +1,4 @@
-"""What lies between the clients and a server's rule: who is reached, who trains, whose upload arrives, and when."""
+"""Between the clients and a server's rule: who is reached, who trains, whose upload arrives, and when."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from benchmark.ranges import Checked
 
 @dataclass(frozen=True)
 class Departure:
-    """What becomes of the clients of a round before anything arrives; each is a part of the one before, ascending.
+    """The clients of a round before anything arrives; each is a part of the one before, ascending.
 
     Attributes:
         reached: ids of the clients that the broadcast reaches; its bytes are counted for them.
@@ -52,7 +52,7 @@ class Delivery(Checked, nn.Module):
 
     @property
     def each_by_itself(self) -> bool:
-        """Whether what becomes of an upload depends on no other client's, so that privacy can be accounted for.
+        """Return whether what becomes of an upload depends on no other client's, so that privacy can be accounted for.
 
         That of ``inner`` is asked apart. So it is not taken for, unless a class says it.
         """

@@ -114,7 +114,7 @@ def ece(confidences: "Tensor", counts: "Tensor") -> "Tensor":
 
 
 class RankedClasses(NamedTuple):
-    """How well the probability of each class tells its images from the rest, for some draws of images.
+    """Areas under the curves of each class against the rest, for some draws of images.
 
     NaN where a class has all images of a draw or none.
 

@@ -22,7 +22,7 @@ from benchmark.server import ServerRule
 
 @dataclass
 class OwnImages:
-    """What one client holds.
+    """The images that one client holds.
 
     Attributes:
         pool: its images and their labels.

@@ -61,6 +61,11 @@ def keyed_bits(key: int, *counters: np.ndarray) -> np.ndarray:
     return state
 
 
+def keyed_uniform(key: int, *counters: np.ndarray) -> np.ndarray:
+    """Return float64 in [0, 1) for a key and each combination of counters, as :func:`keyed_bits` takes them."""
+    return (keyed_bits(key, *counters) >> np.uint64(11)) * 2.0**-53
+
+
 def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator for this key. CPU and CUDA generators give different numbers for the same key."""
     return torch.Generator(device).manual_seed(derived_seed(*parts))

@@ -56,7 +56,7 @@ class Declared(Protocol):
 
     @property
     def sends_of_its_own(self) -> bool:
-        """Whether it makes its message itself: parts, indices, compressed forms."""
+        """Return whether it makes its message itself: parts, indices, compressed forms."""
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         """Return its parameters by name."""
@@ -95,7 +95,7 @@ class ServerRule(Checked, nn.Module):
 
     @property
     def reads_rows(self) -> bool:
-        """Whether what the rule makes depends on single uploads, not on their mean alone.
+        """Return whether what the rule makes depends on single uploads, not on their mean alone.
 
         So it is taken for, unless it is this class or says otherwise.
         """

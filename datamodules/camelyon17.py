@@ -58,7 +58,7 @@ class Camelyon17(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(self.size, "squash")
 
     def load(self) -> ImagePool:

@@ -39,7 +39,7 @@ class CIFAR(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(32, "squash")
 
     def load(self) -> ImagePool:

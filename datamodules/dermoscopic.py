@@ -102,7 +102,7 @@ class DermoscopicFL(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(self.size, "squash")
 
     def load(self) -> ImagePool:

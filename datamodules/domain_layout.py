@@ -52,7 +52,7 @@ class DomainSource(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(self.size, self.fit)
 
     def load(self) -> ImagePool:

@@ -78,7 +78,7 @@ class FedISIC2019(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(self.size, self.fit)
 
     def load(self) -> ImagePool:

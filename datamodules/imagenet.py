@@ -52,7 +52,7 @@ class ImageNet(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(self.size, "crop")
 
     def load(self) -> ImagePool:

@@ -135,7 +135,7 @@ class MedMNIST(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a new image becomes stored pixels."""
+        """Return how a new image becomes stored pixels."""
         return Decoding(self.size, "squash")
 
     def load(self) -> ImagePool:

@@ -107,7 +107,7 @@ class OwnImages(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(self.size, self.fit, True, self.bits)
 
     def load(self) -> ImagePool:

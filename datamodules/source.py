@@ -97,7 +97,7 @@ class ImageSource(Checked):
 
     @property
     def decoding(self) -> Decoding | None:
-        """How an image's file becomes stored pixels; None where the data set has no file for each image.
+        """Return how an image's file becomes stored pixels; None where the data set has no file for each image.
 
         New images are read so when a trained model is used, and where it is None as :class:`Decoding` with ``as_seen``.
         """

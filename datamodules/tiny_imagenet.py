@@ -97,7 +97,7 @@ class TinyImageNet(ImageSource):
 
     @property
     def decoding(self) -> Decoding:
-        """How a file becomes stored pixels."""
+        """Return how a file becomes stored pixels."""
         return Decoding(64, "squash")
 
     def load(self) -> ImagePool:

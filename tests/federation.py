@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 
 from benchmark.backbones.vit import PromptedViT, TimmViT
 from benchmark.checks.methods import clients_and_server as clients_and_server
@@ -110,6 +112,14 @@ class ShallowViT(TimmViT):
         vit = self.vit
         vit.blocks = vit.blocks[:depth]
         PromptedViT.__init__(self, vit)
+
+
+class StopAfterTwo(Callback):
+    """Asks the Trainer to stop in the second round."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask it as the round begins; it is heard at the round's end."""
+        trainer.should_stop = trainer.current_epoch == 1
 
 
 def terms(

@@ -1,4 +1,4 @@
-"""What every metric must keep, on images with random logits."""
+"""Check what every metric must keep, on images with random logits."""
 
 from benchmark.metrics import Metric
 from benchmark.own_metrics import check_number, check_order

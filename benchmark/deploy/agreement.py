@@ -1,4 +1,4 @@
-"""What server and clients of a deployment have agreed on: the resolved configuration and the federation's terms."""
+"""The agreement of server and clients of a deployment: the resolved configuration and the federation's terms."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +14,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms
 from benchmark.files import parse_json
 from benchmark.method import FederatedMethod
+from benchmark.paths import user_path
 from benchmark.predict.loaded import constructed
 from benchmark.privacy.user_level import UserLevelPrivacy
 from benchmark.run.command import resolved
@@ -133,6 +134,8 @@ class Agreement:
         for part in rule.modules():
             if isinstance(part, UserLevelPrivacy) and part.noise_seed != "entropy":
                 why = f"{rule.title} draws its noise from the run's seed, which all know here (noise_seed: entropy)"
+            elif isinstance(part, UserLevelPrivacy) and part.mechanism_of(self.terms).amplifies:
+                why = f"all know here who takes part in a round, which {rule.title} counts as hidden (sampling: full)"
             elif isinstance(part, UserLevelPrivacy) and part.noise == "local":
                 why = f"{rule.title} with noise: local would be added by the server here, not by the clients"
         if why:
@@ -159,4 +162,4 @@ def versions() -> str:
 
 def state_folder(given: object) -> Path:
     """Return the folder in which a machine keeps what is its own; by default one in the user's home."""
-    return Path(given).expanduser() if isinstance(given, str) and given else Path.home() / "federated_runs"
+    return user_path(given if isinstance(given, str) and given else "~/federated_runs")

@@ -20,6 +20,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Values
 from benchmark.files import make_folder, write_bytes
 from benchmark.live import LocalClient, OwnImages
+from benchmark.paths import user_path
 from benchmark.predict.new_client import labelled_images
 from benchmark.run.data_folder import ROOT
 from benchmark.run.reload import data_of
@@ -112,7 +113,7 @@ class Site:
         settings = self.agreement.config["data"]
         chosen = {name: settings[name] for name in ("evaluate_local", "metrics", "cache_features")}
         if "data" in self.settings:
-            root = Path(str(self.settings["data"]))
+            root = user_path(str(self.settings["data"]))
             parts = [labelled_images(root / split, self.agreement.facts, self.number) for split in ("train", "test")]
             images = torch.cat([part.images for part in parts])
             labels = torch.cat([part.labels for part in parts])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 import pandas as pd
 from flwr.app import Message, MessageType, RecordDict
 
+from benchmark.delivery import Delivery
 from benchmark.deploy.agreement import Agreement, versions
 from benchmark.deploy.messages import content, fields_of, line, packed, size_of, to_client, unpacked
-from benchmark.engine.refusals.payload_checks import check_aggregate, selected, start, unchanged
+from benchmark.engine.refusals.payload_checks import check_aggregate, check_together, selected, start, unchanged
 from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
@@ -23,10 +25,12 @@ log = logging.getLogger("benchmark.deploy")
 
 #: Metrics that a client may send at a time.
 MOST_METRICS = 1000
+#: Its name: point, split and metric.
+METRIC = re.compile(r"(server|local)/[a-z0-9_]{1,100}/[a-z0-9_]{1,100}", re.ASCII)
 
 
 class Carrier(Protocol):
-    """What carries messages: Flower's Grid."""
+    """Carries messages, as Flower's Grid does."""
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are connected."""
@@ -57,6 +61,7 @@ class LiveServer:
         method.join(known_federation(agreement.facts, None, transform, evaluate_local), clients=[])
         if refusal := self.rule.accept(method):
             raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
+        check_together(self.rule, Delivery())
         initial = method.initial_values()
         start(self.rule, dict(initial), self.terms)
         self.shared = {name: initial[name] for name in method.roles.shared}
@@ -177,7 +182,9 @@ class LiveServer:
         if spoiled := [name for name, value in new.items() if not value.isfinite().all()]:
             raise ConfigurationError(f"{self.rule.title} has made {spoiled[0]} of round {number} not finite")
         self.shared |= new
-        log.info("round %s: %s of %s clients", number, len(parcels), len(round.clients))
+        facts = {name: value for name, value in self.rule.report(round).items() if isinstance(value, float)}
+        told = "".join(f", {name} {value:.4g}" for name, value in facts.items())
+        log.info("round %s: %s of %s clients%s", number, len(parcels), len(round.clients), told)
 
     def _upload(self, client: int, number: int, fields: Mapping[str, Any]) -> Values | None:
         """Return a client's upload, or None if it is refused."""
@@ -201,12 +208,12 @@ class LiveServer:
         sent = self.rule.broadcast(round, dict(self.shared), clients)
         for client, fields in self._send(MessageType.EVALUATE, round, clients, sent).items():
             if len(fields) > MOST_METRICS or not all(
-                type(value) is float and name.count("/") == 2 for name, value in fields.items()
+                type(value) is float and METRIC.fullmatch(name) for name, value in fields.items()
             ):
                 self._refuse(f"round {number}: the scores of {self._who(client)} are no metrics")
                 continue
             for name, value in fields.items():
-                point, split, metric = line(name).split("/")
+                point, split, metric = name.split("/")
                 self.metrics.append((number, self._name(client), point, split, metric, value))
 
     def write(self, folder: Path) -> None:
@@ -215,7 +222,12 @@ class LiveServer:
         write_bytes(folder / "shared.safetensors", packed(self.shared))
         heads = ["round", "client", "point", "split", "metric", "value"]
         write_text(folder / "metrics.csv", pd.DataFrame(self.metrics, columns=heads).to_csv(index=False))
-        told = {"refused": self.refused, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
+        told = {
+            "refused": self.refused,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "privacy": self.rule.guarantee(),
+        }
         write_text(folder / "deployed.json", json.dumps(told, indent=1) + "\n")
 
 

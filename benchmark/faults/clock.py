@@ -88,12 +88,8 @@ class VirtualClock(Delivery):
         if policy == "drop" and deadline is None:
             raise ConfigurationError("VirtualClock: policy drop needs a deadline, in seconds of the simulated clock")
         self.policy, self.deadline = policy, math.inf if deadline is None else deadline
-        self.seconds_per_image, self.speeds, self.speed_spread, self.jitter = (
-            seconds_per_image,
-            speeds,
-            speed_spread,
-            jitter,
-        )
+        self.seconds_per_image, self.speeds = seconds_per_image, speeds
+        self.speed_spread, self.jitter = speed_spread, jitter
         self.latency, self.bandwidth_down, self.bandwidth_up = latency, bandwidth_down, bandwidth_up
         self.staleness, self.max_staleness = staleness, max_staleness
         self.now, self.version = 0.0, 0
@@ -116,7 +112,7 @@ class VirtualClock(Delivery):
         return self.policy != "buffer"
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
-        """Leave out clients that are still busy; where all are, wait for the next arrival."""
+        """Leave out clients that are still busy."""
         busy = {flight.client for flight in self.flights}
         return super().depart(round, tuple(client for client in clients if client not in busy))
 
@@ -129,15 +125,14 @@ class VirtualClock(Delivery):
             speed = math.exp(self.speed_spread * numpy_generator(seed, "speed", client).standard_normal())
         drawn = numpy_generator(seed, "jitter", round.number, client).standard_normal()
         jitter = math.exp(self.jitter * drawn - self.jitter**2 / 2)
-        travel = (down / self.bandwidth_down if self.bandwidth_down else 0.0) + (
-            up / self.bandwidth_up if self.bandwidth_up else 0.0
-        )
+        travel = down / (self.bandwidth_down or math.inf) + up / (self.bandwidth_up or math.inf)
         return float(2 * self.latency + travel + images * self.seconds_per_image * speed * jitter)
 
     def arrive(self, round: Round, sent: Uploads) -> Uploads:
         """Move the clock to the round's end; return what has arrived by then."""
         sent = super().arrive(round, sent)
-        down, up = _bytes_of(sent.received), _bytes_of(sent.values)
+        compressed = self.upload_size({n: rows[:1] for n, rows in sent.values.items()}, frozenset(sent.received))
+        down, up = _bytes_of(sent.received), compressed[0] if compressed else _bytes_of(sent.values)
         arrivals = [
             self.now + self.seconds(round, client, weight, down, up)
             for client, weight in zip(sent.clients, sent.weights.tolist(), strict=True)

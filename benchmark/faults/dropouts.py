@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from benchmark.delivery import Delivery, Departure
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms
 from benchmark.ranges import UnitInterval
-from benchmark.seeds import numpy_generator
+from benchmark.seeds import derived_seed, keyed_uniform
 
 
 class Dropouts(Delivery):
@@ -56,7 +58,7 @@ class Dropouts(Delivery):
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Take out who drops out."""
         made = super().depart(round, clients)
-        staying = {client for client in clients if not self._drops_out(round, client)}
+        staying = set(clients) - self._dropping_out(round, clients)
         cut = {"before_download": 0, "after_download": 1, "after_training": 2}[self.point]
         before = (made.reached, made.trained, made.sent)
         self._lost = sum(client not in staying for client in before[cut])
@@ -66,10 +68,11 @@ class Dropouts(Delivery):
         }
         return replace(made, **after)
 
-    def _drops_out(self, round: Round, client: int) -> bool:
+    def _dropping_out(self, round: Round, clients: tuple[int, ...]) -> set[int]:
         if self.table is not None:
-            return client in self.table.get(round.number, ())
-        return bool(numpy_generator(round.seed, "drop", round.number, client).random() < self.probability)
+            return set(self.table.get(round.number, ()))
+        drawn = keyed_uniform(derived_seed(round.seed, "drop", round.number), np.array(clients))
+        return {client for client, at in zip(clients, drawn.tolist(), strict=True) if at < self.probability}
 
     def report(self, round: Round) -> Facts:
         """Report how many have dropped out."""

@@ -1,4 +1,4 @@
-"""What a client says of images, one after the other, and the tables that are made of it."""
+"""Ask a client about images, one after the other, and make tables of its answers."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client says of one image.
+    """A client's answer about one image.
 
     Attributes:
         name: of the image.

@@ -24,7 +24,7 @@ Point = Literal["server", "local"]
 
 
 class ClientModel:
-    """What one client makes of images: its logits are those of the run's evaluation after the last round.
+    """One client's logits of images, which are those of the run's evaluation after the last round.
 
     Where the method fits a copy of a client before it is evaluated, that is done here, once.
 

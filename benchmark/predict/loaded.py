@@ -93,7 +93,7 @@ class RunDirectory:
 
     @property
     def facts(self) -> FederationFacts | None:
-        """What the run has left of its federation; None in runs of older versions."""
+        """Return what the run has left of its federation; None in runs of older versions."""
         return FederationFacts.read(self.folder)
 
     @property

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # slow to import
 
 
 class TrainedRun:
-    """What a run has learned, for use: its clients by name, and what they make of new images.
+    """A finished run for use: its clients by name classify new images.
 
     The run's ``config.yaml`` says which classes are imported and called: open only directories you trust. The training
     data are read where an answer depends on them: where the method fits a copy of a client on its training images

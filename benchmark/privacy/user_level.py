@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.privacy.account import Mechanism, version
 from benchmark.ranges import InsideUnit, NonNegativeFloat, PositiveFloat
-from benchmark.seeds import derived_seed, numpy_generator
+from benchmark.seeds import derived_seed, keyed_uniform
 from benchmark.server import Declared, ServerRule, WrappedRule
 
 #: From so many clients on, a run without a choice samples them by Poisson.
@@ -35,6 +36,9 @@ LOW_BITS = "attacks on the low-order bits of floating-point noise"
 KEYED = (
     "anybody who knows the seed: noise has a key, so that runs are reproducible (noise_seed: entropy for deployment)"
 )
+
+
+DRAWN = "anybody who knows the run's seed, by which the clients of a round are drawn"
 
 
 class UserLevelPrivacy(WrappedRule):
@@ -148,11 +152,7 @@ class UserLevelPrivacy(WrappedRule):
             ConfigurationError: the setting has no account (see :class:`Mechanism`), or the target can't be met.
         """
         super().start(initial, terms)
-        clients = len(terms.training_clients)
-        by_default: Literal["full", "poisson"] = "poisson" if clients >= MANY and self.noise == "central" else "full"
-        sampling = self.sampling or by_default
-        relation = self.relation or ("replace_one" if sampling == "fixed" else "add_or_remove")
-        self.mechanism = Mechanism(sampling, clients, terms.participants, relation, self.delta)
+        self.mechanism = self.mechanism_of(terms)
         if terms.new_clients and self.noise == "local":
             raise ConfigurationError(
                 f"UserLevelPrivacy: {len(terms.new_clients)} clients never train, and what they send to be fitted is "
@@ -170,6 +170,18 @@ class UserLevelPrivacy(WrappedRule):
             )
         self.floats = sum(value.numel() for value in initial.values())
         self.held = ClientStore({name: initial[name] for name in self._disclosed}, terms.num_clients)
+
+    def mechanism_of(self, terms: Terms) -> Mechanism:
+        """Return what is accounted for in a federation.
+
+        Raises:
+            ConfigurationError: see :class:`Mechanism`.
+        """
+        clients = len(terms.training_clients)
+        by_default: Literal["full", "poisson"] = "poisson" if clients >= MANY and self.noise == "central" else "full"
+        sampling = self.sampling or by_default
+        relation = self.relation or ("replace_one" if sampling == "fixed" else "add_or_remove")
+        return Mechanism(sampling, clients, terms.participants, relation, self.delta)
 
     def _noise_multiplier(self, terms: Terms) -> float:
         """Return z: as given, or made for the target.
@@ -226,9 +238,9 @@ class UserLevelPrivacy(WrappedRule):
             )
         if self.mechanism.sampling != "poisson":
             return ServerRule.select(self, number)
-        probability = self.mechanism.probability
-        drawn = (numpy_generator(terms.seed, "dp-select", number, one).random() for one in terms.training_clients)
-        return [one for one, at in zip(terms.training_clients, drawn, strict=True) if at < probability]
+        clients = np.array(terms.training_clients)
+        drawn = keyed_uniform(derived_seed(terms.seed, "dp-select", number), clients)
+        return [int(client) for client in clients[drawn < self.mechanism.probability]]
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Clip, add noise, and have the inner rule make what it makes of that."""
@@ -344,7 +356,7 @@ class UserLevelPrivacy(WrappedRule):
         mechanism = self.mechanism
         not_covered = [*NOT_COVERED, LOW_BITS]
         not_covered += [SAMPLED] if mechanism.amplifies else []
-        not_covered += [KEYED] if self.noise_seed == "run" else []
+        not_covered += [KEYED] if self.noise_seed == "run" else [DRAWN] if mechanism.amplifies else []
         return {
             "unit": "user",
             "trusted_server": self.noise == "central",

@@ -115,7 +115,7 @@ class _OwnMetric(TypedDict):
 
 @with_config(ConfigDict(extra="forbid"))
 class Privacy(TypedDict):
-    """What a run guarantees of privacy, and what not.
+    """The privacy that a run guarantees, and its limits.
 
     Attributes:
         unit: what neighbouring federations differ in: one ``user`` with all data, or one ``record`` of a user.

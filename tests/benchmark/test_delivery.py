@@ -48,9 +48,9 @@ class OneLate(Delivery):
 
         return Uploads(
             (*now.clients[:at], before["client"], *now.clients[at:]),
-            {n: with_row(rows, now.received[n][:1] + before[n]) for n, rows in now.values.items()},
+            {n: with_row(rows, sent.received[n][:1] + before[n]) for n, rows in now.values.items()},
             with_row(now.weights, torch.ones(1, dtype=torch.float64)),
-            {n: with_row(rows, rows[:1]) for n, rows in now.received.items()},
+            {n: with_row(rows, sent.received[n][:1]) for n, rows in now.received.items()},
             with_row(now.started, torch.tensor([round.number - 1])),
         )
 

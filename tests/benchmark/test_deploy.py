@@ -155,6 +155,46 @@ def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any)
     assert not torch.equal(server.shared[name], before)
 
 
+STRANGE_SCORES: dict[int, dict[str, Any]] = {
+    0: {"server/test/" + "a" * 400: 1.0},
+    1: {"a" * 400 + "/test/accuracy": 1.0},
+    2: {"server/test/../../etc": 1.0},
+    3: {"server/test/accuracy": "much"},
+    4: {f"server/test/m{number}": 1.0 for number in range(1001)},
+}
+
+
+def test_strange_scores_are_refused_and_the_others_count(deployed: Any) -> None:
+    agreed = agreement("FedVPT", *OPTIONS)
+    server, wire = deployed(agreed)
+
+    def spoil(client: int, answer: Message) -> Message:
+        if client in STRANGE_SCORES and "client" not in fields_of(answer):
+            answer.content = content(**STRANGE_SCORES[client])
+        return answer
+
+    wire.spoil = spoil
+    server.meet()
+    server.evaluate(0)
+    assert len(server.refused) == len(STRANGE_SCORES)
+    assert all(line.endswith("are no metrics") for line in server.refused)
+    assert {row[1] for row in server.metrics} == {agreed.client_names[client] for client in range(5, 11)}
+
+
+def test_privacy_is_accounted_for_in_what_is_written(deployed: Any, tmp_path: Path) -> None:
+    private = ("--server=UserLevelPrivacy", "--server.noise_multiplier=1.0", "--server.noise_seed=entropy")
+    agreed = agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11", *private)
+    server, _ = deployed(agreed)
+    server.meet()
+    server.round(1)
+    assert not server.refused
+    server.write(tmp_path)
+    promised = json.loads((tmp_path / "deployed.json").read_text())["privacy"]
+    assert promised["epsilon"] == pytest.approx(4.3772, rel=1e-3)
+    assert promised["simulation"] is False
+    assert not any("seed" in said for said in promised["not_covered"])
+
+
 def test_strangers_are_told_apart_before_they_train(deployed: Any) -> None:
     agreed = agreement("FedVPT", *OPTIONS)
     server, wire = deployed(agreed)
@@ -236,6 +276,9 @@ def test_what_cannot_be_deployed_is_refused_in_a_line(
         agreement("FedVPT", "--delivery=Validation")
     with pytest.raises(ConfigurationError, match=r"draws its noise from the run's seed"):
         agreement("FedVPT", *private)
+    hidden = ("--server.sampling=poisson", "--server.noise_seed=entropy", "--data.clients_per_round=4")
+    with pytest.raises(ConfigurationError, match="all know here who takes part in a round"):
+        agreement("FedVPT", *private, *hidden)
     with pytest.raises(ConfigurationError, match="with noise: local would be added by the server here"):
         agreement("FedVPT", *private, "--server.noise=local", "--server.noise_seed=entropy")
     for text, said in (("", "is no JSON"), ("{}", "the app's agreement"), (7, "holds no agreement")):

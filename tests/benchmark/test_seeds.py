@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmark.seeds import derived_seed, keyed_bits, keyed_initialization, numpy_generator, torch_generator
+from benchmark.seeds import (
+    derived_seed,
+    keyed_bits,
+    keyed_initialization,
+    keyed_uniform,
+    numpy_generator,
+    torch_generator,
+)
 
 
 def test_a_key_has_one_seed_in_every_process() -> None:
@@ -71,3 +78,12 @@ def test_each_counter_starts_its_own_stream_whatever_is_drawn_beside_it() -> Non
         state = int(keyed_bits(7, np.array([counter]))[0])
         assert keyed_bits(state, np.arange(4)).tolist() == table[counter].tolist()
     assert len(set(table.flatten().tolist()) | set(keyed_bits(8, np.arange(3)[:, None], np.arange(4)).flat)) == 24
+
+
+def test_keyed_uniform_numbers_are_the_upper_bits() -> None:
+    expected = [(bits >> 11) / 2**53 for bits in keyed_bits(1234567, np.arange(5)).tolist()]
+    assert keyed_uniform(1234567, np.arange(5)).tolist() == expected
+    drawn = keyed_uniform(7, np.arange(100_000))
+    assert 0 <= drawn.min() < 1e-4
+    assert 1 - 1e-4 < drawn.max() < 1
+    assert abs(drawn.mean() - 0.5) < 0.005

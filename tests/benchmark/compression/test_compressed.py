@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit, learned, terms
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from federation import StopAfterTwo, build, fit, learned, terms
 from over_ranks import WholeStore, over_ranks
 
 from benchmark.compression import Quantized, TopK
 from benchmark.compression.compressed import Compressed
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
+from benchmark.faults import VirtualClock
 from benchmark.federation import Round, Uploads
 from benchmark.run.strategy import RanksStrategy
 
@@ -92,13 +91,6 @@ def test_two_compressions_are_refused() -> None:
         TopK(0.1, inner=Quantized(8))
 
 
-class StopAfterTwo(Callback):
-    """Asks the Trainer to stop in the second round."""
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop = trainer.current_epoch == 1
-
-
 @pytest.mark.parametrize("delivery", [lambda: Quantized(4), lambda: TopK(0.2)], ids=["quantized", "top_k"])
 def test_a_resume_and_ranks_change_no_bit_and_fewer_bytes_are_sent(delivery: Any, tmp_path: Path) -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> Any:
@@ -125,3 +117,15 @@ def test_a_resume_and_ranks_change_no_bit_and_fewer_bytes_are_sent(delivery: Any
     for row, whole_row in zip(sent, plain.server.traffic.rounds, strict=True):
         assert row[:2] == whole_row[:2]
         assert row[2] < 0.45 * whole_row[2]
+
+
+def test_the_clock_counts_the_bytes_that_are_sent() -> None:
+    update = torch.ones(1, 100)
+    sent = Uploads((0,), {"a": update}, torch.zeros(1, dtype=torch.float64), {"a": torch.zeros(1, 100)})
+    times = []
+    for inner in (None, Quantized(8), TopK(0.1)):
+        clock = VirtualClock(bandwidth_up=1.0, inner=inner)
+        clock.start(terms(1))
+        clock.arrive(Round(1, (0,), 0), sent)
+        times.append(clock.now)
+    assert times == [400, 100 + 4, 10 * 8]

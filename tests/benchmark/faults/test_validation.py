@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit, learned, terms
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from federation import StopAfterTwo, build, fit, learned, terms
 
 import methods
 from benchmark.delivery import Delivery
@@ -163,13 +161,6 @@ def storm() -> Delivery:
     broken = InjectedFaults("wrong_shape", clients=[1], inner=InjectedFaults("nan", clients=[0], inner=flipping))
     late = VirtualClock("buffer", deadline=0.12, jitter=0.5, inner=Validation(inner=broken))
     return late
-
-
-class StopAfterTwo(Callback):
-    """Asks the Trainer to stop in the second round."""
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop = trainer.current_epoch == 1
 
 
 @pytest.mark.parametrize("conf", ["FedAvg", "PFedBayesPT", "PromptFL", "TPFL", "FedMTL"])

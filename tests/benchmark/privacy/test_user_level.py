@@ -7,9 +7,7 @@ from typing import Any
 import fedprompt
 import pytest
 import torch
-from federation import Witness, build, fit, learned, terms
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from federation import StopAfterTwo, Witness, build, fit, learned, terms
 from over_ranks import WholeStore, over_ranks
 
 import methods
@@ -281,13 +279,6 @@ def test_what_is_personal_is_as_without_it_in_the_first_round() -> None:
 
 #: Six small clients, of which five train in a round.
 FEW = ("--data.partition=federation.Few", "--data.clients_per_round=5")
-
-
-class StopAfterTwo(Callback):
-    """Asks the Trainer to stop in the second round."""
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop = trainer.current_epoch == 1
 
 
 @pytest.mark.parametrize(
