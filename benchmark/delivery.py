@@ -58,6 +58,11 @@ class Delivery(Checked, nn.Module):
         """
         return type(self) is Delivery
 
+    @property
+    def attackers(self) -> frozenset[int]:
+        """Return the clients that are hostile on purpose; known once it is started."""
+        return frozenset() if self.inner is None else self.inner.attackers
+
     def start(self, terms: Terms) -> None:
         """Make what the delivery keeps, before the first round or before a saved state is loaded."""
         self.terms = terms

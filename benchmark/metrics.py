@@ -23,6 +23,8 @@ POOLED_CLIENT = -1
 SETS = ("basic", "clinical")
 #: NaN for a client of which no image was scored, so that it tells who was evaluated.
 EVALUATED = "accuracy"
+#: The accuracy of clients that are not hostile; hostile ones have no value.
+HONEST_ACCURACY = "honest_accuracy"
 
 
 # --- metrics ---
@@ -48,7 +50,8 @@ class Metric:
         always_defined: every client with images has a value, and NaN says that it diverged. Otherwise NaN says "not
             defined": the client has no row in the metrics table and is left out of statistics.
         logs_worst: loggers get the worst client's value beside the average.
-        first_in: the first of :data:`SETS` that has it; None for one of a user's own (:mod:`benchmark.own_metrics`).
+        first_in: the first of :data:`SETS` that has it; ``"attacked"`` for what runs with hostile clients have beside;
+            None for one of a user's own (:mod:`benchmark.own_metrics`).
     """
 
     name: str
@@ -61,7 +64,7 @@ class Metric:
     pooled: Literal["images", "counts"] | None = None
     always_defined: bool = True
     logs_worst: bool = False
-    first_in: Literal["basic", "clinical"] | None = "basic"
+    first_in: Literal["basic", "clinical", "attacked"] | None = "basic"
 
 
 def _clinical(
@@ -113,6 +116,7 @@ METRICS = {
         _ranked("ap", formulas.average_precision),
         _clinical("ece", formulas.ece, Confidences, lower_is_better=True),
         _clinical("brier", formulas.brier, SquaredErrors, lower_is_better=True),
+        Metric(HONEST_ACCURACY, (), per_cent=True, always_defined=False, first_in="attacked"),
     )
 }
 

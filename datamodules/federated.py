@@ -17,10 +17,11 @@ from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.plan.work import Share
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation, Holdings, Terms
+from benchmark.hostile import hostile_clients
 from benchmark.own_metrics import check_own_metrics, chosen_metrics
-from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed
+from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
 from benchmark.seeds import derived_seed, numpy_generator
-from datamodules.label_orders import reordered
+from datamodules.label_orders import flipped, reordered
 from datamodules.manifest import FromManifest, record_split
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
@@ -54,6 +55,9 @@ class FederatedDataModule(Checked, LightningDataModule):
             classes allow it.
         label_orders: G; above 1 the clients conflict: client k counts the classes in order k mod G (see
             :func:`datamodules.label_orders.reordered`).
+        label_flipping: beta; ``floor(beta N)`` of the clients that train are hostile, and have class C - 1 - y in place
+            of y on their training images (see :func:`datamodules.label_orders.flipped`). They are drawn by ``seed``,
+            the same ones as :class:`benchmark.robust.Byzantine` draws.
         val_only: score split ``val`` and no other: no test image is evaluated, as where a tuning chooses.
         evaluate_local: also score every client that has trained as its last local training left it (point ``local``),
             besides after the aggregation (point ``server``); the shared parameters are kept for each client then. None:
@@ -95,6 +99,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         eval_batch_size: PositiveInt = 256,
         val_fraction: BelowOne = 0.0,
         label_orders: PositiveInt = 1,
+        label_flipping: UnitInterval | None = None,
         val_only: bool = False,
         evaluate_local: bool | None = None,
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
@@ -124,6 +129,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.label_orders = label_orders
+        self.label_flipping = label_flipping
         self.val_only = val_only
         self.evaluate_local = evaluate_local
         self.metrics = metrics
@@ -144,6 +150,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         new = min(round(new_clients * self.num_clients), self.num_clients - 1)
         self.new_clients = sorted(order[self.num_clients - new :])
         self.training_clients = sorted(order[: self.num_clients - new])
+        #: hostile clients, whose training images have other labels
+        self.flipped_clients = hostile_clients(seed, self.training_clients, label_flipping or 0.0)
         available = len(self.training_clients)
         if clients_per_round is None:
             clients_per_round = max(1, round(participation * available))
@@ -236,6 +244,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.splits = splits
         self.label_spaces = dict(splits.label_spaces)
         self.train_indices, self.held_out = self._hold_out(splits)
+        if self.flipped_clients:
+            scored = [splits.test, *splits.others.values(), *(rows.values() for rows in self.held_out.values())]
+            changed = flipped(pool.labels, splits, self.flipped_clients, self.train_indices, scored, self.num_classes)
+            self._pool = pool = replace(pool, labels=changed)
         self._held_out_row = {split: max(map(len, rows.values()), default=0) for split, rows in self.held_out.items()}
         labels = pool.labels.numpy()
         rows = ClientRows.of(list(self.train_indices.values()) if self.val_fraction else splits.train)
@@ -404,6 +416,7 @@ class FederatedDataModule(Checked, LightningDataModule):
             "images": self.split_record.images_sha256,
             "width": self.loaders.chosen if self.loaders else None,
             "seed": self.seed,
+            "flipped": self.flipped_clients,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -427,6 +440,11 @@ class FederatedDataModule(Checked, LightningDataModule):
             raise ConfigurationError(
                 "the checkpoint was made with other images than this run reads: the partition and the labels are the "
                 "same, the pixels are not; give the images it was made with, or start without --ckpt_path"
+            )
+        if tuple(state_dict.get("flipped", ())) != self.flipped_clients:  # none in older checkpoints
+            raise ConfigurationError(
+                "the checkpoint is of another configuration: it was made with labels of other clients flipped; give "
+                "the data.label_flipping that it was made with"
             )
         if self.loaders is not None and self.cohort_width == "auto":
             self.loaders.chosen = state_dict["width"]

@@ -1,10 +1,14 @@
 """Clients that disagree: what one calls class 3 another calls class 8."""
 
+from collections.abc import Collection, Iterable
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmark.errors import ConfigurationError
 from datamodules.partition import ClientSplits
+from datamodules.partition.client_rows import Rows
 
 
 def reordered(labels: Tensor, splits: ClientSplits, orders: int, num_classes: int) -> Tensor:
@@ -45,3 +49,49 @@ def reordered(labels: Tensor, splits: ClientSplits, orders: int, num_classes: in
                 )
             order[rows] = client % orders
     return (labels + order.clamp(min=0) * (num_classes // orders)) % num_classes
+
+
+def flipped(
+    labels: Tensor,
+    splits: ClientSplits,
+    hostile: Collection[int],
+    train: Rows,
+    scored: Iterable[Iterable[np.ndarray]],
+    num_classes: int,
+) -> Tensor:
+    """Flip the labels of hostile clients' training images, y to C - 1 - y, as an attack on what all learn.
+
+    Source: label flipping as ByzFL's benchmarks have it (Gonzalez et al., 2025).
+
+    Args:
+        labels: int64 [n], of the pool.
+        splits: which images are whose.
+        hostile: whose training images.
+        train: training rows by client, without those held out.
+        scored: lists of rows by client, whose labels stay.
+        num_classes: C.
+
+    Raises:
+        ConfigurationError: a label space of a split's own, or a hostile client's training image that an honest client
+            trains on, or anybody is scored on.
+    """
+    if splits.label_spaces:
+        raise ConfigurationError(
+            "data.label_flipping does not go with a partition whose splits have label spaces of their own"
+        )
+    others = [
+        *(train[client] for client in train if client not in hostile),
+        *(rows for held in scored for rows in held),
+    ]
+    kept = np.zeros(len(labels), dtype=bool)
+    kept[np.concatenate(others)] = True
+    for client in sorted(hostile):
+        if kept[train[client]].any():
+            raise ConfigurationError(
+                f"data.label_flipping: hostile client {client} shares training images with honest clients or with "
+                "tests; use a partition where every image is one client's"
+            )
+    changed = torch.from_numpy(np.unique(np.concatenate([train[client] for client in hostile])))
+    made = labels.clone()
+    made[changed] = num_classes - 1 - labels[changed]
+    return made

@@ -28,6 +28,7 @@ FLOORS = (
         "benchmark.locks",
         "benchmark.shipped",
         "benchmark.drawing",
+        "benchmark.hostile",
     ),
     ("benchmark.federation", "benchmark.server", "benchmark.delivery", "benchmark.client_store", "benchmark.contract"),
     ("benchmark.privacy", "benchmark.robust", "benchmark.faults", "benchmark.compression"),

@@ -122,6 +122,8 @@ class Agreement:
         title, why = type(method).__name__, ""
         if self.terms.new_clients:
             why = "clients that never train (data.new_clients) do not take part in it"
+        elif self.config["data"].get("label_flipping") is not None:
+            why = "labels are flipped on purpose (data.label_flipping), which is a simulation's"
         elif overrides(method, "take"):
             why = "clients would have to wait for the server's answer (take)"
         elif method.sends_of_its_own:

@@ -91,6 +91,8 @@ class Run:
             words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) + (f" ({given})" if given else "") + f", {clients}"
         if (orders := self.get("data.label_orders", 1)) > 1:
             words += f", labels in {orders} orders"
+        if flipped := self.get("data.label_flipping"):
+            words += f", labels of {100 * flipped:g} % of the training clients flipped"
         if held_out := self.get("data.val_fraction", 0.0):
             words += f", {100 * held_out:g} % of the training images held out"
         if new := self.get("data.new_clients", 0.0):

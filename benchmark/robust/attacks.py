@@ -1,6 +1,5 @@
 """Attacks as a delivery: some clients train like all others, and send something else."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads
+from benchmark.hostile import hostile_clients
 from benchmark.ranges import FewOrNone, PositiveFloat, UnitInterval
 from benchmark.robust.byzfl import Aggregator, Attack, PreAggregator, attack, byzfl
-from benchmark.seeds import derived_seed, numpy_generator
+from benchmark.seeds import derived_seed
 
 
 class Byzantine(Delivery):
@@ -54,9 +54,12 @@ class Byzantine(Delivery):
         super().start(terms)
         if self.attack not in ("nan", "inf", "huge", "zero"):
             byzfl()
-        count = math.floor(self.fraction * len(terms.training_clients))
-        drawn = numpy_generator(terms.seed, "byzantine").permutation(terms.training_clients)[:count]
-        self.hostile = tuple(sorted(drawn.tolist()))
+        self.hostile = hostile_clients(terms.seed, terms.training_clients, self.fraction)
+
+    @property
+    def attackers(self) -> frozenset[int]:
+        """Return the hostile clients."""
+        return super().attackers.union(self.hostile)
 
     def arrive(self, round: Round, sent: Uploads) -> Uploads:
         """Replace what hostile clients have sent."""
@@ -85,7 +88,5 @@ class Byzantine(Delivery):
         return torch.as_tensor(made)
 
     def report(self, round: Round) -> Facts:
-        """Report how many hostile clients have sent, and who is hostile."""
-        who = torch.zeros(self.terms.num_clients, dtype=torch.float64)
-        who[list(self.hostile)] = 1
-        return super().report(round) | {"hostile_uploads": float(self._count), "hostile": who}
+        """Report how many hostile clients have sent."""
+        return super().report(round) | {"hostile_uploads": float(self._count)}

@@ -20,6 +20,8 @@ from benchmark.engine.refusals.trainer_settings import check_monitored, tell_who
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
 from benchmark.files import read_regular, write_bytes
+from benchmark.hostile import of_honest
+from benchmark.metrics import EVALUATED, HONEST_ACCURACY
 from benchmark.own_metrics import own_facts, paths_of
 from benchmark.records.environment import checkout, environment
 from benchmark.records.evaluations import (
@@ -185,9 +187,12 @@ class Recorder(Callback):
         averages: Numbers = {}
         found: Values = {}
         pooled: dict[Key, float] = {}
+        hostile = self._hostile(trainer, method)
         for (point, split), scores in method.evaluation.scores.items():
-            for metric, values in scores.compute().items():
-                values = values.cpu().reshape(-1)  # torchmetrics makes a scalar of one client's
+            computed = {m: values.cpu().reshape(-1) for m, values in scores.compute().items()}  # a scalar of one client
+            if hostile:
+                computed[HONEST_ACCURACY] = of_honest(computed[EVALUATED], hostile)
+            for metric, values in computed.items():
                 found[round, point, split, metric] = values
                 if not scores.scored():  # of all who have images of this split, nobody has trained yet
                     continue
@@ -215,14 +220,23 @@ class Recorder(Callback):
         if trainer.state.fn == TrainerFn.FITTING:
             check_monitored(trainer)
 
+    def _hostile(self, trainer: Trainer, method: "FederatedMethod") -> frozenset[int]:
+        """Return the clients that attack, by what they send or by what they learn from."""
+        data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+        return method.server.delivery.attackers.union(data.flipped_clients)
+
     def _facts(self, trainer: Trainer, method: "FederatedMethod", found: Values) -> Numbers:
         """Return what rule and delivery have reported of the last round; each client's goes to ``found``."""
         if trainer.state.fn != TrainerFn.FITTING:
             return {}
         server, round = method.server, method.server.finished_rounds
-        for name, values in server.client_facts.items():
+        facts = dict(server.client_facts)
+        if hostile := self._hostile(trainer, method):
+            facts["hostile"] = torch.zeros(method.simulation.terms.num_clients, dtype=torch.float64)
+            facts["hostile"][sorted(hostile)] = 1
+        for name, values in facts.items():
             found[round, "server", "train", name] = values
-        of_clients = {name: values.nanmean().item() for name, values in server.client_facts.items()}
+        of_clients = {name: values.nanmean().item() for name, values in facts.items()}
         of_all = {name: values[round] for name, values in server.facts.items() if round in values}
         return {f"server/{name}": value for name, value in (of_all | of_clients).items()}
 

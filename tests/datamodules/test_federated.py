@@ -8,9 +8,10 @@ from federation import SIZES, Ragged, TinyImages, build, first_step, fit
 
 from benchmark.engine.plan import evaluation_plan
 from benchmark.errors import ConfigurationError
+from benchmark.robust import Byzantine
 from datamodules.federated import FederatedDataModule
 from datamodules.manifest import FromManifest, write_manifest
-from datamodules.partition import IID
+from datamodules.partition import IID, ClientSplits
 from datamodules.partition_few_shot import BaseToNovel, NonOverlapping
 from datamodules.source import ImagePool
 
@@ -222,6 +223,44 @@ def test_conflicts_that_cannot_be_are_refused() -> None:
         made(partition=NonOverlapping(3), label_orders=2)
     with pytest.raises(ConfigurationError, match="label spaces of their own"):
         made(partition=BaseToNovel(2), label_orders=2)
+
+
+def test_hostile_clients_flip_the_labels_that_they_train_on_alone() -> None:
+    plain = made(partition=IID(10), val_fraction=0.2, new_clients=0.2)
+    data = made(partition=IID(10), val_fraction=0.2, new_clients=0.2, label_flipping=0.3)
+    attack = Byzantine("zero", 0.3)
+    attack.start(data.federation.terms)
+    assert data.flipped_clients == attack.hostile
+    assert len(data.flipped_clients) == 2  # of eight that train
+    before, labels = plain.pool.labels, data.pool.labels
+    expected = before.clone()
+    for client in data.flipped_clients:
+        rows = torch.from_numpy(np.asarray(data.train_indices[client]))
+        expected[rows] = 7 - before[rows]
+        assert torch.equal(data.class_counts[client], plain.class_counts[client].flip(0))
+        for held in ("val", "test"):
+            assert np.array_equal(data.held_out[held][client], plain.held_out[held][client])
+    assert torch.equal(labels, expected)
+    assert not torch.equal(labels, before)
+    assert data.manifest == plain.manifest
+    with pytest.raises(ConfigurationError, match="made with labels of other clients flipped"):
+        data.load_state_dict(plain.state_dict())
+    assert made(partition=IID(10), label_flipping=0.3, seed=5).flipped_clients != data.flipped_clients
+
+
+def test_flips_of_labels_that_others_need_are_refused() -> None:
+    class Together(Ragged):
+        def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+            splits = super().assign(pool, rng)
+            return ClientSplits([np.arange(4)] * self.num_clients, splits.test)
+
+    with pytest.raises(ConfigurationError, match=r"hostile client \d+ shares training images with honest clients"):
+        made(partition=Together(), label_flipping=0.4)
+    data, labels = made(partition=Together(), label_flipping=1.0), made(partition=Together()).pool.labels
+    assert torch.equal(data.pool.labels[:4], 7 - labels[:4])
+    assert torch.equal(data.pool.labels[4:], labels[4:])
+    with pytest.raises(ConfigurationError, match="label_flipping does not go with a partition whose splits have"):
+        made(partition=BaseToNovel(2), label_flipping=0.5)
 
 
 @pytest.mark.parametrize(("given", "width"), [("2", 2), ("auto", 3)])

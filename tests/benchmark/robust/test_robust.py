@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
+from benchmark.faults import Validation
 from benchmark.federation import Round, Uploads, Values
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.robust import Byzantine, RobustAggregation
@@ -233,12 +234,33 @@ def test_the_record_names_rule_delivery_and_who_is_hostile() -> None:
     method, data = build("FedVPT", "--data.clients_per_round=11")
     delivery = Byzantine("sign_flipping", 0.2)
     made = fedprompt.fit(
-        method, data, rounds=1, server=RobustAggregation(2, aggregator="median"), delivery=delivery,
+        method, data, rounds=1, server=RobustAggregation(2, aggregator="median"), delivery=Validation(inner=delivery),
         accelerator="cpu", enable_progress_bar=False,
     )  # fmt: skip
-    assert made.record.delivery == "Byzantine"
+    assert made.record.delivery == "Validation(Byzantine)"
     assert made.record.facts is not None
     assert made.record.facts["hostile_uploads"] == {"1": 2.0}
-    table = made.metrics
-    rows = table[(table["point"] == "server") & (table["metric"] == "hostile") & (table["round"] == 1)]
-    assert tuple(rows[rows["value"] == 1]["client"]) == delivery.hostile
+    check_honest(made, delivery.hostile)
+
+
+def test_a_run_with_flipped_labels_has_the_accuracy_of_honest_clients() -> None:
+    method, data = build("FedVPT", "--data.label_flipping=0.3")
+    made = fedprompt.fit(method, data, rounds=1, accelerator="cpu", enable_progress_bar=False)
+    assert len(data.flipped_clients) == 3
+    check_honest(made, data.flipped_clients)
+
+
+def check_honest(made: Any, hostile: tuple[int, ...]) -> None:
+    """See that the tables know who is hostile, and that statistics of honest clients leave them out."""
+    table = made.metrics[made.metrics["point"] == "server"]
+    rows = table[(table["metric"] == "hostile") & (table["round"] == 1)]
+    assert tuple(rows[rows["value"] == 1]["client"]) == hostile
+    last = table[(table["split"] == "test") & (table["round"] == 1)]
+    accuracies = last[last["metric"] == "accuracy"].set_index("client")["value"]
+    honest = accuracies.drop([*hostile])
+    assert last[last["metric"] == "honest_accuracy"].set_index("client")["value"].to_dict() == honest.to_dict()
+    found = made.record.summary["server"]["test"]["honest_accuracy"]
+    assert found["clients"] == len(accuracies) - len(hostile)
+    assert found["last"]["average"] == pytest.approx(honest.mean())
+    assert found["last"]["worst"] == honest.min()
+    assert made.record.summary["server"]["test"]["accuracy"]["last"]["average"] == pytest.approx(accuracies.mean())
