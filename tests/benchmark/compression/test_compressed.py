@@ -70,6 +70,19 @@ def test_numbers_are_rounded_at_random_to_levels_of_their_tensor(bits: Any, leve
     assert arrived(delivery, [0.0] * 5) == [0.0] * 5
 
 
+@pytest.mark.parametrize("make", [lambda: Quantized(4), lambda: TopK(0.25)], ids=["quantized", "top_k"])
+def test_what_arrives_of_a_client_does_not_depend_on_who_else_sends(make: Any) -> None:
+    together, alone = started(make()), started(make())
+    generator = torch.Generator().manual_seed(0)
+    for number in (1, 2):
+        rows, weights = torch.randn(5, 8, generator=generator), torch.ones(5, dtype=torch.float64)
+        sent = Uploads((0, 1, 2, 3, 4), {"a": rows}, weights, {"a": torch.full((5, 8), 0.5)})
+        whole = together.arrive(Round(number, sent.clients, 0), sent).values["a"]
+        for client in (4, 0, 2):
+            part = alone.arrive(Round(number, sent.clients, 0), sent.of([client]))
+            assert torch.equal(part.values["a"][0], whole[client])
+
+
 #: Tensors of 8 and 4 numbers from the server, and 3 numbers of the client's own, four bytes each.
 SENT = {"a": torch.zeros(1, 2, 4), "b": torch.zeros(1, 4), "own": torch.zeros(1, 3)}
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from federation import build, fit, learned, terms
 
+from benchmark.compression import Quantized, TopK
+from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.faults import VirtualClock
@@ -88,6 +90,16 @@ def test_time_is_of_bytes_images_and_latency() -> None:
     delivery = VirtualClock(seconds_per_image=0.5, speeds=[2.0], latency=3.0, bandwidth_down=10.0, bandwidth_up=5.0)
     delivery.start(terms(1))
     assert delivery.seconds(Round(1, (0,), 0), 0, images=6, down=40, up=20) == 2 * 3 + 4 + 6 * 0.5 * 2 + 4
+
+
+@pytest.mark.parametrize(("inner", "sent"), [(None, 4 * 8), (TopK(0.25), 8 + 8), (Quantized(8), 8 + 4)])
+def test_compressed_uploads_take_the_time_of_what_is_sent(inner: Delivery | None, sent: int) -> None:
+    delivery = VirtualClock(seconds_per_image=0.0, bandwidth_up=2.0, inner=inner)
+    delivery.start(terms(1))
+    values, received = torch.arange(8.0)[None], torch.zeros(1, 8)
+    one = torch.ones(1, dtype=torch.float64)
+    delivery.arrive(Round(1, (0,), 0), Uploads((0,), {"a": values}, one, {"a": received}))
+    assert delivery.now == sent / 2
 
 
 def test_to_wait_changes_no_bit() -> None:
