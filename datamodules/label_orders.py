@@ -61,7 +61,8 @@ def flipped(
 ) -> Tensor:
     """Flip the labels of hostile clients' training images, y to C - 1 - y, as an attack on what all learn.
 
-    Source: label flipping as ByzFL's benchmarks have it (Gonzalez et al., 2025).
+    Source: the label flipping attack in Fang et al., "Local model poisoning attacks to Byzantine-robust federated
+    learning" (USENIX Security 2020).
 
     Args:
         labels: int64 [n], of the pool.
