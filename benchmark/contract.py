@@ -175,6 +175,10 @@ class ClientMethod(nn.Module):
             begins, and after that only once it has trained), besides after the aggregation (point ``"server"``);
             ``data.evaluate_local`` can say otherwise.
         open_vocabulary: the method classifies among any class names, so that splits may have label spaces of their own.
+        per_example: ``client_loss`` is the mean of a loss of each image by itself, plus ``regulariser``; and nothing
+            else that is trained or sent is made of images, labels or counts of them. What is random may differ between
+            images only as ``draw_noise`` has it. Record-level privacy takes no other method. A class that writes
+            functions of its own says it again.
         training_settings: of local training, for a method that trains everything together; set in the constructor.
     """
 
@@ -186,6 +190,7 @@ class ClientMethod(nn.Module):
     inputs: tuple[Input, ...] = ("images",)
     evaluate_local: bool = False
     open_vocabulary: bool = False
+    per_example: bool = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify images [B, 3, H, W]: logits [B, C]."""
@@ -198,6 +203,13 @@ class ClientMethod(nn.Module):
         client's steps of the round; what ``uploads`` names is sent as a sum over them.
         """
         return cross_entropy(self(batch.x), batch.y, batch.mask)
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the part of ``client_loss`` that reads no image, label or count of them, a scalar; none by default.
+
+        ``client_loss`` holds it already. Record-level privacy asks for it, as it needs neither clipping nor noise.
+        """
+        return None
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits, or log-probabilities, [B, C], to evaluate; ``forward`` by default."""

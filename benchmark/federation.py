@@ -237,6 +237,7 @@ class Terms:
         label_spaces: per split that has one, its own classes in the order in which labels are counted.
         held_out_row: per split, the most images of it that any client holds: rows of an evaluation step that draws.
         rounds: of the run, as planned; 0 where that is not known.
+        poisson_lots: local training takes each image with probability B/n_k at each step, and not all in an order.
     """
 
     seed: int
@@ -253,6 +254,12 @@ class Terms:
     label_spaces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     held_out_row: Mapping[str, int] = field(default_factory=dict)
     rounds: int = 0
+    poisson_lots: bool = False
+
+    @property
+    def lot(self) -> int:
+        """Return the rows of a mini-batch of local training; of Poisson lots what is beyond twice B is left out."""
+        return min(self.own_row, 2 * self.batch_size) if self.poisson_lots else self.row
 
     def classes_of(self, split: str) -> int:
         """Return among how many classes the images of a split are classified."""

@@ -17,6 +17,7 @@ from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Holdings, Parcel, Round, Terms, Values
 from benchmark.method import FederatedMethod
+from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.server import ServerRule
 
 
@@ -49,6 +50,7 @@ class _OwnData:
     cohort_width: int | Literal["auto"] = 1
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one = False
+    record_privacy: RecordLevelPrivacy | None = None
     num_workers = 0
     loaders: Loaders | None = None
 

@@ -26,6 +26,7 @@ from benchmark.engine.plan.work import CohortWork
 from benchmark.engine.ranks.placed_store import PlacedStore
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.refusals.author_errors import authors_line, place
+from benchmark.engine.refusals.privacy_checks import check_private
 from benchmark.engine.roles import Roles, overrides, read_roles, untrained
 from benchmark.engine.rounds import Server
 from benchmark.engine.simulation import Simulation
@@ -178,6 +179,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 "local_phases, or take it out",
                 stacklevel=1,
             )
+        if data.record_privacy is not None:
+            check_private(self, self.roles, federation)
         self._frozen_parts = frozen_parts(self, self.roles)
         check_modes(self, self._frozen_parts)
         if any(p.optimizer_state == "shared" for p in self.local_phases()):
@@ -198,7 +201,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
         images = ImageFeed(self, pool, federation, ranks, data.cache_features)
         self.simulation = Simulation(
-            self, self.roles, self.slots, self.store, federation, images, one_by_one=data.one_by_one
+            self, self.roles, self.slots, self.store, federation, images, data.one_by_one, data.record_privacy
         )
         self.evaluation = Evaluation(self.simulation, chosen_metrics(data.metrics))
         self.train(self.training)

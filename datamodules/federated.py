@@ -19,6 +19,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation, Holdings, Terms
 from benchmark.hostile import hostile_clients
 from benchmark.own_metrics import check_own_metrics, chosen_metrics
+from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import flipped, reordered
@@ -58,6 +59,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         label_flipping: beta; ``floor(beta N)`` of the clients that train are hostile, and have class C - 1 - y in place
             of y on their training images (see :func:`datamodules.label_orders.flipped`). They are drawn by ``seed``,
             the same ones as :class:`benchmark.robust.Byzantine` draws.
+        record_privacy: hides every single image in local training (see
+            :class:`benchmark.privacy.record_level.RecordLevelPrivacy`), for example ``{clip: 1.0, target_epsilon: 8}``.
         val_only: score split ``val`` and no other: no test image is evaluated, as where a tuning chooses.
         evaluate_local: also score every client that has trained as its last local training left it (point ``local``),
             besides after the aggregation (point ``server``); the shared parameters are kept for each client then. None:
@@ -100,6 +103,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         val_fraction: BelowOne = 0.0,
         label_orders: PositiveInt = 1,
         label_flipping: UnitInterval | None = None,
+        record_privacy: RecordLevelPrivacy | None = None,
         val_only: bool = False,
         evaluate_local: bool | None = None,
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
@@ -130,6 +134,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.val_fraction = val_fraction
         self.label_orders = label_orders
         self.label_flipping = label_flipping
+        self.record_privacy = record_privacy
         self.val_only = val_only
         self.evaluate_local = evaluate_local
         self.metrics = metrics
@@ -355,6 +360,7 @@ class FederatedDataModule(Checked, LightningDataModule):
             own_row=largest,
             label_spaces=self.label_spaces,
             held_out_row=self._held_out_row,
+            poisson_lots=self.record_privacy is not None and self.record_privacy.sampling == "poisson",
         )
         return Federation(terms, Holdings(self.train_indices, self.train_sizes, self.held_out, self.class_counts))
 

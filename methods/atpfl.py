@@ -42,6 +42,8 @@ class ATPFL(TPFL):
         ConfigurationError: an unknown ``prev``, a temperature not above 0.
     """
 
+    per_example = True
+
     def __init__(
         self,
         *arguments: Any,
@@ -112,20 +114,32 @@ class ATPFL(TPFL):
             return super().client_loss(client, batch)
         text, images = self.text_features(batch.split), self.image_features(batch)
         with torch.no_grad():
-            text_received = client.prepared["text_received"]
             previous, known = self.previous_prompts(client)
-            if self.by_step:
-                text_previous = self.text_features_under(previous, batch.split)
-            else:
-                text_previous = client.prepared["text_previous"]
             images_received = self.image_features_under(self.received_prompts(client), batch)
             images_previous = self.image_features_under(previous, batch)
-        of_text = model_contrast(text, text_received, text_previous, self.temperature).mean()
+        of_text = self.contrast_of_text(client, text, batch.split)
         of_images = masked_mean(model_contrast(images, images_received, images_previous, self.temperature), batch.mask)
         # Without previous prompts both are log 2 with no gradient at all, and not one of rounding errors.
         contrast = torch.where(known, of_text + of_images, 2 * math.log(2))
         loss = cross_entropy(self.logits(images, text), batch.y, batch.mask) + self.mu * contrast
         return loss, {"contrast": contrast}
+
+    def contrast_of_text(self, client: Client, text: Tensor, split: str) -> Tensor:
+        """Return the contrast of ONE client's text features, [C, e]."""
+        with torch.no_grad():
+            if self.by_step:
+                previous = self.text_features_under(self.previous_prompts(client)[0], split)
+            else:
+                previous = client.prepared["text_previous"]
+        return model_contrast(text, client.prepared["text_received"], previous, self.temperature).mean()
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the contrast of text, which reads no image."""
+        if not self.mu:
+            return None
+        known = self.previous_prompts(client)[1]
+        of_text = self.contrast_of_text(client, self.text_features("train"), "train")
+        return self.mu * torch.where(known, of_text, 0.0)
 
     def text_features_under(self, prompts: Prompts, split: str) -> Tensor:
         """Return text features [C, e] of a split's classes under other prompts."""

@@ -25,6 +25,7 @@ class CoOp(TextPromptMethod):
 
     shared = ()
     personal = ("context",)
+    per_example = True
 
     def __init__(self, *arguments: Any, local_restart: bool = False, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -17,6 +17,7 @@ class FedBABU(FedAvgFT):
     """
 
     shared = ("backbone",)
+    per_example = True
 
     def model_phases(self) -> list[Phase]:
         """Train the body alone."""

@@ -25,6 +25,7 @@ class FedCoCoOp(TextPromptMethod):
     """
 
     shared: tuple[str, ...] = ("context", "meta_net")
+    per_example = True
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

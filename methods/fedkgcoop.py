@@ -43,6 +43,8 @@ class FedKgCoOp(TextPromptMethod):
         template: with ``{}`` for the name of a class.
     """
 
+    per_example = True
+
     def __init__(
         self, *arguments: Any, lam: NonNegativeFloat = 8.0, template: str = "a photo of a {}.", **settings: Any
     ) -> None:
@@ -68,3 +70,11 @@ class FedKgCoOp(TextPromptMethod):
         classes = self.text_features(batch.split)
         loss = cross_entropy(self.logits(self.image_features(batch), classes), batch.y, batch.mask)
         return loss + self.lam * knowledge_distance(classes, client.prepared["template"])
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the distance to the template."""
+        return (
+            self.lam * knowledge_distance(self.text_features("train"), client.prepared["template"])
+            if self.lam
+            else None
+        )

@@ -42,6 +42,7 @@ class FedMaPLe(TextPromptMethod):
 
     shared: tuple[str, ...] = ("context", "deep_context", "projection", "deep_projections")
     inputs = ("images",)
+    per_example = True
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class FedMTL(FedAvg):
     shared = ()
     personal = ("backbone", "head")
     uploads = ("backbone", "head")
+    per_example = True
 
     def __init__(
         self,
@@ -96,9 +97,18 @@ class FedMTL(FedAvg):
         loss = super().model_loss(client, batch)
         if self.mtl_grad == "detached":
             return loss
+        return loss + self.penalty(client)
+
+    def penalty(self, client: Client) -> Tensor:
+        """Return what of the penalty depends on the client's own model."""
         m = len(client.received["columns.head.bias"])
         own = {name: client.parameters[name] for name in client.prepared}
-        return loss + self.scale * (squared_norm(own) + column_relation(own, client.prepared, m))
+        return self.scale * (squared_norm(own) + column_relation(own, client.prepared, m))
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the penalty, in the phase that knows it."""
+        live = self.mtl_grad == "live" and self.is_models(phase)
+        return self.penalty(client) if live else None
 
     def make_server(self) -> ServerRule:
         """Return the server that keeps the columns."""

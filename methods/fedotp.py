@@ -66,6 +66,7 @@ class FedOTP(TextPromptMethod):
     """
 
     personal = ("own_context",)
+    per_example = True
 
     def __init__(
         self,

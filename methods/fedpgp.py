@@ -78,6 +78,8 @@ class FedPGP(TextPromptMethod):
         ConfigurationError: an unknown choice, a negative ``bottleneck``, or a ``temperature`` not above 0.
     """
 
+    per_example = True
+
     def __init__(
         self,
         *arguments: Any,
@@ -131,7 +133,17 @@ class FedPGP(TextPromptMethod):
         both = torch.stack([self.prompt(), self.context])
         own, shared = self.clip.text_features(self.class_prompts(batch.split), both)
         loss = cross_entropy(self.logits(self.image_features(batch), own), batch.y, batch.mask)
-        contrast = text_contrast(
-            shared, client.prepared["anchor"], own, self.temperature, self.contrast, self.ablation_sign
-        )
-        return loss + self.contrast_weight * contrast
+        return loss + self.contrast_weight * self.text_contrast(client, own, shared)
+
+    def text_contrast(self, client: Client, own: Tensor, shared: Tensor) -> Tensor:
+        """Return the contrast of ONE client's text features, [C, e] each."""
+        anchor = client.prepared["anchor"]
+        return text_contrast(shared, anchor, own, self.temperature, self.contrast, self.ablation_sign)
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the contrast, which reads no image."""
+        if not self.contrast_weight:
+            return None
+        both = torch.stack([self.prompt(), self.context])
+        own, shared = self.clip.text_features(self.class_prompts("train"), both)
+        return self.contrast_weight * self.text_contrast(client, own, shared)

@@ -80,6 +80,8 @@ class FedPR(FedVPT):
         ConfigurationError: there are no prompts, or ``ratio`` is out of range.
     """
 
+    per_example = True
+
     def __init__(
         self,
         *arguments: Any,

@@ -20,6 +20,8 @@ class FedProx(FedAvg):
         mu: weight of the proximal term; pFedPT uses 1e-4.
     """
 
+    per_example = True
+
     def __init__(self, *arguments: Any, mu: NonNegativeFloat = 1e-4, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.mu = mu
@@ -27,4 +29,12 @@ class FedProx(FedAvg):
     def model_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy plus the proximal term."""
         loss = super().model_loss(client, batch)
-        return loss + self.mu / 2 * squared_distance(client.parameters, client.received) if self.mu else loss
+        return loss + self.proximal(client) if self.mu else loss
+
+    def proximal(self, client: Client) -> Tensor:
+        """Return the proximal term."""
+        return self.mu / 2 * squared_distance(client.parameters, client.received)
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the proximal term, in the phase that knows it."""
+        return self.proximal(client) if self.mu and self.is_models(phase) else None

@@ -31,6 +31,7 @@ class FedRep(FedAvg):
 
     shared = ("backbone",)
     personal = ("head",)
+    per_example = True
 
     def __init__(self, *arguments: Any, head_training: LocalTraining = LocalTraining(lr=0.01), **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -22,6 +22,7 @@ class FedVPT(ViTPromptMethod):
 
     shared: tuple[str, ...] = ("prompt",)
     personal: tuple[str, ...] = ("head",)
+    per_example = True
     deep = False  #: whether every layer has tokens of its own
 
     def __init__(self, *arguments: Any, num_prompts: FewOrNone = 10, **settings: Any) -> None:

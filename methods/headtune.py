@@ -23,6 +23,7 @@ class HeadTune(ClassifierMethod):
 
     shared = ("head",)
     inputs = ("features",)
+    per_example = True
 
     def __init__(
         self, *arguments: Any, training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9), **settings: Any

@@ -29,6 +29,7 @@ class LocalCLIP(ZeroShotCLIP):
         "clip.model.text_projection",
         "clip.model.logit_scale",
     )
+    per_example = True
     inputs = ("images",)  # no image goes through a frozen tower
 
     def __init__(

@@ -30,6 +30,7 @@ class MOON(FedAvg):
     """
 
     remembers = ("backbone",)
+    per_example = True
 
     def __init__(
         self, *arguments: Any, mu: NonNegativeFloat = 1.0, temperature: PositiveFloat = 0.5, **settings: Any

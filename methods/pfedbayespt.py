@@ -174,6 +174,7 @@ class PFedBayesPT(ViTPromptMethod):
     """
 
     inputs = ("features",)
+    per_example = True
 
     def __init__(
         self,

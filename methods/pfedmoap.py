@@ -140,6 +140,7 @@ class PFedMoAP(TextPromptMethod):
 
     personal = ("gate",)
     remembers = ("context",)
+    per_example = True
     evaluate_local = True
     paper_point = "local"
 

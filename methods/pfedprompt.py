@@ -93,6 +93,8 @@ class PFedPrompt(PromptFL):
         super().__init__(*arguments, **settings)
         self.lfa, self.lfa_in_train = lfa, lfa_in_train
         self.alpha, self.beta, self.b2, self.b3 = alpha, beta, b2, b3
+        # In training the memory would look at all of the client's images.
+        self.per_example = lfa == "spatial" or not lfa_in_train
         if lfa == "memory":
             self.inputs = ("features", "own_images")
 

@@ -24,6 +24,8 @@ class PixelPromptMethod(ClassifierMethod):
         visual_prompt: a prompt on the pixels, with its own training, or None.
     """
 
+    per_example = True
+
     def __init__(self, *arguments: Any, visual_prompt: PixelPrompt | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.visual_prompt = visual_prompt
@@ -46,11 +48,15 @@ class PixelPromptMethod(ClassifierMethod):
         """Put the client's prompt on images [B, 3, H, W], if there is one."""
         return x if self.visual_prompt is None else self.visual_prompt(x, noise)
 
+    def is_models(self, phase: int) -> bool:
+        """Return whether the model is trained in a phase, and not the prompt."""
+        return self.visual_prompt is None or phase > 0
+
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy in the prompt's phase, the method's objective in its own."""
-        if self.visual_prompt is not None and batch.phase == 0:
-            return PixelPromptMethod.model_loss(self, client, batch)
-        return self.model_loss(client, batch)
+        if self.is_models(batch.phase):
+            return self.model_loss(client, batch)
+        return PixelPromptMethod.model_loss(self, client, batch)
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits [B, C] of the images under the client's prompt."""

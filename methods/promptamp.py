@@ -95,6 +95,7 @@ class PromptAMP(TextPromptMethod):
     shared = ()
     personal = ("context",)
     uploads = ("context",)
+    per_example = True
 
     def __init__(
         self,
@@ -115,10 +116,12 @@ class PromptAMP(TextPromptMethod):
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy plus the pull towards the cloud prompt."""
-        loss = super().client_loss(client, batch)
-        if not self.pull:
-            return loss
-        return loss + self.pull / 2 * (self.context - client.received[CLOUD]).square().sum()
+        loss, pull = super().client_loss(client, batch), self.regulariser(client, batch.phase)
+        return loss if pull is None else loss + pull
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the pull towards the cloud prompt."""
+        return self.pull / 2 * (self.context - client.received[CLOUD]).square().sum() if self.pull else None
 
     def make_server(self) -> ServerRule:
         """Return the server with the attention."""

@@ -26,6 +26,7 @@ class PromptPer(TextPromptMethod):
     """
 
     personal = ("personal_context",)
+    per_example = True
 
     def __init__(self, *arguments: Any, num_personal: FewOrNone = 8, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -29,6 +29,8 @@ class PromptProx(PromptFL):
         ConfigurationError: an unknown ``prox_grad``.
     """
 
+    per_example = True
+
     def __init__(
         self,
         *arguments: Any,
@@ -41,5 +43,9 @@ class PromptProx(PromptFL):
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy plus the proximal term."""
-        loss = super().client_loss(client, batch)
-        return loss + self.mu / 2 * squared_distance(client.parameters, client.received) if self.mu else loss
+        loss, proximal = super().client_loss(client, batch), self.regulariser(client, batch.phase)
+        return loss if proximal is None else loss + proximal
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the proximal term."""
+        return self.mu / 2 * squared_distance(client.parameters, client.received) if self.mu else None

@@ -42,6 +42,7 @@ class TextPromptMethod(FederatedMethod):
 
     shared: tuple[str, ...] = ("context",)
     open_vocabulary = True
+    per_example: bool = True
     inputs: tuple[Input, ...] = ("features",)
 
     def __init__(

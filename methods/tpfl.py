@@ -32,6 +32,7 @@ class TPFL(TextPromptMethod):
     """
 
     shared: tuple[str, ...] = ("context", "visual_prompt")
+    per_example = True
     inputs = ("images",)  # no feature of an image is frozen: the prompt on it moves
 
     def __init__(

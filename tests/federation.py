@@ -84,6 +84,16 @@ class Short(Ragged):
     sizes = (7, 3, 9)
 
 
+class Even(Ragged):
+    """Six clients whose mini-batches of four are all full."""
+
+    sizes = (4, 8, 4, 4, 8, 4)
+    tested = (2,) * 6
+
+    def __init__(self, num_clients: int = 6) -> None:
+        super().__init__(num_clients)
+
+
 class Few(Ragged):
     """Six clients with one image, less than a batch of four, exactly one, and several whose last is not full.
 
@@ -226,7 +236,7 @@ class _Made:
         """Read it, and make what it says."""
         args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
         cli = FederatedCLI(args, run=False)
-        others = {"source", "partition", "transform", *AFTERWARDS}
+        others = {"source", "partition", "transform", "record_privacy", *AFTERWARDS}
         plain = {name: value for name, value in vars(cli.config.data).items() if name not in others}
         states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002  Lightning seeds it
         return cls(cli.model, cli.datamodule, plain, (*states, os.environ["PL_GLOBAL_SEED"]))
@@ -240,7 +250,8 @@ class _Made:
         files = (yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("data", {}) for name in ("base", conf))
         configured = {name: value for file in files for name, value in file.items() if name in AFTERWARDS}
         objects = copy.deepcopy((self.data.source, self.data.partition, self.data._transform))
-        data = FederatedDataModule(*objects, **self.plain | configured | afterwards)
+        private = {"record_privacy": self.data.record_privacy}
+        data = FederatedDataModule(*objects, **self.plain | private | configured | afterwards)
         data.setup()
         tokenizers = (module.tokenizer for module in self.method.modules() if hasattr(module, "tokenizer"))
         return copy.deepcopy(self.method, {id(each): each for each in tokenizers}), data

@@ -161,6 +161,9 @@ class _Conv2d(_Mapped):
         bias: Tensor,
         then: Sequence[nn.Module],
     ) -> tuple[Tensor, int]:
+        if _mapped_again(x, weight, bias):
+            mapped = torch.vmap(lambda *own: _through(F.conv2d(*own), then), in_dims[:3])
+            return mapped(x, weight, bias), 0
         if x.is_cuda:
             return _of_all_clients(x, weight, bias, in_dims, info.batch_size, then), 0
         parts = [
@@ -281,6 +284,11 @@ def _mapped(*given: Tensor | None) -> bool:
     return any(map(is_batchedtensor, held)) and not any(map(is_gradtrackingtensor, held))
 
 
+def _mapped_again(*given: Tensor) -> bool:
+    """Return whether images are mapped over here, of clients that are mapped over: each image has its gradient then."""
+    return any(map(is_batchedtensor, given))
+
+
 class _StackedLinear(torch.autograd.Function):
     """``x @ weight^T + bias`` of K clients: x [K, B, I], weight [K, O, I], bias [K, O], output [K, B, O].
 
@@ -325,6 +333,8 @@ class _Linear(_Mapped):
     def vmap(
         info: Any, in_dims: tuple[int | None, int | None, int | None], x: Tensor, weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, int]:
+        if _mapped_again(x, weight, bias):
+            return torch.vmap(F.linear, in_dims)(x, weight, bias), 0
         if in_dims[1:] == (None, None):  # all clients have the same weights, as in the evaluation of a shared model
             return F.linear(x.movedim(in_dims[0] or 0, 0), weight, bias), 0
         stacked = [

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.vit import PromptedViT
-from benchmark.checks import methods, metrics, partitions, sources
+from benchmark.checks import methods, metrics, partitions, privacy, sources
 from benchmark.checks.outcome import FailedCheck, own_errors, printed
 from benchmark.config_files import read_layers
 from benchmark.errors import ConfigurationError
@@ -93,7 +93,7 @@ def _check(target: str, files: Sequence[Path]) -> bool:
         options += [f"--model={target}", *([] if files else _backbone(kind))]
     made = methods.MethodUnderCheck(lambda *more: _made([*options, *more]))
     made.make()
-    return printed((methods.check_run,), made) and printed(methods.CHECKS, made)
+    return printed((methods.check_run,), made) and printed((*methods.CHECKS, privacy.check_single_images), made)
 
 
 def _check_source(kind: type[ImageSource], target: str, files: list[str]) -> bool:

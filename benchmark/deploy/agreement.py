@@ -124,6 +124,8 @@ class Agreement:
             why = "clients that never train (data.new_clients) do not take part in it"
         elif self.config["data"].get("label_flipping") is not None:
             why = "labels are flipped on purpose (data.label_flipping), which is a simulation's"
+        elif self.config["data"].get("record_privacy") is not None:
+            why = "record-level privacy (data.record_privacy) has noise from the run's seed, which all know here"
         elif overrides(method, "take"):
             why = "clients would have to wait for the server's answer (take)"
         elif method.sends_of_its_own:

@@ -9,6 +9,7 @@ from benchmark.engine.batches.pool import Transform
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Federation, Values
+from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.server import Declared
 
 
@@ -33,6 +34,7 @@ class FederatedData(Protocol):
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None
     on_divergence: Literal["drop", "raise"]
     one_by_one: bool
+    record_privacy: RecordLevelPrivacy | None
     num_workers: int
     loaders: Loaders | None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmark.contract import Stage
 from benchmark.delivery import Delivery, Departure
+from benchmark.engine.accounts import record_account
 from benchmark.engine.arrivals import Arrivals
 from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.cohort import Cohort
@@ -41,6 +42,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
 from benchmark.internals import train_at_least
+from benchmark.privacy.record_level import RecordAccount
 from benchmark.server import ServerRule
 
 #: The fact of a round from which nothing was made.
@@ -69,6 +71,8 @@ class Server(Callback):
         self.traffic = Traffic()
         self.finished_rounds = 0
         self.inside_round = False
+        #: of record-level privacy
+        self.account: RecordAccount | None = None
         #: rounds of each client whose values were not finite, so that they were left out
         self.dropped: dict[int, int] = {}
         self._round = Round(0, (), 0)
@@ -111,6 +115,7 @@ class Server(Callback):
         check_together(self.rule, self.delivery)
         terms = replace(simulation.terms, rounds=simulation.rounds)
         start(self.rule, method.initial_values(), terms)
+        self.account = record_account(simulation, self.rule)
         self.delivery.start(terms)
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
@@ -204,6 +209,8 @@ class Server(Callback):
         self._count_missing(simulation)
         simulation.store.send_home()
         self._arrivals = Arrivals()
+        if self.account is not None:
+            self.account.count(self._going.trained)
         self.finished_rounds = self._round.number
         self.inside_round = False
 
@@ -259,6 +266,10 @@ class Server(Callback):
             counts[list(self.dropped)] = torch.tensor(list(self.dropped.values()), dtype=torch.float64)
             simulation.reports.put("dropped", counts)
 
+    def guarantee(self) -> dict[str, object] | None:
+        """Return what the run promises of privacy; nothing by default."""
+        return self.rule.guarantee() if self.account is None else self.account.guarantee(self.rule.terms.num_clients)
+
     def state_dict(self) -> dict[str, Any]:
         """Return counters and the rule's state."""
         return {
@@ -268,6 +279,7 @@ class Server(Callback):
             "dropped": dict(self.dropped),
             "rule": dict(self.rule.state_dict()),
             "delivery": dict(self.delivery.state_dict()),
+            "account": {} if self.account is None else self.account.state_dict(),
             "facts": {name: dict(values) for name, values in self.facts.items()},
         }
 
@@ -288,6 +300,8 @@ class Server(Callback):
         try:
             self.rule.load_state_dict(state_dict["rule"])
             self.delivery.load_state_dict(state_dict.get("delivery", {}))  # none in older checkpoints
+            if self.account is not None:
+                self.account.load_state_dict(state_dict["account"])
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = " ".join(str(error).split())[:200]
             raise ConfigurationError(

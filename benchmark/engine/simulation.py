@@ -16,6 +16,7 @@ from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_fact
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.parameters import Parameters
 from benchmark.engine.plan.work import CohortWork, Part, Step
+from benchmark.engine.private_step import PrivateSteps
 from benchmark.engine.ranks.placed_store import PlacedStore
 from benchmark.engine.refusals.author_errors import tensors
 from benchmark.engine.refusals.finite import finite_rows_and
@@ -36,6 +37,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
 from benchmark.internals import copy_all
 from benchmark.placing import placed
+from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.server import ServerRule
 
 
@@ -50,6 +52,7 @@ class Simulation:
         federation: who there is.
         images: mini-batches of steps.
         one_by_one: for a debugger: cohorts hold one client each, whose steps are plain PyTorch.
+        privacy: hides single images in local training, where it is given.
 
     Attributes:
         gradients: how a step comes by its losses and gradients.
@@ -64,6 +67,7 @@ class Simulation:
         federation: Federation,
         images: ImageFeed,
         one_by_one: bool = False,
+        privacy: RecordLevelPrivacy | None = None,
     ) -> None:
         self.method = method
         self.roles = roles
@@ -79,8 +83,11 @@ class Simulation:
         self.watch = Watch(method, (slots, store))
         self.clients = ClientMap(method, roles, self.watch, one_by_one=one_by_one)
         self.local_steps = LocalSteps(method, self.clients, slots)
+        self.privacy = privacy
         as_written = AsWritten(method, self.clients, slots)
-        self.gradients: StepFunction = as_written if one_by_one else RecordedSteps(as_written, store)
+        self.gradients = self.steps_of(
+            self.clients, slots, as_written if one_by_one else RecordedSteps(as_written, store)
+        )
         self.reports = Reports(federation.terms.num_clients)
         #: per client that was met so far
         self._constants: dict[int, Values] = {}
@@ -110,6 +117,12 @@ class Simulation:
         check_aggregate(values, f"{rule.title}.aggregate", self.shared())
         if values:
             copy_all([self.parameters[name].data for name in values], [*values.values()])
+
+    def steps_of(self, clients: ClientMap, slots: Slots, steps: StepFunction) -> StepFunction:
+        """Return how steps in these slots come by their gradients: by ``steps``, unless local training is private."""
+        if self.privacy is None:
+            return steps
+        return PrivateSteps(self.method, clients, slots, steps, self.privacy, self.terms.batch_size, self.terms.seed)
 
     # ------------------------------------------------------------------ a cohort
 

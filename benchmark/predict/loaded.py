@@ -25,6 +25,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
 from benchmark.method import FederatedMethod
+from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.run.choices import LINKED, constructor_parameters
 from benchmark.run.cli import reported
@@ -73,6 +74,7 @@ class KnownFederation:
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one: bool = False
+    record_privacy: RecordLevelPrivacy | None = None
     num_workers: int = 0
     loaders: Loaders | None = field(default=None, repr=False)
 

@@ -121,27 +121,29 @@ class Privacy(TypedDict):
         unit: what neighbouring federations differ in: one ``user`` with all data, or one ``record`` of a user.
         trusted_server: whether the server may see updates without noise.
         relation: of neighbours: it is there or not, or is another one.
-        sampling: who takes part: ``full`` (a public schedule), ``poisson`` or ``fixed``.
+        sampling: who takes part: ``full`` (a public schedule), ``poisson`` or ``fixed``; of records, which images of a
+            client a step has: ``poisson``, or by ``epochs``.
         clients: N.
-        participants: m of a round, on average.
-        probability: q of Poisson sampling.
-        releases: how many were composed.
+        participants: m of a round, on average; of records, clients that have trained.
+        probability: q of Poisson sampling; of records, the largest of any client.
+        releases: how many were composed; of records, most steps of any client.
         noise_multiplier: z, standard deviation of the noise over the clipping norm.
         clip: the norm, before the first round.
         delta: of (epsilon, delta).
-        epsilon: what the releases have cost; None where nothing bounds it.
+        epsilon: what the releases have cost; None where nothing bounds it; of records, the largest of any client.
         target_epsilon: for which z was made.
         accountant: what has accounted.
         dp_accounting: version of the library.
         covered: what the guarantee is about.
         not_covered: what it is not about.
         simulation: whether noise has a key, so that who knows the seed can take it away.
+        epsilons: of records, that of each client; None of one that never trains.
     """
 
     unit: Literal["user", "record"]
     trusted_server: bool
     relation: Literal["add_or_remove", "replace_one"]
-    sampling: Literal["full", "poisson", "fixed"]
+    sampling: Literal["full", "poisson", "fixed", "epochs"]
     clients: Count
     participants: Count
     probability: Amount | None
@@ -156,6 +158,7 @@ class Privacy(TypedDict):
     covered: list[Name]
     not_covered: list[Name]
     simulation: bool
+    epsilons: NotRequired[list[Amount | None]]
 
 
 class _File(TypedDict):

@@ -322,7 +322,7 @@ class Recorder(Callback):
             delivery=None if method.server.delivery.is_plain else method.server.delivery.title,
             facts={name: {str(n): value for n, value in of.items()} for name, of in method.server.facts.items()}
             or None,
-            privacy=method.server.rule.guarantee(),
+            privacy=method.server.guarantee(),
             own_metrics=own_facts(data.metrics),
         )
 

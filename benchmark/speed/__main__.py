@@ -34,6 +34,7 @@ CASES = (
     "convolution",
     "overhead",
     "posterior",
+    "privacy",
     "from_scratch",
     "growth",
     "ranks",

@@ -59,7 +59,7 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
         if fits == 1:  # in bfloat16 for the casts of frozen weights, perhaps; they are there now, for all clients
             fits = fitting(1)
     if fits > 1:
-        fits = fitting(simulation.terms.row)
+        fits = fitting(simulation.terms.lot)
     simulation.store.dismiss()
     return min(most, fits)
 
@@ -116,7 +116,7 @@ def bytes_per_client(
         roles = replace(simulation.roles, has_frozen=True)
         clients = ClientMap(simulation.method, roles, simulation.watch, simulation.clients.merged)
         local_steps = LocalSteps(simulation.method, clients, slots)
-        gradients = AsWritten(simulation.method, clients, slots)
+        gradients = simulation.steps_of(clients, slots, AsWritten(simulation.method, clients, slots))
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):

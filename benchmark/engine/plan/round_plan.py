@@ -10,7 +10,14 @@ from torch import Tensor
 from benchmark.contract import Phase, Stage
 from benchmark.engine.plan.work import Part, Step, cohorts, steps_per_epoch
 from benchmark.federation import Terms
-from benchmark.seeds import derived_seed, keyed_bits
+from benchmark.seeds import derived_seed, keyed_bits, keyed_uniform
+
+
+def steps_of(phase: Phase, images: int, terms: Terms) -> tuple[int, int]:
+    """Count the steps of a client with so many images in an epoch, and in a phase."""
+    per_epoch = steps_per_epoch(images, terms.batch_size, terms.drop_last)
+    count = phase.epochs * per_epoch
+    return per_epoch, count if phase.steps is None else min(count, phase.steps)
 
 
 class RoundPlan:
@@ -44,6 +51,7 @@ class RoundPlan:
         self.stage = stage
         self.round = round
         self.augment_numbers = augment_numbers
+        self.poisson_lots = terms.poisson_lots and stage is Stage.TRAIN
         self.sizes = sizes = {client: len(rows) for client, rows in self.indices.items()}
         self.cohorts = cohorts(clients, sizes, width)
         self.steps: list[Step] = []
@@ -52,11 +60,9 @@ class RoundPlan:
 
     def _own_steps(self, cohort: tuple[int, ...], phase: int) -> tuple[np.ndarray, np.ndarray]:
         """Count the steps of each client in an epoch, and in a phase, which never rise along a cohort."""
-        planned = self.phases[phase]
-        sizes = [self.sizes[client] for client in cohort]
-        per_epoch = np.array([steps_per_epoch(size, self.terms.batch_size, self.terms.drop_last) for size in sizes])
-        count = planned.epochs * per_epoch
-        return per_epoch, count if planned.steps is None else np.minimum(count, planned.steps)
+        counts = [steps_of(self.phases[phase], self.sizes[client], self.terms) for client in cohort]
+        per_epoch, own = np.array(counts).T
+        return per_epoch, own
 
     def _lay_out(self, cohort: tuple[int, ...]) -> list[Part]:
         """Add the steps of a cohort; return its phases that have any."""
@@ -98,8 +104,32 @@ class RoundPlan:
         drawn[:, image >= sizes[:, None]] = np.iinfo(np.uint64).max
         return drawn.argsort(axis=-1, kind="stable")
 
+    def _lots(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Draw each image of a client with probability B/n_k, for rows and masks of a step, [K, lot] each.
+
+        What is more than a lot's rows is left out: those that were drawn with the largest numbers, so that each of them
+        stays with the same probability.
+        """
+        sizes = np.array([self.sizes[client] for client in step.clients])[:, None]
+        image = np.arange(max(sizes.max(), self.terms.lot))
+        key = derived_seed(self.terms.seed, "dp-batch", self.round, step.phase, step.number)
+        drawn = keyed_uniform(key, np.array(step.clients)[:, None], image)
+        chosen = (drawn < self.terms.batch_size / sizes) & (image < sizes)
+        order = np.where(chosen, drawn, 1.0).argsort(axis=1, kind="stable")[:, : self.terms.lot]
+        mask = np.take_along_axis(chosen, order, axis=1)
+        index = [
+            self.indices[client][np.where(own, at, 0)]
+            for client, at, own in zip(step.clients, order, mask, strict=True)
+        ]
+        return torch.from_numpy(np.where(mask, index, 0)), torch.from_numpy(mask)
+
     def _batches(self, step: Step) -> tuple[Tensor, Tensor]:
-        """As ``_make_batches``, remembering the last answer: steps are asked for in order."""
+        """Return rows and masks of a step, [K, B] each.
+
+        Those of a phase are made together and remembered: steps are asked for in order.
+        """
+        if self.poisson_lots:
+            return self._lots(step)
         key = (step.cohort, step.phase)
         if self._made is None or self._made[0] != key:
             self._made = (key, self._make_batches(*key))
@@ -115,6 +145,6 @@ class RoundPlan:
         if not self.augment_numbers or step.stage is not Stage.TRAIN:
             return None
         key = derived_seed(self.terms.seed, "augment", self.round, step.phase, step.number)
-        number = np.arange(self.terms.row * self.augment_numbers).reshape(self.terms.row, -1)
+        number = np.arange(self.terms.lot * self.augment_numbers).reshape(self.terms.lot, -1)
         drawn = keyed_bits(key, np.array(step.clients)[:, None, None], number)
         return torch.from_numpy((drawn >> np.uint64(40)).astype(np.float32) * np.float32(2**-24))

@@ -1,0 +1,186 @@
+"""Compute the gradients of a cohort's step so that no single image shows in them: clip each image's, and add noise."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from benchmark.contract import Client, ClientMethod, MiniBatch, Stage
+from benchmark.engine.cohort import Cohort, Slots
+from benchmark.engine.mapping import ClientMap
+from benchmark.engine.plan.work import Step
+from benchmark.engine.step_function import Made, StepFunction
+from benchmark.federation import Values
+from benchmark.masked import masked_mean
+from benchmark.privacy.record_level import RecordLevelPrivacy
+from benchmark.seeds import torch_generator
+
+#: Bytes of the gradients of single images that are held at a time of each client.
+HELD = 2**26
+
+
+class _Called(nn.Module):
+    """Calls a function while ``functional_call`` has put values in the parameters of a method."""
+
+    def __init__(self, method: nn.Module) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, function: Any, *arguments: Any) -> Any:
+        """Call it."""
+        return function(*arguments)
+
+
+class PrivateSteps:
+    """Takes the steps of local training as :class:`benchmark.privacy.record_level.RecordLevelPrivacy` says.
+
+    Args:
+        method: whose loss.
+        clients: maps functions over the cohort.
+        slots: what is trained.
+        others: takes the steps of copies that are fitted, which nobody sees.
+        privacy: the settings.
+        batch_size: B, by which sums are divided, whatever a lot holds.
+        seed: of the run, by which noise has its key.
+
+    Attributes:
+        noise_multiplier: z; set before the first step.
+    """
+
+    def __init__(
+        self,
+        method: ClientMethod,
+        clients: ClientMap,
+        slots: Slots,
+        others: StepFunction,
+        privacy: RecordLevelPrivacy,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.method = method
+        self.clients = clients
+        self.slots = slots
+        self.others = others
+        self.privacy = privacy
+        self.batch_size = batch_size
+        self.seed = seed
+        self.noise_multiplier = 0.0
+        self._called = _Called(method)
+        #: per stage, phase and names of the noise, along which of its dimensions the images are
+        self._axes: dict[tuple[Any, ...], dict[str, int | None]] = {}
+
+    def __call__(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Made:
+        """Return losses, and gradients that are private.
+
+        Raises:
+            ConfigurationError: see :class:`benchmark.engine.mapping.ClientMap`.
+        """
+        if step.stage is not Stage.TRAIN:
+            return self.others(cohort, step, batch)
+        count, part = len(step.clients), (step.stage, step.phase)
+        trained = {name: slot for name, slot in self.slots.all().items() if slot.requires_grad}
+        fitting = max(1, HELD // (4 * sum(slot[0].numel() for slot in trained.values())))
+        chunk = min(batch.mask.shape[1], self.privacy.images_at_once or fitting)
+        axes = self._axes_of(step, batch.noise)
+
+        def clipped(client: Client, own: MiniBatch) -> tuple[Tensor, Values, Values, Values]:
+            return self.summed(client, own, tuple(trained), axes, chunk)
+
+        with torch.no_grad():
+            made = self.clients("client_loss", clipped, cohort, count, batch, part=part, number=step.number)
+            losses, reported, sums, regulariser = made
+            gradients: dict[str, Tensor | None] = {}
+            for name, noised in self.noised(step, sums).items():
+                whole = torch.zeros_like(trained[name])  # nothing moves a client that has finished
+                whole[:count] = noised / self.batch_size
+                if regulariser:
+                    whole[:count] += regulariser[name]
+                gradients[name] = whole
+        return Made(losses, reported, gradients)
+
+    def summed(
+        self, client: Client, batch: MiniBatch, names: tuple[str, ...], axes: dict[str, int | None], chunk: int
+    ) -> tuple[Tensor, Values, Values, Values]:
+        """Return ONE client's loss, what it reports, the sum of its images' clipped gradients, its regulariser's."""
+        own = {name: client.parameters[name].detach() for name in names}
+        regulariser = self._regulariser(client, batch.phase, own)
+
+        def loss_of_one(
+            values: Values, x: Tensor, y: Tensor, features: Values, noise: Values
+        ) -> tuple[Tensor, tuple[Tensor, Values]]:
+            one = MiniBatch(
+                x.unsqueeze(0),
+                y.unsqueeze(0),
+                torch.ones_like(y, dtype=torch.bool).unsqueeze(0),
+                batch.phase,
+                batch.split,
+                {name: _with_one(value, axes[name]) for name, value in noise.items()},
+                {name: value.unsqueeze(0) for name, value in features.items()},
+            )
+            made = self._at(values, self.method.client_loss, client, one)
+            loss, reported = made if isinstance(made, tuple) else (made, {})
+            return loss, (loss, reported)
+
+        each = vmap(
+            grad(loss_of_one, has_aux=True),
+            in_dims=(None, 0, 0, 0, {name: axes[name] for name in batch.noise}),
+            chunk_size=chunk,
+        )
+        found, (losses, reported) = each(own, batch.x, batch.y.clamp(min=0), batch.features, batch.noise)
+        found = {name: value - regulariser[name] if regulariser else value for name, value in found.items()}
+        length = torch.stack([value.square().reshape(len(value), -1).sum(1) for value in found.values()]).sum(0).sqrt()
+        scale = torch.where(batch.mask, (self.privacy.clip / length.clamp(min=1e-12)).clamp(max=1.0), 0.0)
+        sums = {name: torch.tensordot(scale.to(value.dtype), value, dims=1) for name, value in found.items()}
+        scalars = {name: value for name, value in reported.items() if value.ndim == 1}
+        means = {name: masked_mean(value, batch.mask) for name, value in scalars.items()}
+        return masked_mean(losses, batch.mask), means, sums, regulariser
+
+    def _at(self, values: Values, function: Any, client: Client, *arguments: Any) -> Any:
+        """Call a function of the method at other values of what is trained."""
+        there = replace(client, parameters=client.parameters | values)
+        named = {f"method.{name}": value for name, value in values.items()}
+        return functional_call(self._called, named, (function, there, *arguments))
+
+    def _regulariser(self, client: Client, phase: int, own: Values) -> Values:
+        """Return the gradient of ONE client's regulariser; nothing where it has none."""
+        if self._at(own, self.method.regulariser, client, phase) is None:
+            return {}
+        gradient: Values = grad(lambda values: self._at(values, self.method.regulariser, client, phase))(own)
+        return gradient
+
+    def _axes_of(self, step: Step, noise: Values) -> dict[str, int | None]:
+        """Return along which dimension of each tensor of noise the images are; None where all share it."""
+        key = (step.stage, step.phase, *noise)
+        if noise and key not in self._axes:
+            generator = torch_generator(self.seed, "shapes of noise", device=next(iter(noise.values())).device)
+            two, three = (self.method.draw_noise(generator, count, step.stage) for count in (2, 3))
+            self._axes[key] = {name: _differing(two[name].shape, three[name].shape) for name in noise}
+        return self._axes.get(key, {})
+
+    def noised(self, step: Step, sums: Values) -> Values:
+        """Add N(0, (zC)^2) to the sums, [K, ...] each, by a key of round, phase, step and client."""
+        std = self.noise_multiplier * self.privacy.clip
+        if not std:
+            return sums
+        sizes, device = [value[0].numel() for value in sums.values()], next(iter(sums.values())).device
+        drawn = []
+        for client in step.clients:
+            generator = torch_generator(self.seed, "dp-sgd", step.round, step.phase, step.number, client, device=device)
+            drawn.append(torch.randn(sum(sizes), generator=generator, device=device, dtype=torch.float32))
+        parts = torch.stack(drawn).split(sizes, dim=1)
+        return {
+            name: value + std * noise.view_as(value).to(value.dtype)
+            for (name, value), noise in zip(sums.items(), parts, strict=True)
+        }
+
+
+def _with_one(value: Tensor, axis: int | None) -> Tensor:
+    """Put back the dimension of images, of one."""
+    return value if axis is None else value.unsqueeze(axis)
+
+
+def _differing(left: torch.Size, right: torch.Size) -> int | None:
+    """Return the first dimension in which two shapes differ."""
+    return next((place for place, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), None)
