@@ -23,10 +23,11 @@ IMPORTED = "benchmark.run.imported"
 
 
 class Forked:
-    """A command ``python -m MODULE ...``, with what :class:`subprocess.Popen` has for it.
+    """A command ``python -m MODULE ...`` or ``python -c PROGRAM ...``, with what :class:`subprocess.Popen` has for it.
 
-    The module's ``main`` is called in an environment and a folder of its own; as in a process that a shell starts in
-    the foreground, Ctrl-C interrupts it. What a process does while it imports is not seen.
+    The module's ``main`` is called, or the program carried out, in an environment and a folder of its own; as in a
+    process that a shell starts in the foreground, Ctrl-C interrupts it. What a process does while it imports is not
+    seen.
 
     Args:
         command: with the interpreter at its head.
@@ -93,7 +94,7 @@ class Forked:
 
 def _run(command: list[str], cwd: str, environment: dict[str, str], descriptors: list[int]) -> None:
     """Be the process of a command."""
-    _, module, *arguments = command
+    flag, named, *arguments = command
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, descriptor in zip((1, 2), (descriptors * 2)[:2], strict=True):
@@ -107,9 +108,12 @@ def _run(command: list[str], cwd: str, environment: dict[str, str], descriptors:
     sys.path[:] = [cwd, *paths, *(path for path in sys.path if path not in paths)]
     multiprocessing.set_start_method(None, force=True)  # the loader's workers are this run's children
     leave_endings_to_the_server()
-    sys.argv = [module, *arguments]
+    sys.argv = [named, *arguments]
     try:
-        importlib.import_module(module).main()
+        if flag == "-c":
+            exec(compile(named, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            importlib.import_module(named).main()
     finally:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()

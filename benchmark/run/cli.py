@@ -141,6 +141,13 @@ class FederatedCLI(LightningCLI):
         data = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule", "weights_only"}
         return {"fit": data, "validate": data, "test": data}
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
+        """Add the options of the given subcommand alone, where it comes first: each one's take a tenth of a second."""
+        first = self._given[0] if isinstance(self._given, list) and self._given else None
+        if first in (*self.subcommands(),) and first != subcommand:
+            return self.init_parser(**kwargs)
+        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+
     def add_default_arguments_to_parser(self, parser: Any) -> None:
         """Add ``--seed_everything``, with the seeds that there are."""
         parser.add_argument("--seed_everything", type=Seed, default=0, help="seed of all that is drawn in a run")

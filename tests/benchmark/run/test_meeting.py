@@ -331,15 +331,17 @@ def test_a_number_comes_once(kind: str) -> None:
 
 
 class Freeze(Callback):
-    """Stops the first process in its second round, and has it killed after a while."""
+    """Stops the first process in its second round, and has it killed once that was noticed, or after a while."""
 
-    def __init__(self, clock: Path) -> None:
+    def __init__(self, clock: Path, noticed: Path) -> None:
         self.clock = clock
+        self.noticed = noticed
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch == 1 and trainer.global_rank == 0:
             self.clock.write_text(str(time.monotonic()))
-            subprocess.Popen(["sh", "-c", f"sleep 25; kill -9 {os.getpid()}"])
+            wait = f"for _ in $(seq 250); do [ -e '{self.noticed}' ] && break; sleep 0.1; done"
+            subprocess.Popen(["sh", "-c", f"{wait}; kill -9 {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -347,10 +349,13 @@ class Freeze(Callback):
 def test_a_first_rank_that_is_frozen_is_noticed_within_the_timeout(kind: str, tmp_path: Path) -> None:
     def work(strategy: RanksStrategy) -> Any:
         method, data = build("HeadTune")
+        frozen = Freeze(tmp_path / "clock", tmp_path / "noticed")
         try:
-            fit(method, data, 3, [Freeze(tmp_path / "clock")], settings={"devices": 2, "strategy": strategy})
+            fit(method, data, 3, [frozen], settings={"devices": 2, "strategy": strategy})
         except OtherRankError as error:
-            return error, time.monotonic() - float((tmp_path / "clock").read_text())
+            seconds = time.monotonic() - float(frozen.clock.read_text())
+            frozen.noticed.touch()
+            return error, seconds
 
     first, (error, seconds) = over_ranks(2, work, at_a_port() if kind == "port" else None, timeout=4.0)
     assert first is None

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import Callback
+from processes import Forked
 from waiting import until
 
 from benchmark.errors import ConfigurationError
@@ -92,14 +92,12 @@ def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_process_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
     """With what it has started: the other ranks of a measurement, for example."""
     code = (
-        "import signal; from benchmark.speed.measure import last_line_of\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what a shell starts beside itself ignores it
-        "last_line_of(['sh', '-c', 'sleep 60 & echo $! > pid; wait'])"
+        "from benchmark.speed.measure import last_line_of\nlast_line_of(['sh', '-c', 'sleep 60 & echo $! > pid; wait'])"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = Forked([sys.executable, "-c", code], tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
     until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text(), 60)
     process.send_signal(signal.SIGINT)
-    process.wait(20)
+    process.communicate(20)
     stat = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
     until(lambda: not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z", 20)
 
