@@ -10,6 +10,7 @@ import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,25 +77,51 @@ def run(site: Path, cwd: Path, *command: str) -> "subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_wheel_runs_a_configuration_by_its_name_from_any_folder(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "methods.py").write_text("raise AssertionError('a module of the user, which is not meant')\n")
-    command = (sys.executable, str(site / "bin" / "lightning-cli"), "fit", "--config", "headtune_digits")
-    done = run(site, tmp_path, *command, "--trainer.max_epochs=1", "--run_dir=one")
+#: What the pages import, whose classes are the same by both names; then the program that is installed.
+BOTH_NAMES = """
+import fedprompt, sys
+assert fedprompt.__file__.startswith(sys.argv[1]), fedprompt.__file__
+import methods, methods.fedvpt, fedprompt.methods.fedvpt
+assert FedVPT is methods.FedVPT is fedprompt.methods.fedvpt.FedVPT
+assert methods.__file__.startswith(sys.argv[1])
+assert fedprompt.methods.fedvpt is methods.fedvpt and methods.fedvpt.__spec__.name == "methods.fedvpt"
+print(fedprompt.__version__, flush=True)
+import runpy
+program, *sys.argv[1:] = sys.argv[2:]
+runpy.run_path(program, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def used(site: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """A user's folder, and a process in it that has imported both names and then run a configuration by its name."""
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/installing.md").read_text(), re.DOTALL)
+    assert shown
+    elsewhere, folder = tmp_path_factory.mktemp("elsewhere"), tmp_path_factory.mktemp("used")
+    (elsewhere / "program.py").write_text(shown[1] + ten_lines().partition("seed_everything(0)")[0] + BOTH_NAMES)
+    (folder / "methods.py").write_text("raise AssertionError('a module of the user, which is not meant')\n")
+    command = (sys.executable, str(elsewhere / "program.py"), str(site), str(site / "bin" / "lightning-cli"))
+    fit = ("fit", "--config", "headtune_digits", "--trainer.max_epochs=1", "--run_dir=one")
+    return folder, run(site, folder, *command, *fit)
+
+
+def test_a_wheel_runs_a_configuration_by_its_name_from_any_folder(site: Path, used: Any) -> None:
+    folder, done = used
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "one" / "record.json").is_file()
+    assert (folder / "one" / "record.json").is_file()
     benchmark = (sys.executable, str(site / "bin" / "benchmark"))
-    done = run(site, tmp_path, *benchmark, "verify", "one")
+    done = run(site, folder, *benchmark, "verify", "one")
     assert (done.returncode, done.stdout.strip()) == (0, "one: ok"), done.stderr
-    listed = run(site, tmp_path, *benchmark, "configs", "suites/")
+    listed = run(site, folder, *benchmark, "configs", "suites/")
     assert "suites/digits " in listed.stdout
-    assert run(site, tmp_path, *benchmark, "configs", "nothing").returncode == 2
-    (tmp_path / "methods.py").unlink()
+    assert run(site, folder, *benchmark, "configs", "nothing").returncode == 2
+    (folder / "methods.py").unlink()
     program = (
         "import fedprompt\nfrom benchmark.cells.identity import content_hash\n"
         "print(content_hash(['configs/fedvpt_digits.yaml'], ['--data=configs/partitions/iid.yaml']))"
     )
     here = content_hash(["configs/fedvpt_digits.yaml"], ["--data=configs/partitions/iid.yaml"])
-    assert run(site, tmp_path, sys.executable, "-c", program).stdout.strip() == here
+    assert run(site, folder, sys.executable, "-c", program).stdout.strip() == here
 
 
 def ten_lines() -> str:
@@ -118,24 +145,8 @@ def test_the_ten_lines_run_in_a_folder_outside_of_the_checkout(tmp_path: Path) -
     assert [path.name for path in folder.iterdir()] == ["ten_lines.py"]
 
 
-def test_one_name_is_imported_and_classes_are_the_same_by_both(site: Path, tmp_path: Path) -> None:
-    shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/installing.md").read_text(), re.DOTALL)
-    assert shown
-    program = (
-        shown[1]
-        + ten_lines().partition("seed_everything(0)")[0]
-        + """
-import fedprompt, sys
-assert fedprompt.__file__.startswith(sys.argv[1]), fedprompt.__file__
-import methods, methods.fedvpt, fedprompt.methods.fedvpt
-assert FedVPT is methods.FedVPT is fedprompt.methods.fedvpt.FedVPT
-assert methods.__file__.startswith(sys.argv[1])
-assert fedprompt.methods.fedvpt is methods.fedvpt and methods.fedvpt.__spec__.name == "methods.fedvpt"
-print(fedprompt.__version__)
-"""
-    )
-    done = run(site, tmp_path, sys.executable, "-c", program, str(site))
-    assert (done.returncode, done.stdout.strip()) == (0, PROJECT["version"]), done.stderr
+def test_one_name_is_imported_and_classes_are_the_same_by_both(used: Any) -> None:
+    assert used[1].stdout.splitlines()[0] == PROJECT["version"], used[1].stderr
 
 
 def test_another_package_of_the_same_name_is_said(site: Path, tmp_path: Path) -> None:
