@@ -35,11 +35,14 @@ BY_CONFIGURATION = ("test_contract.py", "test_ranks.py")
 TEST_BY_TEST = ("test_forks.py", "test_kill.py", "test_speed_targets.py")
 #: Files that take longest, which come first: else one worker would wait for the other's last one.
 FIRST = (
+    "test_packaging.py",
     "test_pretended_gpu.py",
+    "test_pfedpt.py",
     "test_tuning.py",
     "test_text_prompt.py",
     "test_checkpoints.py",
     "test_documentation.py",
+    "test_meeting.py",
 )
 CONFIGURATIONS = {path.stem for path in (Path(__file__).parent / "conf").glob("*.yaml")}
 

@@ -64,7 +64,7 @@ def test_splits_are_classified_among_their_own_classes() -> None:
 
 
 class FiveAndThree(Partition):
-    """Clients learn five classes, and are also tested on the other three, which are counted in any order.
+    """Clients learn five classes of two batches, and are also tested on the other three, counted in any order.
 
     Args:
         num_clients: N.
@@ -84,9 +84,9 @@ class FiveAndThree(Partition):
         train, tested = np.flatnonzero(of_base & ~test), np.flatnonzero(of_base & test)
         assert self.num_clients is not None
         return ClientSplits(
-            [train[k :: self.num_clients] for k in range(self.num_clients)],
-            [tested[k :: self.num_clients] for k in range(self.num_clients)],
-            {"novel": [np.flatnonzero(~of_base & test)] * self.num_clients},
+            [train[k :: self.num_clients][:7] for k in range(self.num_clients)],
+            [tested[k :: self.num_clients][:6] for k in range(self.num_clients)],
+            {"novel": [np.flatnonzero(~of_base & test)[:12]] * self.num_clients},
             {"train": base, "test": base, "novel": others},
         )
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from forked_cells import CONF, cells
 from waiting import until
 
 from benchmark.cells.forks import can_fork
+from benchmark.run.cli import main
 from benchmark.run.command import PROGRAM
 
 ROOT = Path(__file__).parents[3]
@@ -108,10 +110,14 @@ def test_only_this_projects_own_runs_are_forked() -> None:
     assert not can_fork((sys.executable, "another.py"))
 
 
-def test_a_forked_run_is_bit_for_bit_one_where_nothing_can_be_forked(tmp_path: Path) -> None:
+def test_a_forked_run_is_bit_for_bit_one_where_nothing_can_be_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is started anew there, the other is the command's in this process."""
     (tmp_path / "apart").mkdir()
     (tmp_path / "apart" / "dies.py").write_text("import os\n\nos._exit(7)\n")
     apart = SCRIPT.replace("print(", "from benchmark.cells import forks; forks.IMPORTED = 'dies'\nprint(", 1)
+    apart = apart.replace("Path.cwd())", "Path.cwd())[:1]")
     said = {}
     for kind, script in {"forked": SCRIPT, "apart": apart}.items():
         with runner(tmp_path / kind, 2, script=script) as process:
@@ -120,9 +126,22 @@ def test_a_forked_run_is_bit_for_bit_one_where_nothing_can_be_forked(tmp_path: P
         assert any("benchmark.run.cli fit" in line for line in seen) == (kind == "apart")
         assert any("forkserver" in line for line in seen) or kind == "apart"
         assert said[kind].count("the script") == 1  # a fork does not start it again
-        assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said[kind]
         assert "Traceback" not in said[kind]
-    for cell in cells(2, tmp_path / "apart"):
+    assert "outcomes [('FedVPT', ''), ('PFedPG', '')]" in said["forked"]
+    assert "outcomes [('FedVPT', '')]" in said["apart"]
+    own, other = cells(2, tmp_path / "apart")
+    monkeypatch.chdir(tmp_path / "apart")
+    with warnings.catch_warnings(action="ignore"):
+        main(
+            [
+                "fit",
+                *(f"--config={path}" for path in other.configs),
+                *other.overrides,
+                "--seed_everything=0",
+                f"--run_dir=runs/{other.name}",
+            ]
+        )
+    for cell in (own, other):
         frames, states, configs = zip(*(result(tmp_path / kind / "runs" / cell.name) for kind in said), strict=True)
         pd.testing.assert_frame_equal(*frames)
         assert states[0].keys() == states[1].keys()
@@ -276,7 +295,7 @@ metric: accuracy
 presets:
   demo:
     seeds: [0]
-    overrides: ["--trainer.max_epochs=1", "--data.clients_per_round=1"]
+    overrides: ["--trainer.max_epochs=1", "--data.clients_per_round=1", "--trainer.num_sanity_val_steps=0"]
     data: [{name: digits, label: Digits, suite: digits, columns: [COLUMN]}]
 rows:
   - {label: HeadTune, method: headtune, point: server}

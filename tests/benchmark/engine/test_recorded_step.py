@@ -26,6 +26,8 @@ from methods.fedavg import FedAvg
 
 #: Clients one after the other, few of them: that is many steps of a kind.
 ONE_BY_ONE = ("--data.cohort_width=1", "--data.partition=federation.Few", "--data.clients_per_round=4")
+#: Two cohorts of three.
+BY_THREES = ("--data.cohort_width=3", "--data.partition=federation.Few", "--data.clients_per_round=6")
 QUICK = ("FedAvg", "FedBABU", "PFedPT")
 #: which the quick test of autocast leaves out
 OTHERS = sorted(set(methods.__all__) - {"FedAvg", "FedVPT", "TPFL", "ZeroShotCLIP"})
@@ -75,7 +77,7 @@ def require_equal(conf: str, *overrides: str, **settings: Any) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-@pytest.mark.parametrize("overrides", [ONE_BY_ONE, ("--data.cohort_width=3",)], ids=["1", "3"])
+@pytest.mark.parametrize("overrides", [ONE_BY_ONE, BY_THREES], ids=["1", "3"])
 @pytest.mark.parametrize("conf", QUICK)
 def test_a_repeated_step_is_equal_in_every_bit(conf: str, overrides: tuple[str, ...], repeated: list[str]) -> None:
     require_equal(conf, *overrides)
@@ -109,7 +111,7 @@ def test_so_it_is_whatever_a_phase_has(overrides: tuple[str, ...], repeated: lis
 )
 def test_so_it_is_where_autocast_chooses_the_types(conf: str, repeated: list[str]) -> None:
     """Parts of a loss are kept out of autocast, of those that take a text's features for example."""
-    require_equal(conf, precision="bf16-mixed", rounds=2)
+    require_equal(conf, *BY_THREES, precision="bf16-mixed", rounds=2)
     assert repeated
 
 
