@@ -319,3 +319,15 @@ def test_a_configuration_names_no_function_and_so_imports_no_module(
     }[given]()
     assert "a function cannot be named in a configuration; derive a class of your own that has it" in line
     assert "evil" not in sys.modules
+
+
+def test_a_command_makes_no_other_commands_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[None] = []
+    add = FederatedCLI.add_arguments_to_parser
+    monkeypatch.setattr(FederatedCLI, "add_arguments_to_parser", lambda cli, parser: made.append(add(cli, parser)))
+    for given, count in (["fit", *files("HeadTune")], 1), ([*files("HeadTune"), "fit"], 3):
+        made.clear()
+        refused(capsys, main, [*given, "--no_such_option=1"])
+        assert len(made) == count

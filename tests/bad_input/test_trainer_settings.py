@@ -3,6 +3,7 @@
 import inspect
 import json
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional, Union, get_args
 
@@ -92,13 +93,25 @@ def _taking(hint: Any) -> Any:
     return __init__
 
 
+@pytest.fixture
+def _nothing_was_asked_for() -> Iterator[None]:
+    """Typing keeps no types yet, as at the start of a process."""
+    _forget_types()
+    yield
+    _forget_types()
+
+
+def _forget_types() -> None:
+    for forget in typing._cleanups:  # type: ignore[attr-defined]
+        forget()
+
+
+@pytest.mark.usefixtures("_nothing_was_asked_for")
 @pytest.mark.parametrize("order", [(int, float), (float, int)])
 def test_one_batch_is_refused_whatever_was_imported_before(
     order: tuple[type, type], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both orders of the union: typing keeps that which was asked for first, and Lightning's arguments then have it."""
-    for forget in typing._cleanups:  # type: ignore[attr-defined]  # as at the start of a process
-        forget()
     hint = Optional[Union[order]]  # noqa: UP007, UP045  as Lightning writes it
     assert get_args(hint)[:2] == order
     of = inspect.unwrap(Trainer.__init__)
@@ -106,8 +119,6 @@ def test_one_batch_is_refused_whatever_was_imported_before(
     monkeypatch.setitem(of.__annotations__, "limit_train_batches", hint)
     assert inspect.signature(Trainer).parameters["limit_train_batches"].annotation is hint
     assert "cut a round short" in refused(capsys, main, ["fit", *BASE, "--trainer.limit_train_batches=1"])
-    for forget in typing._cleanups:  # type: ignore[attr-defined]
-        forget()
 
 
 def test_validate_scores_held_out_training_images_alone(capsys: pytest.CaptureFixture[str]) -> None:
