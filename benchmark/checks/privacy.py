@@ -8,7 +8,7 @@ from benchmark.checks.methods import MethodUnderCheck
 from benchmark.checks.outcome import NotCheckedError, require
 from benchmark.contract import Stage
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.private_step import PrivateSteps
+from benchmark.engine.private_step import ClippedSteps
 from benchmark.engine.step_function import AsWritten
 from benchmark.federation import Round
 from benchmark.privacy.record_level import RecordLevelPrivacy
@@ -44,9 +44,7 @@ def check_single_images(subject: MethodUnderCheck) -> None:
         privacy, count = RecordLevelPrivacy(1e9, 0.0), int(batch.mask.sum())
         as_written = AsWritten(method, simulation.clients, simulation.slots)
         together = dict(as_written(cohort, step, batch).gradients)
-        alone = PrivateSteps(
-            method, simulation.clients, simulation.slots, as_written, privacy, count, simulation.terms.seed
-        )
+        alone = ClippedSteps(method, simulation.clients, simulation.slots, privacy, count, simulation.terms.seed)
         for name, value in alone(cohort, step, batch).gradients.items():
             _require_equal(name, value, together[name], 10 * subject.tolerance)
 

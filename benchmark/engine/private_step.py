@@ -33,20 +33,16 @@ class _Called(nn.Module):
         return function(*arguments)
 
 
-class PrivateSteps:
-    """Takes the steps of local training as :class:`benchmark.privacy.record_level.RecordLevelPrivacy` says.
+class ClippedSteps:
+    """Takes a step as the method writes it, with the gradient of each image by itself clipped.
 
     Args:
         method: whose loss.
         clients: maps functions over the cohort.
         slots: what is trained.
-        others: takes the steps of copies that are fitted, which nobody sees.
         privacy: the settings.
         batch_size: B, by which sums are divided, whatever a lot holds.
-        seed: of the run, by which noise has its key.
-
-    Attributes:
-        noise_multiplier: z; set before the first step.
+        seed: of the run.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class PrivateSteps:
         method: ClientMethod,
         clients: ClientMap,
         slots: Slots,
-        others: StepFunction,
         privacy: RecordLevelPrivacy,
         batch_size: int,
         seed: int,
@@ -62,42 +57,36 @@ class PrivateSteps:
         self.method = method
         self.clients = clients
         self.slots = slots
-        self.others = others
         self.privacy = privacy
         self.batch_size = batch_size
         self.seed = seed
-        self.noise_multiplier = 0.0
         self._called = _Called(method)
         #: per stage, phase and names of the noise, along which of its dimensions the images are
         self._axes: dict[tuple[Any, ...], dict[str, int | None]] = {}
 
     def __call__(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Made:
-        """Return losses, and gradients that are private.
+        """Return losses, and gradients that noise is to be added to; clients that have finished have zeros.
 
         Raises:
             ConfigurationError: see :class:`benchmark.engine.mapping.ClientMap`.
         """
-        if step.stage is not Stage.TRAIN:
-            return self.others(cohort, step, batch)
         count, part = len(step.clients), (step.stage, step.phase)
         trained = {name: slot for name, slot in self.slots.all().items() if slot.requires_grad}
         fitting = max(1, HELD // (4 * sum(slot[0].numel() for slot in trained.values())))
         chunk = min(batch.mask.shape[1], self.privacy.images_at_once or fitting)
         axes = self._axes_of(step, batch.noise)
 
-        def clipped(client: Client, own: MiniBatch) -> tuple[Tensor, Values, Values, Values]:
+        def summed(client: Client, own: MiniBatch) -> tuple[Tensor, Values, Values, Values]:
             return self.summed(client, own, tuple(trained), axes, chunk)
 
         with torch.no_grad():
-            made = self.clients("client_loss", clipped, cohort, count, batch, part=part, number=step.number)
+            made = self.clients("client_loss", summed, cohort, count, batch, part=part, number=step.number)
             losses, reported, sums, regulariser = made
             gradients: dict[str, Tensor | None] = {}
-            for name, noised in self.noised(step, sums).items():
-                whole = torch.zeros_like(trained[name])  # nothing moves a client that has finished
-                whole[:count] = noised / self.batch_size
-                if regulariser:
-                    whole[:count] += regulariser[name]
-                gradients[name] = whole
+            for name, slot in trained.items():
+                own = sums[name] / self.batch_size + (regulariser[name] if regulariser else 0.0)
+                rest = slot.new_zeros(len(slot) - count, *slot.shape[1:])
+                gradients[name] = torch.cat([own, rest]) if len(rest) else own
         return Made(losses, reported, gradients)
 
     def summed(
@@ -159,21 +148,58 @@ class PrivateSteps:
             self._axes[key] = {name: _differing(two[name].shape, three[name].shape) for name in noise}
         return self._axes.get(key, {})
 
-    def noised(self, step: Step, sums: Values) -> Values:
-        """Add N(0, (zC)^2) to the sums, [K, ...] each, by a key of round, phase, step and client."""
-        std = self.noise_multiplier * self.privacy.clip
+
+class PrivateSteps:
+    """Takes the steps of local training as :class:`benchmark.privacy.record_level.RecordLevelPrivacy` says.
+
+    Args:
+        clipped: takes them with clipped gradients.
+        others: takes those of copies that are fitted, which nobody sees.
+        privacy: the settings.
+        batch_size: B.
+        seed: of the run, by which noise has its key.
+
+    Attributes:
+        noise_multiplier: z; set before the first step.
+    """
+
+    def __init__(
+        self, clipped: StepFunction, others: StepFunction, privacy: RecordLevelPrivacy, batch_size: int, seed: int
+    ) -> None:
+        self.clipped = clipped
+        self.others = others
+        self.privacy = privacy
+        self.batch_size = batch_size
+        self.seed = seed
+        self.noise_multiplier = 0.0
+
+    def __call__(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Made:
+        """Return losses, and gradients that are private.
+
+        Raises:
+            ConfigurationError: see :class:`benchmark.engine.mapping.ClientMap`.
+        """
+        if step.stage is not Stage.TRAIN:
+            return self.others(cohort, step, batch)
+        made = self.clipped(cohort, step, batch)
+        given = {name: value for name, value in made.gradients.items() if value is not None}
+        return made._replace(gradients=made.gradients | self.noised(step, given))
+
+    def noised(self, step: Step, gradients: Values) -> Values:
+        """Add N(0, (zC/B)^2) to the gradients of the step's clients, by a key of round, phase, step and client."""
+        std = self.noise_multiplier * self.privacy.clip / self.batch_size
         if not std:
-            return sums
-        sizes, device = [value[0].numel() for value in sums.values()], next(iter(sums.values())).device
+            return gradients
+        sizes, device = [value[0].numel() for value in gradients.values()], next(iter(gradients.values())).device
         drawn = []
         for client in step.clients:
             generator = torch_generator(self.seed, "dp-sgd", step.round, step.phase, step.number, client, device=device)
             drawn.append(torch.randn(sum(sizes), generator=generator, device=device, dtype=torch.float32))
-        parts = torch.stack(drawn).split(sizes, dim=1)
-        return {
-            name: value + std * noise.view_as(value).to(value.dtype)
-            for (name, value), noise in zip(sums.items(), parts, strict=True)
-        }
+        made = {}
+        for (name, value), noise in zip(gradients.items(), torch.stack(drawn).split(sizes, dim=1), strict=True):
+            made[name] = value.clone()
+            made[name][: len(drawn)] += std * noise.view(len(drawn), *value.shape[1:]).to(value.dtype)
+        return made
 
 
 def _with_one(value: Tensor, axis: int | None) -> Tensor:

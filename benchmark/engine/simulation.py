@@ -16,7 +16,7 @@ from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_fact
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.parameters import Parameters
 from benchmark.engine.plan.work import CohortWork, Part, Step
-from benchmark.engine.private_step import PrivateSteps
+from benchmark.engine.private_step import ClippedSteps, PrivateSteps
 from benchmark.engine.ranks.placed_store import PlacedStore
 from benchmark.engine.refusals.author_errors import tensors
 from benchmark.engine.refusals.finite import finite_rows_and
@@ -84,10 +84,7 @@ class Simulation:
         self.clients = ClientMap(method, roles, self.watch, one_by_one=one_by_one)
         self.local_steps = LocalSteps(method, self.clients, slots)
         self.privacy = privacy
-        as_written = AsWritten(method, self.clients, slots)
-        self.gradients = self.steps_of(
-            self.clients, slots, as_written if one_by_one else RecordedSteps(as_written, store)
-        )
+        self.gradients = self.steps_of(self.clients, slots, one_by_one)
         self.reports = Reports(federation.terms.num_clients)
         #: per client that was met so far
         self._constants: dict[int, Values] = {}
@@ -118,11 +115,14 @@ class Simulation:
         if values:
             copy_all([self.parameters[name].data for name in values], [*values.values()])
 
-    def steps_of(self, clients: ClientMap, slots: Slots, steps: StepFunction) -> StepFunction:
-        """Return how steps in these slots come by their gradients: by ``steps``, unless local training is private."""
+    def steps_of(self, clients: ClientMap, slots: Slots, always_as_written: bool) -> StepFunction:
+        """Return how steps in these slots come by their gradients: recorded and repeated, unless always as written."""
+        as_written = AsWritten(self.method, clients, slots)
+        steps = as_written if always_as_written else RecordedSteps(as_written, self.store)
         if self.privacy is None:
             return steps
-        return PrivateSteps(self.method, clients, slots, steps, self.privacy, self.terms.batch_size, self.terms.seed)
+        of_all = self.privacy, self.terms.batch_size, self.terms.seed
+        return PrivateSteps(ClippedSteps(self.method, clients, slots, *of_all), steps, *of_all)
 
     # ------------------------------------------------------------------ a cohort
 

@@ -15,7 +15,6 @@ from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan.work import Step, on_device
 from benchmark.engine.ranks.ranks import dealt
 from benchmark.engine.simulation import Simulation
-from benchmark.engine.step_function import AsWritten
 from benchmark.federation import Broadcast, Round
 from benchmark.server import ServerRule
 
@@ -116,7 +115,7 @@ def bytes_per_client(
         roles = replace(simulation.roles, has_frozen=True)
         clients = ClientMap(simulation.method, roles, simulation.watch, simulation.clients.merged)
         local_steps = LocalSteps(simulation.method, clients, slots)
-        gradients = simulation.steps_of(clients, slots, AsWritten(simulation.method, clients, slots))
+        gradients = simulation.steps_of(clients, slots, always_as_written=True)
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
