@@ -183,7 +183,7 @@ class PrivateSteps:
             return self.others(cohort, step, batch)
         made = self.clipped(cohort, step, batch)
         given = {name: value for name, value in made.gradients.items() if value is not None}
-        return made._replace(gradients=made.gradients | self.noised(step, given))
+        return made._replace(gradients={**made.gradients, **self.noised(step, given)})
 
     def noised(self, step: Step, gradients: Values) -> Values:
         """Add N(0, (zC/B)^2) to the gradients of the step's clients, by a key of round, phase, step and client."""
