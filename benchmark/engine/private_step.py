@@ -118,13 +118,17 @@ class ClippedSteps:
             chunk_size=chunk,
         )
         found, (losses, reported) = each(own, batch.x, batch.y.clamp(min=0), batch.features, batch.noise)
-        found = {name: value - regulariser[name] if regulariser else value for name, value in found.items()}
-        length = torch.stack([value.square().reshape(len(value), -1).sum(1) for value in found.values()]).sum(0).sqrt()
-        scale = torch.where(batch.mask, (self.privacy.clip / length.clamp(min=1e-12)).clamp(max=1.0), 0.0)
-        sums = {name: torch.tensordot(scale.to(value.dtype), value, dims=1) for name, value in found.items()}
+        sums = self._sum_of_clipped(found, regulariser, batch.mask)
         scalars = {name: value for name, value in reported.items() if value.ndim == 1}
         means = {name: masked_mean(value, batch.mask) for name, value in scalars.items()}
         return masked_mean(losses, batch.mask), means, sums, regulariser
+
+    def _sum_of_clipped(self, gradients: Values, regulariser: Values, mask: Tensor) -> Values:
+        """Return the sum over images, [B, ...] each, of what is left without the regulariser, each clipped to C."""
+        own = {name: value - regulariser[name] if regulariser else value for name, value in gradients.items()}
+        length = torch.stack([value.square().reshape(len(value), -1).sum(1) for value in own.values()]).sum(0).sqrt()
+        scale = torch.where(mask, (self.privacy.clip / length.clamp(min=1e-12)).clamp(max=1.0), 0.0)
+        return {name: torch.tensordot(scale.to(value.dtype), value, dims=1) for name, value in own.items()}
 
     def _at(self, values: Values, function: Any, client: Client, *arguments: Any) -> Any:
         """Call a function of the method at other values of what is trained."""

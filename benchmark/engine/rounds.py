@@ -116,6 +116,11 @@ class Server(Callback):
         terms = replace(simulation.terms, rounds=simulation.rounds)
         start(self.rule, method.initial_values(), terms)
         self.account = record_account(simulation, self.rule)
+        if self.account is not None and "mixed" in str(trainer.precision):
+            raise ConfigurationError(
+                f"data.record_privacy takes the norm of every image's gradient, which trainer.precision "
+                f"{trainer.precision} would round; set 32-true or 64-true"
+            )
         self.delivery.start(terms)
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federation import StopAfterTwo, build, clients_and_server, fit, terms
+from over_ranks import WholeStore, over_ranks
 from torch import Tensor, nn
 
 import methods
@@ -27,6 +28,7 @@ from benchmark.federation import Round
 from benchmark.method import FederatedMethod
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.privacy.record_level import RecordAccount, RecordLevelPrivacy, Training
+from benchmark.run.strategy import RanksStrategy
 from methods.fedavg import FedAvg
 from methods.losses import masked_mean
 
@@ -344,6 +346,20 @@ def test_neither_the_width_nor_a_resume_changes_what_is_learned(conf: str, tmp_p
     assert sum(trainings.values()) == 12
 
 
+def test_the_number_of_ranks_changes_no_bit() -> None:
+    def work(strategy: RanksStrategy, count: int = 2) -> dict[str, Tensor]:
+        method, data = build("FedVPT", *FEW, NOISY, "--data.cohort_width=2")
+        store = WholeStore()
+        fit(method, data, 2, [store], settings={"devices": count, "strategy": strategy}, evaluate=False)
+        trainings = torch.tensor(list(method.server.account.trainings.values()))
+        return (
+            {name: value.clone() for name, value in method.simulation.shared().items()} | store.rows | {"t": trainings}
+        )
+
+    one, two = work(RanksStrategy(), count=1), over_ranks(2, work)[0]
+    assert all(torch.equal(two[name], value) for name, value in one.items())
+
+
 def test_the_run_says_what_each_client_has_paid() -> None:
     method, data = build("FedVPT", *FEW, "--data.record_privacy={clip: 0.5, target_epsilon: 6.0}")
     made = fedprompt.fit(method, data, rounds=2, accelerator="cpu", enable_progress_bar=False)
@@ -384,6 +400,9 @@ def test_data_and_rules_that_the_account_does_not_know_are_refused() -> None:
         patch.setattr(type(data), "federation", property(lambda _: twice))
         with pytest.raises(ConfigurationError, match="clients train on the same images"):
             method.join(data)
+    with pytest.raises(ConfigurationError, match="bf16-mixed would round"):
+        fit(method, data, 1, settings={"precision": "bf16-mixed"})
+    method, data = build("FedVPT", *FEW, NOISY)
     rule = UserLevelPrivacy(noise_multiplier=1.0)
     with pytest.raises(ConfigurationError, match="protect the same tensors twice"):
         fedprompt.fit(method, data, rounds=1, server=rule, accelerator="cpu", enable_progress_bar=False)
