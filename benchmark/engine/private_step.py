@@ -9,9 +9,9 @@ from torch.func import functional_call, grad, vmap
 
 from benchmark.contract import Client, ClientMethod, MiniBatch, Stage
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.mapping import ClientMap
+from benchmark.engine.mapping import ClientFunction, ClientMap
 from benchmark.engine.plan.work import Step
-from benchmark.engine.step_function import Made, StepFunction
+from benchmark.engine.step_function import Called, Made, StepFunction
 from benchmark.federation import Values
 from benchmark.masked import masked_mean
 from benchmark.privacy.record_level import RecordLevelPrivacy
@@ -71,21 +71,28 @@ class ClippedSteps:
             ConfigurationError: see :class:`benchmark.engine.mapping.ClientMap`.
         """
         count, part = len(step.clients), (step.stage, step.phase)
+
+        def call(function: ClientFunction, rows: tuple[MiniBatch, ...]) -> Any:
+            return self.clients("client_loss", function, cohort, count, *rows, part=part, number=step.number)
+
         trained = {name: slot for name, slot in self.slots.all().items() if slot.requires_grad}
-        fitting = max(1, HELD // (4 * sum(slot[0].numel() for slot in trained.values())))
+        return self.made(call, step, batch, trained)
+
+    def made(self, call: Called, step: Step, batch: MiniBatch, trained: Values) -> Made:
+        """Return the same with the clients' functions called by ``call``."""
+        count, axes = len(step.clients), self._axes_of(step, batch.noise)
+        fitting = max(1, HELD // (4 * sum(value[0].numel() for value in trained.values())))
         chunk = min(batch.mask.shape[1], self.privacy.images_at_once or fitting)
-        axes = self._axes_of(step, batch.noise)
 
         def summed(client: Client, own: MiniBatch) -> tuple[Tensor, Values, Values, Values]:
             return self.summed(client, own, tuple(trained), axes, chunk)
 
         with torch.no_grad():
-            made = self.clients("client_loss", summed, cohort, count, batch, part=part, number=step.number)
-            losses, reported, sums, regulariser = made
+            losses, reported, sums, regulariser = call(summed, (batch,))
             gradients: dict[str, Tensor | None] = {}
-            for name, slot in trained.items():
+            for name, value in trained.items():
                 own = sums[name] / self.batch_size + (regulariser[name] if regulariser else 0.0)
-                rest = slot.new_zeros(len(slot) - count, *slot.shape[1:])
+                rest = own.new_zeros(len(value) - count, *value.shape[1:])
                 gradients[name] = torch.cat([own, rest]) if len(rest) else own
         return Made(losses, reported, gradients)
 

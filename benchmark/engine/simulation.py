@@ -32,7 +32,7 @@ from benchmark.engine.refusals.watch import Watch
 from benchmark.engine.repeat.recorded_step import RecordedSteps
 from benchmark.engine.reports import Reports
 from benchmark.engine.roles import Roles, overrides, phases_of
-from benchmark.engine.step_function import AsWritten, StepFunction
+from benchmark.engine.step_function import AsWritten, StepFunction, WrittenStep
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Federation, Parcel, Round, Values
 from benchmark.internals import copy_all
@@ -117,12 +117,15 @@ class Simulation:
 
     def steps_of(self, clients: ClientMap, slots: Slots, always_as_written: bool) -> StepFunction:
         """Return how steps in these slots come by their gradients: recorded and repeated, unless always as written."""
-        as_written = AsWritten(self.method, clients, slots)
-        steps = as_written if always_as_written else RecordedSteps(as_written, self.store)
+
+        def taken(steps: WrittenStep) -> StepFunction:
+            return steps if always_as_written else RecordedSteps(steps, self.store)
+
+        as_written = taken(AsWritten(self.method, clients, slots))
         if self.privacy is None:
-            return steps
+            return as_written
         of_all = self.privacy, self.terms.batch_size, self.terms.seed
-        return PrivateSteps(ClippedSteps(self.method, clients, slots, *of_all), steps, *of_all)
+        return PrivateSteps(taken(ClippedSteps(self.method, clients, slots, *of_all)), as_written, *of_all)
 
     # ------------------------------------------------------------------ a cohort
 

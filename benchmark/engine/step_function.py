@@ -1,12 +1,14 @@
 """Compute the losses and gradients of a cohort's step, each client's exactly its own."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
-from benchmark.engine.mapping import ClientMap
+from benchmark.engine.mapping import ClientFunction, ClientMap
 from benchmark.engine.plan.work import Step
 from benchmark.engine.refusals.author_errors import losses_of
 from benchmark.federation import Values
@@ -39,6 +41,27 @@ class StepFunction(Protocol):
         """
 
 
+#: Calls ``function(client, *rows)`` for the clients of a step, given the function and the rows.
+Called = Callable[[ClientFunction, tuple[MiniBatch, ...]], Any]
+
+
+class WrittenStep(StepFunction, Protocol):
+    """A step function that can be recorded.
+
+    Attributes:
+        method: whose loss.
+        clients: maps it over the cohort.
+        slots: what is trained.
+    """
+
+    method: ClientMethod
+    clients: ClientMap
+    slots: Slots
+
+    def made(self, call: Called, step: Step, batch: MiniBatch, trained: Values) -> Made:
+        """Return the same with clients' functions called by ``call``, and gradients of ``trained``, [K, ...] each."""
+
+
 class AsWritten:
     """Takes every step as the method writes it.
 
@@ -69,3 +92,10 @@ class AsWritten:
         losses.sum().backward()  # no gradient scaler to go through: fp16 is refused
         gradients = {name: slot.grad for name, slot in self.slots.all().items() if slot.requires_grad}
         return Made(losses, reported, gradients)
+
+    def made(self, call: Called, step: Step, batch: MiniBatch, trained: Values) -> Made:
+        """Return losses, and gradients of these leaves, which nothing is written into."""
+        made = call(self.method.client_loss, (batch,))
+        losses, reported = made if isinstance(made, tuple) else (made, {})
+        found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+        return Made(losses, reported, dict(zip(trained, found, strict=True)))

@@ -40,6 +40,6 @@ def compare(work: Work, rounds: int) -> list[Row]:
 def run(folder: Path) -> tuple[str, Iterable[Row]]:
     """A prompt in a ViT; one in a CLIP's text tower, with kept features, in mini-batches of two sizes."""
     clip = [promptfl(large_clip(), batch) for batch in (4, 32)]
-    # Small steps are recorded and repeated; those with privacy are not.
+    # Small steps are recorded and repeated, those with privacy too.
     timed = [(fedvpt(*large_vit()), 3), *((work, rounds_until_repeated(-(-IMAGES // work.batch))) for work in clip)]
     return "Differential privacy, against none", (row for work, rounds in timed for row in compare(work, rounds))

@@ -14,7 +14,7 @@ from benchmark.engine.plan.work import Step
 from benchmark.engine.repeat.attributes import Attributes
 from benchmark.engine.repeat.captured_step import Graphs
 from benchmark.engine.repeat.recording import as_recorded, equal, inputs, recorded, repeats
-from benchmark.engine.step_function import AsWritten, Made
+from benchmark.engine.step_function import Made, WrittenStep
 from benchmark.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class RecordedSteps:
         store: what belongs to the clients between rounds.
     """
 
-    def __init__(self, as_written: AsWritten, store: nn.Module) -> None:
+    def __init__(self, as_written: WrittenStep, store: nn.Module) -> None:
         self.as_written = as_written
         self.method = as_written.method
         self._attributes = Attributes(self.method, (as_written.slots, store))

@@ -10,9 +10,10 @@ from torch import Tensor
 from benchmark.contract import MiniBatch
 from benchmark.engine.cohort import Cohort, Slots
 from benchmark.engine.device.memory import free_memory
+from benchmark.engine.mapping import ClientFunction
 from benchmark.engine.plan.work import Step
 from benchmark.engine.repeat.straight_line import straight_line
-from benchmark.engine.step_function import AsWritten, Made
+from benchmark.engine.step_function import Made, WrittenStep
 from benchmark.internals import tree_flatten, tree_map, tree_unflatten, without_autocast
 
 #: Of the device's free memory what all intermediate results of a step may take together while it is recorded.
@@ -46,7 +47,7 @@ def repeats(run: Callable[[], Made]) -> bool:
     return equal(first, run())
 
 
-def recorded(as_written: AsWritten, cohort: Cohort, step: Step, batch: MiniBatch) -> Callable[..., Made]:
+def recorded(as_written: WrittenStep, cohort: Cohort, step: Step, batch: MiniBatch) -> Callable[..., Made]:
     """Record a step: return a function of its ``inputs`` that gives its losses and gradients, bit for bit.
 
     Args:
@@ -58,7 +59,7 @@ def recorded(as_written: AsWritten, cohort: Cohort, step: Step, batch: MiniBatch
     Raises:
         Exception: whatever torch cannot record, the loss reads the round, or there is no room.
     """
-    method, clients, slots, count = as_written.method, as_written.clients, as_written.slots, len(step.clients)
+    clients, slots, count = as_written.clients, as_written.slots, len(step.clients)
     tensors, _ = inputs(cohort, batch)
     _, layout = tree_flatten((cohort.received.common, cohort.rows(len(cohort.clients)), batch.noise, batch.features))
 
@@ -69,11 +70,13 @@ def recorded(as_written: AsWritten, cohort: Cohort, step: Step, batch: MiniBatch
             own = tree_map(lambda rows: rows[:count], own)
         x, y, mask = given[-3:]
         mini_batch = MiniBatch(x, y, mask, batch.phase, batch.split, noise, features)
-        made = clients.bound(method.client_loss, count, cast(Any, _Unread()), common, own, (mini_batch,))()
-        losses, named = made if isinstance(made, tuple) else (made, {})
-        found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
-        laid_out = [_laid_out(gradient, of) for gradient, of in zip(found, trained.values(), strict=True)]
-        return Made(losses.detach(), tree_map(Tensor.detach, named), dict(zip(trained, laid_out, strict=True)))
+
+        def call(function: ClientFunction, rows: tuple[MiniBatch, ...]) -> Any:
+            return clients.bound(function, count, cast(Any, _Unread()), common, own, rows)()
+
+        made = as_written.made(call, step, mini_batch, trained)
+        laid_out = {name: _laid_out(made.gradients[name], leaf) for name, leaf in trained.items()}
+        return Made(made.losses.detach(), tree_map(Tensor.detach, made.reported), laid_out)
 
     room = int(ROOM * free_memory(batch.x.device))
     with torch.enable_grad():

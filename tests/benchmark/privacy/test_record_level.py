@@ -22,7 +22,8 @@ from benchmark.engine.local_training import schedule_factor
 from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.engine.plan.work import Step
 from benchmark.engine.private_step import ClippedSteps, PrivateSteps
-from benchmark.engine.step_function import AsWritten
+from benchmark.engine.repeat import recorded_step
+from benchmark.engine.step_function import AsWritten, Made
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
 from benchmark.method import FederatedMethod
@@ -344,6 +345,26 @@ def test_neither_the_width_nor_a_resume_changes_what_is_learned(conf: str, tmp_p
     assert all(torch.equal(again[name], value) for name, value in found[1].items())
     trainings = method.server.account.trainings
     assert sum(trainings.values()) == 12
+
+
+def test_a_recorded_step_repeats_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, repeated = recorded_step.Visit.run, []
+
+    def counted(visit: recorded_step.Visit) -> Made:
+        repeated.append(visit)
+        return run(visit)
+
+    monkeypatch.setattr(recorded_step.Visit, "run", counted)
+    monkeypatch.setattr(recorded_step, "SMALL_STEP", 60.0)
+    found = []
+    for before in (10**9, 2):
+        assert not repeated
+        monkeypatch.setattr(recorded_step, "BEFORE_RECORDING", before)
+        method, data = build("FedVPT", *EVEN, NOISY, "--data.cohort_width=3")
+        fit(method, data, 4, evaluate=False)
+        found.append(clients_and_server(method))
+    assert len(repeated) >= 4
+    assert all(torch.equal(found[1][name], value) for name, value in found[0].items())
 
 
 def test_the_number_of_ranks_changes_no_bit() -> None:
