@@ -171,7 +171,7 @@ class PrivateSteps:
         seed: of the run, by which noise has its key.
 
     Attributes:
-        noise_multiplier: z; set before the first step.
+        noise_multiplier: z, which the account makes; without one no step is taken.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class PrivateSteps:
         self.privacy = privacy
         self.batch_size = batch_size
         self.seed = seed
-        self.noise_multiplier = 0.0
+        self.noise_multiplier: float | None = None
 
     def __call__(self, cohort: Cohort, step: Step, batch: MiniBatch) -> Made:
         """Return losses, and gradients that are private.
@@ -197,7 +197,13 @@ class PrivateSteps:
         return made._replace(gradients={**made.gradients, **self.noised(step, given)})
 
     def noised(self, step: Step, gradients: Values) -> Values:
-        """Add N(0, (zC/B)^2) to the gradients of the step's clients, by a key of round, phase, step and client."""
+        """Add N(0, (zC/B)^2) to the gradients of the step's clients, by a key of round, phase, step and client.
+
+        Raises:
+            RuntimeError: nobody has accounted for the noise.
+        """
+        if self.noise_multiplier is None:
+            raise RuntimeError("a private step without an account of its noise (benchmark.engine.accounts)")
         std = self.noise_multiplier * self.privacy.clip / self.batch_size
         if not std:
             return gradients

@@ -206,9 +206,11 @@ def test_the_noise_has_the_size_that_is_accounted_for() -> None:
     simulation = method.join(data)
     steps = simulation.gradients
     assert isinstance(steps, PrivateSteps)
-    steps.noise_multiplier = 2.0
     zeros = {"w": torch.zeros(3, 20_000), "v": torch.zeros(3, 40, 500)}
     step = Step((0, 1, 2), (0, 1, 2), round=4, number=7)
+    with pytest.raises(RuntimeError, match="without an account"):
+        steps.noised(step, zeros)
+    steps.noise_multiplier = 2.0
     noised = steps.noised(step, zeros)
     for value in noised.values():
         assert value.std().item() == pytest.approx(2e-3 / 4, rel=0.02)  # in batches of four
