@@ -17,7 +17,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         summary: last                         # optional; in place of the table's
         split: new                            # optional; in place of the table's
         scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
-        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each
+        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; the group's
+                                              # data files, its overrides and the row's come after, and win
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
