@@ -1104,7 +1104,13 @@ def test_an_ambiguous_published_number_is_refused() -> None:
 # --- the committed tables ---
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tables").glob("*.yaml")), ids=lambda path: path.stem)
+#: Without this project's own tables, which test_table_files lists.
+OF_PAPERS = [
+    path for path in sorted((ROOT / "configs" / "tables").glob("*.yaml")) if "\n  paper:\n" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", OF_PAPERS, ids=lambda path: path.stem)
 def test_committed_tables_fit_the_published_numbers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     table = load_table(path.stem)
