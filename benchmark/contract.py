@@ -24,7 +24,7 @@ Input = Literal["images", "features", "own_images"]
 
 
 class Stage(StrEnum):
-    """What a client's parameters are stepped, or read, for."""
+    """The purpose for which a client's parameters are stepped, or read."""
 
     TRAIN = "train"  #: local training
     FINETUNE = "finetune"  #: the fitting of a throw-away copy, before it is evaluated
@@ -161,7 +161,7 @@ class MiniBatch:
 
 
 class ClientMethod(nn.Module):
-    """What a method writes; everything has a default but ``forward`` and what is trained.
+    """The functions and attributes that a method writes; all have defaults but ``forward`` and what is trained.
 
     Attributes:
         shared: prefixes of the parameters that the server sends, that are trained, and that go back.

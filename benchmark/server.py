@@ -1,4 +1,4 @@
-"""What happens between rounds: select clients, send to them, and make new shared values of what they upload."""
+"""Act between rounds: select clients, send to them, and make new shared values of their uploads."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
@@ -52,7 +52,7 @@ class Declared(Protocol):
 
     @property
     def uploads(self) -> tuple[str, ...]:
-        """What clients let the server see as well."""
+        """Name what clients let the server see of their own."""
 
     @property
     def sends_of_its_own(self) -> bool:

@@ -93,10 +93,13 @@ class PFedPrompt(PromptFL):
         super().__init__(*arguments, **settings)
         self.lfa, self.lfa_in_train = lfa, lfa_in_train
         self.alpha, self.beta, self.b2, self.b3 = alpha, beta, b2, b3
-        # In training the memory would look at all of the client's images.
-        self.per_example = lfa == "spatial" or not lfa_in_train
         if lfa == "memory":
             self.inputs = ("features", "own_images")
+
+    @property
+    def per_example(self) -> bool:  # type: ignore[override]
+        """Return whether no other image takes part in an image's loss, as the memory's do in training."""
+        return self.lfa == "spatial" or not self.lfa_in_train
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """Return features of images [B, 3, H, W], [B, e]; for the spatial form of their positions too, [B, M, e]."""

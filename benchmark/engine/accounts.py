@@ -10,18 +10,25 @@ from benchmark.privacy.record_level import RecordAccount, Training
 from benchmark.server import ServerRule
 
 
-def record_account(simulation: Simulation, rule: ServerRule) -> RecordAccount | None:
+def record_account(simulation: Simulation, rule: ServerRule, precision: str) -> RecordAccount | None:
     """Make the account of private local training, and with it its noise; None where training is not private.
 
     Args:
         simulation: whose local training.
         rule: started; it selects.
+        precision: the Trainer's.
 
     Raises:
-        ConfigurationError: the rule is private too, or see :class:`benchmark.privacy.record_level.RecordAccount`.
+        ConfigurationError: the precision is mixed, the rule is private too, or see
+            :class:`benchmark.privacy.record_level.RecordAccount`.
     """
     if not isinstance(simulation.gradients, PrivateSteps):
         return None
+    if "mixed" in precision:
+        raise ConfigurationError(
+            f"data.record_privacy takes the norm of every image's gradient, which trainer.precision {precision} would "
+            "round; set 32-true or 64-true"
+        )
     private = [part.title for part in rule.modules() if isinstance(part, ServerRule) and part.outermost]
     if private:
         raise ConfigurationError(

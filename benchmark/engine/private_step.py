@@ -21,7 +21,7 @@ from benchmark.seeds import torch_generator
 HELD = 2**26
 
 
-class _Called(nn.Module):
+class _AtValues(nn.Module):
     """Calls a function while ``functional_call`` has put values in the parameters of a method."""
 
     def __init__(self, method: nn.Module) -> None:
@@ -60,7 +60,7 @@ class ClippedSteps:
         self.privacy = privacy
         self.batch_size = batch_size
         self.seed = seed
-        self._called = _Called(method)
+        self._at_values = _AtValues(method)
         #: per stage, phase and names of the noise, along which of its dimensions the images are
         self._axes: dict[tuple[Any, ...], dict[str, int | None]] = {}
 
@@ -125,23 +125,24 @@ class ClippedSteps:
             chunk_size=chunk,
         )
         found, (losses, reported) = each(own, batch.x, batch.y.clamp(min=0), batch.features, batch.noise)
-        sums = self._sum_of_clipped(found, regulariser, batch.mask)
-        scalars = {name: value for name, value in reported.items() if value.ndim == 1}
-        means = {name: masked_mean(value, batch.mask) for name, value in scalars.items()}
-        return masked_mean(losses, batch.mask), means, sums, regulariser
-
-    def _sum_of_clipped(self, gradients: Values, regulariser: Values, mask: Tensor) -> Values:
-        """Return the sum over images, [B, ...] each, of what is left without the regulariser, each clipped to C."""
-        own = {name: value - regulariser[name] if regulariser else value for name, value in gradients.items()}
+        own = {name: value - regulariser[name] if regulariser else value for name, value in found.items()}
         length = torch.stack([value.square().reshape(len(value), -1).sum(1) for value in own.values()]).sum(0).sqrt()
-        scale = torch.where(mask, (self.privacy.clip / length.clamp(min=1e-12)).clamp(max=1.0), 0.0)
-        return {name: torch.tensordot(scale.to(value.dtype), value, dims=1) for name, value in own.items()}
+        # One image that is not finite would else leave its client out, which everybody sees.
+        counted = batch.mask & length.isfinite() & losses.isfinite()
+        scale = torch.where(counted, (self.privacy.clip / length.clamp(min=1e-12)).clamp(max=1.0), 0.0)
+        sums = {
+            name: torch.tensordot(scale.to(value.dtype), _of_some(value, counted), dims=1)
+            for name, value in own.items()
+        }
+        scalars = {name: value for name, value in reported.items() if value.ndim == 1}
+        means = {name: masked_mean(_of_some(value, counted), counted) for name, value in scalars.items()}
+        return masked_mean(_of_some(losses, counted), counted), means, sums, regulariser
 
     def _at(self, values: Values, function: Any, client: Client, *arguments: Any) -> Any:
         """Call a function of the method at other values of what is trained."""
         there = replace(client, parameters=client.parameters | values)
         named = {f"method.{name}": value for name, value in values.items()}
-        return functional_call(self._called, named, (function, there, *arguments))
+        return functional_call(self._at_values, named, (function, there, *arguments))
 
     def _regulariser(self, client: Client, phase: int, own: Values) -> Values:
         """Return the gradient of ONE client's regulariser; nothing where it has none."""
@@ -217,6 +218,11 @@ class PrivateSteps:
             made[name] = value.clone()
             made[name][: len(drawn)] += std * noise.view(len(drawn), *value.shape[1:]).to(value.dtype)
         return made
+
+
+def _of_some(values: Tensor, there: Tensor) -> Tensor:
+    """Put zeros where ``there`` [B] is False, whatever stood there; [B, ...]."""
+    return torch.where(there.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
 
 def _with_one(value: Tensor, axis: int | None) -> Tensor:

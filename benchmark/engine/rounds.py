@@ -115,12 +115,8 @@ class Server(Callback):
         check_together(self.rule, self.delivery)
         terms = replace(simulation.terms, rounds=simulation.rounds)
         start(self.rule, method.initial_values(), terms)
-        self.account = record_account(simulation, self.rule)
-        if self.account is not None and "mixed" in str(trainer.precision):
-            raise ConfigurationError(
-                f"data.record_privacy takes the norm of every image's gradient, which trainer.precision "
-                f"{trainer.precision} would round; set 32-true or 64-true"
-            )
+        if stage == "fit":
+            self.account = record_account(simulation, self.rule, str(trainer.precision))
         self.delivery.start(terms)
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(

@@ -11,6 +11,9 @@ from benchmark.privacy.account import INTERVAL, LEAST_AMPLIFIED, dp_accounting, 
 from benchmark.privacy.user_level import KEYED, LOW_BITS
 from benchmark.ranges import InsideUnit, NonNegativeFloat, PositiveFloat, PositiveInt, checked
 
+#: Noise multiplier beyond which none is looked for.
+MOST_NOISE = 1e5
+
 COVERED = (
     "every message of a client, the shared tensors after every round, and the client's own tensors",
     "whatever is computed from them alone",
@@ -70,7 +73,7 @@ class RecordLevelPrivacy:
 
 
 class Training(NamedTuple):
-    """What a client does in a round.
+    """A client's local training of a round.
 
     Attributes:
         images: n_k.
@@ -89,7 +92,7 @@ class RecordAccount:
     Args:
         privacy: the settings.
         batch_size: B.
-        of_a_round: per client that trains, what it does in a round.
+        of_a_round: per client that trains, its training in a round.
         planned: per client, rounds in which it trains; a target needs them.
 
     Attributes:
@@ -97,7 +100,7 @@ class RecordAccount:
         trainings: per client, rounds in which it has trained so far.
 
     Raises:
-        ConfigurationError: delta is not below one in the number of a client's images.
+        ConfigurationError: delta is not below one in the number of a client's images, or the target can't be met.
     """
 
     def __init__(
@@ -141,21 +144,48 @@ class RecordAccount:
         return (one.images, self.batch_size) if hides else None
 
     def _noise_for(self, target: float, planned: Mapping[int, int]) -> float:
-        """Return the smallest noise multiplier, rounded up to 1e-3, with which no client's rounds cost more."""
+        """Return the smallest noise multiplier, rounded up to 1e-3, with which no client's rounds cost more.
+
+        Raises:
+            ConfigurationError: no client is planned to train, or no noise is enough.
+        """
         from scipy.optimize import brentq
 
+        paying = self._paying_most(planned)
+        if not paying:
+            raise ConfigurationError(
+                "data.record_privacy: target_epsilon needs the rounds in which clients train; set trainer.max_epochs, "
+                "or give noise_multiplier"
+            )
+
         def over(z: float) -> float:
-            return max(self.epsilons(z, planned).values()) - target
+            return max(self._epsilon(z, one, rounds) for one, rounds in paying) - target
 
         low = high = 1.0
         while over(high) > 0:
             low, high = high, 2 * high
+            if high > MOST_NOISE:
+                raise ConfigurationError(
+                    f"data.record_privacy: no noise_multiplier up to {MOST_NOISE:g} meets target_epsilon {target:g}"
+                )
         while over(low) <= 0:
             low, high = low / 2, low
         found = math.ceil(1e3 * brentq(over, low, high, xtol=1e-4)) / 1e3
         while over(found) > 0:
             found = round(found + 1e-3, 3)
         return found
+
+    def _paying_most(self, planned: Mapping[int, int]) -> list[tuple[Training, int]]:
+        """Return clients one of which pays most, with their rounds: of those with equal steps the smallest.
+
+        An image of a smaller client is in a step with a higher probability.
+        """
+        found: dict[tuple[int, int, int], Training] = {}
+        for client, one in self.of_a_round.items():
+            key = (one.steps, one.epochs, planned[client])
+            if one.steps and planned[client] and (key not in found or one.images < found[key].images):
+                found[key] = one
+        return [(one, rounds) for (_, _, rounds), one in found.items()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return who has trained how often, and under which noise."""

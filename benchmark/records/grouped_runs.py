@@ -75,7 +75,7 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """What the clients are."""
+        """Describe the clients: the partition and its numbers."""
         name, arguments = self.partition
         count = len(self.record.client_names)
         clients = f"{count} clients" if count != 1 else "1 client"
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def local_work(self) -> str:
-        """What a client trains in a round, where the configuration has it in one place; else empty.
+        """Describe a client's training in a round, where the configuration has it in one place; else empty.
 
         Phases that a method has beside its plain training are its own.
         """
@@ -253,7 +253,7 @@ def group(runs: Sequence[Run]) -> list[Experiment]:
 
 
 def _alike(run: Run) -> tuple[str | None, ...]:
-    """What the runs of an experiment have in common."""
+    """Return a key that the runs of one experiment share."""
     config = {key: value for key, value in run.config.items() if key != "seed_everything"}
     config["trainer"] = {**config.get("trainer", {}), **OF_ONE_SITTING}
     # With a partition seed of null every seed has a partition of its own; else one that differs is other data.

@@ -50,7 +50,7 @@ class Hardware(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class Environment(TypedDict, total=False):
-    """Where and when a run took place; the date is missing in records of before."""
+    """The place and time of a run; the date is missing in older records."""
 
     git: Git
     python: str
@@ -94,7 +94,7 @@ class _Seconds(TypedDict):
 
 @with_config(ConfigDict(extra="forbid"))
 class Tuning(TypedDict):
-    """How the values of a run were chosen, by `benchmark tune` for example.
+    """The choice of a run's values, by `benchmark tune` for example.
 
     Attributes:
         trials: runs among which they were chosen.
@@ -258,7 +258,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class _Payload(RunRecord):
-    """What ``record.json`` holds, but for its own hash."""
+    """The contents of ``record.json``, but for its own hash."""
 
     schema: Literal[1] = 1
 

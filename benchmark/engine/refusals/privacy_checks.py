@@ -1,6 +1,6 @@
-"""What local training that hides single images can't take, each with its reason."""
+"""Refuse methods and data for which local training could not hide single images, each with its reason."""
 
-from types import FunctionType
+from functools import cached_property
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from benchmark.engine.roles import Roles
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
 
+#: What a class can have of its own that may read images; a nested class counts, too.
+KINDS = (property, cached_property, staticmethod, classmethod)
 #: Functions that a method may have of its own without saying again that it is ``per_example``.
 FREE = frozenset({"__init__", "finetune_phases", "make_server"})
 
@@ -32,14 +34,14 @@ def _refusal(method: ClientMethod, roles: Roles) -> str:
             "another loss (per_example)"
         )
     for kind in type(method).__mro__:
-        if "per_example" in vars(kind) or "per_example" in vars(method):
-            return ""
-        own = [name for name, value in vars(kind).items() if isinstance(value, FunctionType) and name not in FREE]
-        if own:
-            return (
-                f"{kind.__name__} has a {own[0]} of its own, and its base says per_example; say it in {kind.__name__} "
-                "if it still holds"
-            )
+        if "per_example" in vars(kind):
+            break
+        for name, value in vars(kind).items():
+            if (callable(value) or isinstance(value, KINDS)) and name not in FREE:
+                return (
+                    f"{kind.__name__} has a {name} of its own, and its base says per_example; say it in "
+                    f"{kind.__name__} if it still holds"
+                )
     return ""
 
 

@@ -120,6 +120,21 @@ def test_an_empty_lot_sums_to_nothing() -> None:
     assert torch.equal(pull, torch.tensor([-1.0, -1.0]))
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 3e38])
+def test_an_image_that_is_not_finite_adds_nothing_and_leaves_nobody_out(broken: float) -> None:
+    plain, _ = summed([[6.0, 8.0], [0.6, 0.0]])
+    sums, _ = summed([[6.0, 8.0], [broken, 1.0], [0.6, 0.0]])
+    assert torch.equal(sums, plain)
+    method, client, batch = Linear(), None, None
+    steps = ClippedSteps(method, None, None, RecordLevelPrivacy(1.0, 0.0), 2, 0)  # type: ignore[arg-type]
+    method.w.data += 1.0
+    client = Client({"w": method.w}, {}, torch.zeros(1), Round(1, (0,), 0))
+    there = torch.tensor([True, True])
+    batch = MiniBatch(torch.tensor([[broken, broken], [1.0, 2.0]]), torch.zeros(2, dtype=torch.int64), there)
+    loss = steps.summed(client, batch, ("w",), {}, 2)[0]
+    assert loss.item() == pytest.approx(3.0)
+
+
 def test_another_image_moves_the_sum_by_two_norms_at_most() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -317,6 +332,12 @@ def test_a_target_is_met_by_the_client_that_pays_most() -> None:
     z = made.noise_multiplier
     assert max(made.epsilons(z, {0: 20, 1: 20, 2: 5}).values()) <= 4.0
     assert max(made.epsilons(z - 2e-3, {0: 20, 1: 20, 2: 5}).values()) > 4.0
+    with pytest.raises(ConfigurationError, match=r"needs the rounds in which clients train; set trainer.max_epochs"):
+        RecordAccount(RecordLevelPrivacy(1.0, target_epsilon=4.0), 32, of_a_round, {0: 0, 1: 0, 2: 0})
+    with pytest.raises(ConfigurationError, match="needs the rounds in which clients train"):
+        RecordAccount(RecordLevelPrivacy(1.0, target_epsilon=4.0), 32, {0: Training(20, 0, 0)}, {0: 5})
+    with pytest.raises(ConfigurationError, match=r"no noise_multiplier up to 100000 meets target_epsilon 1e-09"):
+        RecordAccount(RecordLevelPrivacy(1.0, target_epsilon=1e-9), 32, {0: Training(20, 1, 1)}, {0: 5})
     with pytest.raises(ConfigurationError, match="less than one in the 413 images"):
         RecordAccount(RecordLevelPrivacy(1.0, 1.0, delta=1 / 413), 32, of_a_round, {})
 
@@ -408,6 +429,30 @@ def test_a_loss_of_ones_own_has_to_say_that_it_is_one_of_each_image() -> None:
     method, data = build("FedAvg", *FEW, NOISY)
     method.__class__ = OfItsOwn
     with pytest.raises(ConfigurationError, match="OfItsOwn has a model_loss of its own, and its base says per_example"):
+        method.join(data)
+
+
+def test_so_has_a_property_and_a_base_that_decides_by_its_arguments() -> None:
+    class Looking(FedAvg):
+        @property
+        def spread(self) -> float:
+            return 0.0
+
+    method, data = build("FedAvg", *FEW, NOISY)
+    method.__class__ = Looking
+    with pytest.raises(ConfigurationError, match="Looking has a spread of its own"):
+        method.join(data)
+
+    class Own(methods.PFedPrompt):
+        def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+            return super().client_loss(client, batch)
+
+    method, data = build("PFedPrompt", *FEW, NOISY)
+    method.__class__ = Own
+    with pytest.raises(ConfigurationError, match="Own has a client_loss of its own"):
+        method.join(data)
+    method, data = build("PFedPrompt", *FEW, NOISY, "--model.init_args.lfa_in_train=true")
+    with pytest.raises(ConfigurationError, match="does not say that its loss is a mean over single images"):
         method.join(data)
 
 
