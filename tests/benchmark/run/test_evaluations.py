@@ -124,24 +124,33 @@ class End(Callback):
             raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.fixture(scope="module")
+def whole(every: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Metrics of a run of four rounds that nothing has ended."""
+    run = tmp_path_factory.mktemp("whole")
+    train(run, 4, every=every)
+    return run / "metrics.parquet"
+
+
+@pytest.mark.parametrize("every", [1, 2], scope="module")
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_epoch_end", "on_train_epoch_start"])
-def test_a_run_that_ended_anywhere_keeps_and_continues_its_metrics(hook: str, every: int, tmp_path: Path) -> None:
-    train(tmp_path / "whole", 4, every=every)
+def test_a_run_that_ended_anywhere_keeps_and_continues_its_metrics(
+    hook: str, every: int, whole: Path, tmp_path: Path
+) -> None:
     ended = tmp_path / "ended"
     with pytest.raises(ZeroDivisionError):
         train(ended, 4, End(hook, round=4), every=every)
     evaluated = 4 if hook != "on_train_epoch_start" else 3
     assert rounds_of(ended) == list(range(0, evaluated + 1, every))
     train(ended, 4, every=every, resume=ended)
-    assert (ended / "metrics.parquet").read_bytes() == (tmp_path / "whole/metrics.parquet").read_bytes()
+    assert (ended / "metrics.parquet").read_bytes() == whole.read_bytes()
 
 
 def test_a_finished_run_is_continued_elsewhere_with_its_metrics(tmp_path: Path) -> None:
-    train(tmp_path / "first", 2)
-    train(tmp_path / "whole", 3)
+    train(tmp_path / "first", 1)
+    train(tmp_path / "whole", 2)
     before = (tmp_path / "first/metrics.parquet").read_bytes()
-    train(tmp_path / "more", 3, resume=tmp_path / "first")
+    train(tmp_path / "more", 2, resume=tmp_path / "first")
     assert (tmp_path / "more/metrics.parquet").read_bytes() == (tmp_path / "whole/metrics.parquet").read_bytes()
     assert (tmp_path / "first/metrics.parquet").read_bytes() == before
 
