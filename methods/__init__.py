@@ -5,25 +5,41 @@ from methods.coop import CoOp
 from methods.fedavg import FedAvg
 from methods.fedavgft import FedAvgFT
 from methods.fedbabu import FedBABU
+from methods.fedclip import FedCLIP
 from methods.fedcocoop import FedCoCoOp
+from methods.federatedridge import FederatedRidge
 from methods.fedkgcoop import FedKgCoOp
+from methods.fedlora import FedLoRA
+from methods.fedloraclip import FedLoRACLIP
 from methods.fedmaple import FedMaPLe
 from methods.fedmtl import FedMTL
 from methods.fedotp import FedOTP
+from methods.fedpart import FedPart
 from methods.fedper import FedPer
 from methods.fedpgp import FedPGP
 from methods.fedpr import FedPR
 from methods.fedprox import FedProx
 from methods.fedrep import FedRep
 from methods.fedrod import FedRoD
+from methods.fedsalora import FedSALoRA
+from methods.fedsdg import FedSDG
 from methods.fedvpt import FedVPT
 from methods.fedvptdeep import FedVPTDeep
+from methods.ffalora import FFALoRA
+from methods.flora import FLoRA
 from methods.headtune import HeadTune
 from methods.local import Local
 from methods.localclip import LocalCLIP
+from methods.locallora import LocalLoRA
+from methods.lorafair import LoRAFAIR
 from methods.moon import MOON
+from methods.nearestclassmean import NearestClassMean
+from methods.pepfedpt import PEPFedPT
 from methods.perfedavg import PerFedAvg
+from methods.pf2lora import PF2LoRA
+from methods.pf2lorapruned import PF2LoRAPruned
 from methods.pfedbayespt import PFedBayesPT
+from methods.pfedmma import PFedMMA
 from methods.pfedmoap import PFedMoAP
 from methods.pfedpg import PFedPG
 from methods.pfedprompt import PFedPrompt
@@ -44,26 +60,42 @@ __all__ = [
     "SGPT",
     "TPFL",
     "CoOp",
+    "FFALoRA",
+    "FLoRA",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
+    "FedCLIP",
     "FedCoCoOp",
     "FedKgCoOp",
+    "FedLoRA",
+    "FedLoRACLIP",
     "FedMTL",
     "FedMaPLe",
     "FedOTP",
     "FedPGP",
     "FedPR",
+    "FedPart",
     "FedPer",
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedSALoRA",
+    "FedSDG",
     "FedVPT",
     "FedVPTDeep",
+    "FederatedRidge",
     "HeadTune",
+    "LoRAFAIR",
     "Local",
     "LocalCLIP",
+    "LocalLoRA",
+    "NearestClassMean",
+    "PEPFedPT",
+    "PF2LoRA",
+    "PF2LoRAPruned",
     "PFedBayesPT",
+    "PFedMMA",
     "PFedMoAP",
     "PFedPG",
     "PFedPT",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.parts import Prompts
 from benchmark.contract import MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, FewOrNone
@@ -88,20 +89,21 @@ class FedMaPLe(TextPromptMethod):
         """Return the prompts of these classes: the rest of the initial words, and the names."""
         return self.clip.class_prompts(class_names, self.num_context, self.name_template)
 
-    def deep_prompts(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return ONE client's deeper prompts of the text tower [J, n, w] and of the image tower [J, n, v]."""
-        if self.depth == 1:
-            return None, None
-        mapped = [layer(prompt) for layer, prompt in zip(self.deep_projections, self.deep_context, strict=True)]
-        return self.deep_context, torch.stack(mapped)
+    def image_prompts(self) -> Tensor:
+        """Return ONE client's prompts of the image tower, [depth, n, v]: what the maps make of those of the text."""
+        mapped = [self.projection(self.prompt())]
+        if self.depth > 1:
+            mapped += [layer(prompt) for layer, prompt in zip(self.deep_projections, self.deep_context, strict=True)]
+        return torch.stack(mapped)
 
     def text_features(self, split: str) -> Tensor:
         """Return ONE client's features of the classes of a split under all text prompts, [C, e]."""
-        return self.clip.text_features(self.class_prompts(split), self.prompt(), self.deep_prompts()[0])
+        deep = [Prompts(self.deep_context, first_layer=1)] if self.depth > 1 else []
+        return self.clip.text_features(self.class_prompts(split), self.prompt(), *deep)
 
     def encode_images(self, x: Tensor) -> Tensor:
         """Return ONE client's features [B, e] of images [B, 3, H, W] among all image prompts."""
-        return self.clip.image_features(x, self.projection(self.prompt()), self.deep_prompts()[1])
+        return self.clip.image_features(x, self.image_prompts())
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""

@@ -1,10 +1,12 @@
 """FedVPT: FedAvg of visual prompt tokens on a frozen ViT, with a head of each client's own."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from benchmark.ranges import FewOrNone
+from benchmark.backbones.parts import TowerPart
+from benchmark.ranges import Few, FewOrNone
 from methods.vit_prompt import ViTPromptMethod
 
 
@@ -18,6 +20,7 @@ class FedVPT(ViTPromptMethod):
 
     Args:
         num_prompts: K, prompt tokens.
+        first_block: the block, counted from 1, before which the first tokens stand.
     """
 
     shared: tuple[str, ...] = ("prompt",)
@@ -25,11 +28,13 @@ class FedVPT(ViTPromptMethod):
     per_example = True
     deep = False  #: whether every layer has tokens of its own
 
-    def __init__(self, *arguments: Any, num_prompts: FewOrNone = 10, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, num_prompts: FewOrNone = 10, first_block: Few = 1, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.prompt = self.new_tokens(num_prompts, self.backbone.depth if self.deep else None)
+        self.begin_at(first_block)
+        layers = self.backbone.depth - self.first_layer if self.deep else None
+        self.prompt = self.new_tokens(num_prompts, layers, first_block)
         self.head = self.new_head()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C] of images [B, 3, H, W]."""
-        return self.head(self.backbone(x, self.prompt()))
+    def parts(self) -> Sequence[TowerPart | Tensor]:
+        """Return the prompt."""
+        return (self.prompt,)

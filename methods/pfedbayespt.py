@@ -304,7 +304,7 @@ class PFedBayesPT(ViTPromptMethod):
             [R, B, C].
         """
         first = tokens[:, 0].expand(len(prompts), *tokens[:, 0].shape).flatten(0, 1)
-        features = self.backbone.from_tokens(first, [self.prompt(), prompts.flatten(0, 1)])
+        features = self.backbone.from_tokens(first, self.prompt, prompts.flatten(0, 1))
         return self.head(features).unflatten(0, prompts.shape[:2])
 
     # ------------------------------------------------------------------ prediction

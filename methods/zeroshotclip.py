@@ -1,7 +1,7 @@
 """Zero-shot CLIP: hand-written prompts, no training, nothing sent."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.contract import Phase
@@ -20,8 +20,8 @@ class ZeroShotCLIP(TextPromptMethod):
             data set, such as "a photo of a {}, a type of pet.".
     """
 
-    paper_names = ("CLIP",)
-    shared = ()
+    paper_names: ClassVar[tuple[str, ...]] = ("CLIP",)
+    shared: tuple[str, ...] = ()
 
     def __init__(self, *arguments: Any, template: str = "a photo of a {}.", **settings: Any) -> None:
         super().__init__(*arguments, num_context=0, training=TRAINING, init_words=None, **settings)

@@ -4,7 +4,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from benchmark.backbones.parts import Changes, Steps
+from benchmark.errors import ConfigurationError
+from benchmark.internals import has_hooks
 
 if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
     from open_clip.transformer import ResidualAttentionBlock
@@ -16,18 +20,30 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).movedim(-2, -4).contiguous()
 
 
-def query_key_value(block: "ResidualAttentionBlock", x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def query_key_value(block: "ResidualAttentionBlock", x: Tensor, changes: Changes) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [..., C, T, w] to the queries, keys and values of a block's attention, each [..., h, C, T, w / h]."""
-    attention = block.attn
-    projected = F.linear(block.ln_1(x), cast(Tensor, attention.in_proj_weight), attention.in_proj_bias)
+    attention, normed = block.attn, block.ln_1(x)
+    projected = F.linear(normed, cast(Tensor, attention.in_proj_weight), attention.in_proj_bias)
+    projected = changes.linear("qkv", normed, projected)
     q, k, v = (split_heads(part, attention.num_heads) for part in projected.chunk(3, dim=-1))
     return q, k, v
 
 
-def finish(block: "ResidualAttentionBlock", x: Tensor, attended: Tensor) -> Tensor:
+def finish(block: "ResidualAttentionBlock", x: Tensor, attended: Tensor, changes: Changes) -> Tensor:
     """The rest of a block after its attention: [..., C, T, w] and [..., C, T, w] to [..., C, T, w]."""
-    x = x + block.ls_1(block.attn.out_proj(attended))
-    return x + block.ls_2(block.mlp(block.ln_2(x)))
+    kept = x + block.ls_1(changes.linear("proj", attended, block.attn.out_proj(attended)))
+    made = kept + block.ls_2(changes.mlp(block.ln_2(kept), block.mlp, lambda: _mlp_steps(block.mlp)))
+    return changes.add_beside(made, lambda: block.ln_1(x))
+
+
+def _mlp_steps(mlp: nn.Sequential) -> Steps:
+    """Return the first projection of a block's MLP, what lies between, and the second projection."""
+    if has_hooks(mlp):
+        raise ConfigurationError(
+            "parts change the projections fc1 and fc2 of an MLP that is hooked, whose hook would not be called; choose "
+            "other projections, or hook ln_1 or ln_2"
+        )
+    return mlp.c_fc, mlp.gelu, mlp.c_proj  # type: ignore[return-value]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""CLIP towers that take prompts: a learnable text context, deep prompts in both towers, prompted pixels.
+"""CLIP towers that take a learnable text context, and parts in both: deep prompts, LoRA, adapters.
 
 The text tower is causal, so the first positions of a prompt (start token, context, words that all classes have in
 common) do not depend on the class name that follows. They are computed once and not once per class, and nothing is
@@ -16,6 +16,7 @@ from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
 from benchmark.backbones.fixed_batch_norm import fix_batch_norms
+from benchmark.backbones.parts import Changes, Places, Tower, TowerPart, parts_of
 from benchmark.backbones.vit_layers import refuse_hooks, rows_kept
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked, Size
@@ -47,6 +48,8 @@ class PromptedCLIP(Checked, nn.Module):
         text_depth: layers of the text tower.
         vision_width: width v of the image tower's tokens (of the attention pool for a ResNet).
         vision_depth: layers of the image tower that can have prompts; 0 for a ResNet.
+        text_tower: the sizes that parts of the text tower are made for.
+        image_tower: those of the image tower.
         context_length: largest number of positions of a text.
         image_size: (H, W) of an input, in pixels.
         mean: mean of the three channels that the weights were trained with, for pixels in [0, 1].
@@ -92,9 +95,12 @@ class PromptedCLIP(Checked, nn.Module):
         self.context_length: int = self.model.context_length
         self.text_width, self.embed_dim = self.model.text_projection.shape
         self.text_depth = len(self.model.transformer.resblocks)
+        self.text_tower = Tower("text", self.text_width, self.text_depth, _hidden_width(self.model.transformer))
         pooled = visual.attnpool if resnet else visual
         self.vision_width: int = pooled.positional_embedding.shape[1]
         self.vision_depth = 0 if resnet else len(visual.transformer.resblocks)
+        hidden = 0 if resnet else _hidden_width(visual.transformer)
+        self.image_tower = Tower("image", self.vision_width, self.vision_depth, hidden)
         size = visual.image_size
         self.image_size: tuple[int, int] = (size, size) if isinstance(size, int) else tuple(size)
         self.mean: tuple[float, ...] = tuple(visual.image_mean)
@@ -163,47 +169,45 @@ class PromptedCLIP(Checked, nn.Module):
         table = self.model.token_embedding.weight
         return table[torch.tensor(ids[:num_context], dtype=torch.long, device=table.device)].detach().clone()
 
-    def text_features(self, prompts: ClassPrompts, context: Tensor | None = None, deep: Tensor | None = None) -> Tensor:
+    def text_features(self, prompts: ClassPrompts, context: Tensor | None = None, *parts: TowerPart) -> Tensor:
         """Features of all classes under a context.
 
         Args:
             prompts: of ``class_prompts``.
             context: [L, w], the same for all classes; [B, L, w], one for each image; or [B, C, L, w], one for each
                 class too (with B = 1: for each class alone). None only where L is 0.
-            deep: [J, L, w] with J < text_depth: what takes the place of the context at the input of layers 2 to J + 1
-                (MaPLe, Khattak et al., CVPR 2023); later layers carry on.
+            parts: what is put into the text tower. Prompts of layers after the first, [L, w] each, take the place of
+                the context there (MaPLe, Khattak et al., CVPR 2023); later layers carry on. At most one part has some.
 
         Returns:
             [C, e], L2-normalised; [B, C, e] for a context for each image.
 
         Raises:
-            ConfigurationError: a context or deep prompts of another shape.
+            ConfigurationError: a context or deeper prompts of another shape.
         """
         self._refuse_hooks()
+        given = parts_of(parts, self.text_tower)
+        places = Places(self._prompted(given, prompts.num_context), 1, [prompts.num_context])
         shared = self._embed_shared(prompts, context)
         positions = F.embedding(prompts.own_positions, self.model.positional_embedding)
         own = self.model.token_embedding(prompts.own_tokens) + positions
         # vmap folds clients that share an operand into one product, whose rounding on a CPU depends on how many
         # they are. With this zero, which each client has its own of, they have none.
         own = own + shared.new_zeros(())
-        if deep is not None:
-            self._check_deep(deep, prompts.num_context, self.text_width, self.text_depth)
         mask = self.model.attn_mask[: shared.shape[-2], : shared.shape[-2]]
-        after = 1 + prompts.num_context
         kept = -rows_kept(prompts.num_classes)
         for layer, block in enumerate(self.model.transformer.resblocks):
             last = layer == self.text_depth - 1
-            if deep is not None and 0 < layer <= len(deep):
-                prompt = deep[layer - 1].expand(*shared.shape[:-2], -1, -1)
-                shared = torch.cat([shared[..., :1, :], prompt, shared[..., after:, :]], dim=-2)
-            q, k, v = query_key_value(block, shared)
-            own_q, own_k, own_v = query_key_value(block, own)
+            changes = Changes(given, layer)
+            shared = places.fill(layer, shared)
+            q, k, v = query_key_value(block, shared, changes)
+            own_q, own_k, own_v = query_key_value(block, own, changes)
             own_mask = prompts.own_mask
             if last:  # nothing else is read from the last layer than the end-of-text position
                 own, own_q, own_mask = own[..., kept:, :], own_q[..., kept:, :], own_mask[..., kept:, :]
-            own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask))
+            own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask), changes)
             if not last:
-                shared = finish(block, shared, attend(q, k, v, mask))
+                shared = finish(block, shared, attend(q, k, v, mask), changes)
         features = self.model.ln_final(own) @ self.model.text_projection
         return F.normalize(features[..., -1, :], dim=-1)
 
@@ -252,30 +256,30 @@ class PromptedCLIP(Checked, nn.Module):
 
     # ------------------------------------------------------------------ images
 
-    def image_features(self, x: Tensor, prompts: Tensor | None = None, deep: Tensor | None = None) -> Tensor:
+    def image_features(self, x: Tensor, *parts: TowerPart | Tensor, normalize: bool = True) -> Tensor:
         """Features of a batch of images.
 
         With prompts, the input of the first layer is ``[CLS, patches, prompts]`` (MaPLe, Khattak et al., CVPR 2023).
-        Prompts have no position embedding; they go through the tower's first norm like the patches.
+        Prompts have no position embedding; those of the first layer go through the tower's first norm like the patches.
+        Those of later layers take the place of the outputs of the layer before.
 
         Args:
             x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
-            prompts: [n, v], for a ViT.
-            deep: [J, n, v] with J < vision_depth: what takes the place of the prompts at the input of layers 2 to
-                J + 1; later layers carry on.
+            parts: what is put into the image tower, which must be a ViT then. Tensors are prompts: [n, v], or [L, n, v]
+                with L <= vision_depth; prompts of several parts stand side by side.
+            normalize: whether features have length 1.
 
         Returns:
-            [B, e], L2-normalised.
+            [B, e].
 
         Raises:
-            ConfigurationError: images or prompts of another shape, or prompts for a ResNet.
+            ConfigurationError: images or prompts of another shape, or parts for a ResNet.
         """
         rows = slice(0, rows_kept(x.shape[0]))
-        return F.normalize(self._encode_image(x, prompts, deep, rows)[:, 0], dim=-1)
+        features = self._encode_image(x, parts, rows)[:, 0]
+        return F.normalize(features, dim=-1) if normalize else features
 
-    def spatial_features(
-        self, x: Tensor, prompts: Tensor | None = None, deep: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def spatial_features(self, x: Tensor, *parts: TowerPart | Tensor) -> tuple[Tensor, Tensor]:
         """Features of a batch of images, and of the positions in them (CALIP, Guo et al., AAAI 2023).
 
         The positions of a ViT are its patches, normed and projected like the class token; those of a ResNet are the
@@ -283,8 +287,7 @@ class PromptedCLIP(Checked, nn.Module):
 
         Args:
             x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
-            prompts: as in ``image_features``.
-            deep: as in ``image_features``.
+            parts: as in ``image_features``.
 
         Returns:
             [B, e] as ``image_features``, and [B, M, e] of the M positions, row by row. Both are L2-normalised.
@@ -292,10 +295,10 @@ class PromptedCLIP(Checked, nn.Module):
         Raises:
             ConfigurationError: as ``image_features``.
         """
-        features = F.normalize(self._encode_image(x, prompts, deep, slice(None)), dim=-1)
+        features = F.normalize(self._encode_image(x, parts, slice(None)), dim=-1)
         return features[:, 0], features[:, 1:]
 
-    def _encode_image(self, x: Tensor, prompts: Tensor | None, deep: Tensor | None, rows: slice) -> Tensor:
+    def _encode_image(self, x: Tensor, parts: Sequence[TowerPart | Tensor], rows: slice) -> Tensor:
         """Projected outputs [B, len(rows), e] of the positions ``rows`` among ``[global, positions]``."""
         self._refuse_hooks()
         if x.ndim != 4 or tuple(x.shape[-2:]) != self.image_size:
@@ -303,36 +306,27 @@ class PromptedCLIP(Checked, nn.Module):
                 f"this CLIP takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; set "
                 "the data's image size or the backbone's image_size"
             )
-        if self.visual_kind == "resnet":
-            if prompts is not None or deep is not None:
-                raise ConfigurationError(
-                    "a CLIP ResNet takes no prompt tokens; use a ViT such as ViT-B-16, or a method without them"
-                )
-            return self._encode_resnet(x, rows)
-        if prompts is None and deep is not None:
-            raise ConfigurationError("deep prompts replace those of the first layer: give prompts too")
-        if prompts is not None and (prompts.ndim != 2 or prompts.shape[1] != self.vision_width):
+        if self.visual_kind == "vit":
+            return self._encode_vit(x, parts_of(parts, self.image_tower, x.shape[0]), rows)
+        if parts:
             raise ConfigurationError(
-                f"visual prompts have shape {list(prompts.shape)}, expected [n, {self.vision_width}]"
+                "a CLIP ResNet takes no prompt tokens, and no other parts; use a ViT such as ViT-B-16, or a method "
+                "without them"
             )
-        if prompts is not None and deep is not None:
-            self._check_deep(deep, len(prompts), self.vision_width, self.vision_depth)
-        return self._encode_vit(x, prompts, deep, rows)
+        return self._encode_resnet(x, rows)
 
-    def _encode_vit(self, x: Tensor, prompts: Tensor | None, deep: Tensor | None, rows: slice) -> Tensor:
+    def _encode_vit(self, x: Tensor, parts: Sequence[TowerPart], rows: slice) -> Tensor:
         visual = self.model.visual
         tokens = visual._embeds(x)
         count = tokens.shape[1]
-        if prompts is not None:
-            prompt = visual.ln_pre(prompts).expand(x.shape[0], -1, -1)
-            tokens = torch.cat([tokens, prompt], dim=1)
+        places = Places(parts, count)
         for layer, block in enumerate(visual.transformer.resblocks):
-            if deep is not None and 0 < layer <= len(deep):
-                tokens = torch.cat([tokens[:, :count], deep[layer - 1].expand(x.shape[0], -1, -1)], dim=1)
-            q, k, v = query_key_value(block, tokens)
+            changes = Changes(parts, layer)
+            tokens = places.fill(layer, tokens, visual.ln_pre if layer == 0 else None)
+            q, k, v = query_key_value(block, tokens, changes)
             if layer == self.vision_depth - 1:  # of the last layer, only what is asked for
                 tokens, q = tokens[:, :count][:, rows], q[:, :, :count][:, :, rows]
-            tokens = finish(block, tokens, attend(q, k, v))
+            tokens = finish(block, tokens, attend(q, k, v), changes)
         return visual.ln_post(tokens) @ visual.proj
 
     def _encode_resnet(self, x: Tensor, rows: slice) -> Tensor:
@@ -350,12 +344,28 @@ class PromptedCLIP(Checked, nn.Module):
     def _refuse_hooks(self) -> None:
         refuse_hooks(self._not_called, "hook its mlp, ln_1, ln_2 or attn.out_proj, whose tokens are changed one by one")
 
-    def _check_deep(self, deep: Tensor, count: int, width: int, depth: int) -> None:
-        if deep.ndim != 3 or deep.shape[1:] != (count, width) or len(deep) >= depth:
-            raise ConfigurationError(
-                f"deep prompts have shape {list(deep.shape)}, expected [J, {count}, {width}] with J from 0 to "
-                f"{depth - 1}: the tower has {depth} layers, and the first has the prompts themselves"
-            )
+    def _prompted(self, parts: Sequence[TowerPart], num_context: int) -> Sequence[TowerPart]:
+        """Return the part of the text tower whose prompts take the context's place in deeper layers.
+
+        Raises:
+            ConfigurationError: there are two, or its prompts do not fit into that place.
+        """
+        by_part = [{layer: part.prompts(layer) for layer in range(self.text_depth)} for part in parts]
+        made = [{layer: new for layer, new in of.items() if new is not None} for of in by_part]
+        for of in made:
+            for layer, new in of.items():
+                if not layer or new.shape != (num_context, self.text_width) or len(list(filter(None, made))) > 1:
+                    raise ConfigurationError(
+                        f"text prompts of layer {layer + 1} have shape {list(new.shape)}; from layer 2 on those of one "
+                        f"part take the place of the context, [{num_context}, {self.text_width}]"
+                    )
+        return [part for part, of in zip(parts, made, strict=True) if of] or [TowerPart()]
+
+
+def _hidden_width(transformer: nn.Module) -> int:
+    """The width between the two projections of a tower's MLPs."""
+    width: int = transformer.resblocks[0].mlp.c_fc.out_features  # type: ignore[union-attr, index]
+    return width
 
 
 def _differing_part(visual: nn.Module, expected: type[nn.Module]) -> str | None:

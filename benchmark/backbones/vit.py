@@ -1,7 +1,7 @@
 """Vision transformers with prompt tokens: any plain timm ``VisionTransformer``, by its name."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from benchmark.backbones.parts import NO_CHANGE, Changes, Places, Tower, TowerPart, parts_of
 from benchmark.backbones.vit_layers import (
     after,
     class_token_after,
     embedded,
+    hidden_width,
     is_usual,
     only_convolves,
     reads_the_class_token_alone,
@@ -34,7 +36,7 @@ SHOWN_DIFFERENCES = 5
 
 
 class PromptedViT(Checked, nn.Module):
-    """A timm ``VisionTransformer`` that takes prompt tokens (VPT, Jia et al., ECCV 2022).
+    """A timm ``VisionTransformer`` that takes parts: prompt tokens (VPT, Jia et al., ECCV 2022), LoRA, adapters.
 
     It works under ``torch.func.functional_call`` and ``torch.func.vmap``, with the weights shared by all
     clients or stacked, one set for each. Forward hooks of its blocks and of their parts are called as timm calls them.
@@ -49,6 +51,7 @@ class PromptedViT(Checked, nn.Module):
         num_prefix_tokens: tokens before the patches: the class token, and register or distillation tokens.
         patch_size: side of a patch, in pixels.
         image_size: (H, W) of an input, in pixels.
+        tower: the sizes that parts are made for.
         mean: mean of the three channels that inputs are normalised with, for pixels in [0, 1].
         std: standard deviation of the three channels.
         pretrained: whether the weights were trained with these.
@@ -68,6 +71,7 @@ class PromptedViT(Checked, nn.Module):
         self.num_prefix_tokens: int = vit.num_prefix_tokens
         self.patch_size: int = vit.patch_embed.patch_size[0]
         self.image_size: tuple[int, int] = vit.patch_embed.img_size
+        self.tower = Tower("vit", self.embed_dim, self.depth, hidden_width(vit))
         self._prompt_position = 1 if vit.has_class_token else 0
         self._fused: bool | None = None
         self._class_token_alone = reads_the_class_token_alone(vit)
@@ -75,18 +79,17 @@ class PromptedViT(Checked, nn.Module):
         self._only_convolves = only_convolves(vit.patch_embed)
         self._not_called = (("vit", vit), ("vit.blocks", vit.blocks), ("vit.head", vit.head))
 
-    def forward(self, x: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, *parts: TowerPart | Tensor) -> Tensor:
         """Features of a batch of images.
 
-        The input of the first layer is ``[CLS, prompts, patches]``. Prompts have no position embedding.
+        With prompts the input of the first layer is ``[CLS, prompts, patches]``. Prompts have no position embedding.
         Before each further layer that has prompts of its own, these take the place of the outputs of the
         layer before; after the last such layer the outputs are carried on.
 
         Args:
             x: images, [B, 3, H, W], normalised.
-            prompts: shallow prompts [K, d], deep ones [L, K, d] with L <= depth, deep ones for every image
-                [B, L, K, d]; or a sequence of such tensors, which are inserted side by side, each with its own
-                L and K.
+            parts: what is put into the tower. Tensors are prompts: shallow ones [K, d], deep ones [L, K, d] with
+                L <= depth, deep ones for every image [B, L, K, d]. Prompts of several parts stand side by side.
 
         Returns:
             [B, d]: the class token after the final norm. Models of another pooling (without a class token, or
@@ -94,31 +97,50 @@ class PromptedViT(Checked, nn.Module):
             that pooling.
 
         Raises:
-            ConfigurationError: the images or the prompts do not have the shape that the model expects.
+            ConfigurationError: the images or the prompts do not have the shape that the model expects, or a part
+                changes what this model has not.
         """
-        return self.from_tokens(self._embed(x), prompts)
+        return self.from_tokens(self._embed(x), *parts)
 
-    def from_tokens(self, tokens: Tensor, prompts: Tensor | Sequence[Tensor] | None = None) -> Tensor:
-        """As ``forward``, from what the first layer takes instead of from images.
+    def from_tokens(self, tokens: Tensor, *parts: TowerPart | Tensor, first_layer: int = 0) -> Tensor:
+        """As ``forward``, from what a layer takes instead of from images.
 
         Args:
-            tokens: the first of ``token_features``, [B, num_prefix_tokens + M, d].
-            prompts: as for ``forward``.
+            tokens: one of ``token_features``, or ``tokens_before``, [B, num_prefix_tokens + M, d].
+            parts: as for ``forward``; nothing of them stands before ``first_layer``.
+            first_layer: the layer that takes the tokens, from 0.
 
         Returns:
             [B, d].
 
         Raises:
-            ConfigurationError: the prompts do not have the shape that the model expects.
+            ConfigurationError: as for ``forward``.
         """
         self._choose_attention(tokens)
         refuse_hooks(self._not_called, "hook its blocks, or parts of them")
-        if prompts is None:
-            for layer in range(self.depth):
-                tokens = self._layer(layer, tokens)
-        else:
-            tokens = self._prompted(tokens, [prompts] if isinstance(prompts, Tensor) else prompts)
+        given = parts_of(parts, self.tower, tokens.shape[0])
+        places = Places(given, self._prompt_position)
+        for layer in range(first_layer, self.depth):
+            tokens = self._layer(layer, places.fill(layer, tokens), Changes(given, layer))
+        if not self._class_token_alone:
+            tokens = places.without(tokens)
         return self.vit.forward_head(self.vit.norm(tokens), pre_logits=True)
+
+    def tokens_before(self, x: Tensor, layer: int) -> Tensor:
+        """The input of a layer, counted from 0, in a pass without parts, [B, num_prefix_tokens + M, d].
+
+        Args:
+            x: images, [B, 3, H, W], normalised.
+            layer: at most depth - 1.
+
+        Raises:
+            ConfigurationError: the images are not of the size that the model expects.
+        """
+        refuse_hooks(self._not_called, "hook its blocks, or parts of them")
+        tokens = self._embed(x)
+        for block in self.vit.blocks[:layer]:
+            tokens = self._through(block, tokens)
+        return tokens
 
     def token_features(self, x: Tensor, layers: int | None = None) -> Tensor:
         """The input of every layer in a pass without prompts (the features f_1, f_2, ... of pFedBayesPT).
@@ -184,52 +206,24 @@ class PromptedViT(Checked, nn.Module):
                 if hasattr(module, "fused_attn"):
                     module.fused_attn = x.is_cuda  # type: ignore[assignment]
 
-    def _prompted(self, tokens: Tensor, prompts: Sequence[Tensor]) -> Tensor:
-        """All layers with prompts in between; returns the tokens [B, num_prefix_tokens + M, d] without them."""
-        batch, at = tokens.shape[0], self._prompt_position
-        families = [self._by_image(family, batch) for family in prompts]
-        sizes = [at, *(family.shape[2] for family in families), tokens.shape[1] - at]
-        deepest = max([0, *(family.shape[1] for family in families)])  # torch.compile (2.11) knows no default of max
-        first = [family[:, 0].expand(batch, -1, -1) for family in families]
-        tokens = torch.cat([tokens[:, :at], *first, tokens[:, at:]], dim=1)
-        for layer in range(self.depth):
-            if 0 < layer < deepest:
-                parts = list(tokens.split(sizes, dim=1))
-                for i, family in enumerate(families, start=1):
-                    if layer < family.shape[1]:
-                        parts[i] = family[:, layer].expand(batch, -1, -1)
-                tokens = torch.cat(parts, dim=1)
-            tokens = self._layer(layer, tokens)
-        if self._class_token_alone:
-            return tokens
-        return torch.cat([tokens[:, :at], tokens[:, tokens.shape[1] - sizes[-1] :]], dim=1)
-
-    def _layer(self, layer: int, tokens: Tensor) -> Tensor:
+    def _layer(self, layer: int, tokens: Tensor, changes: Changes) -> Tensor:
         """One layer, [B, T, d] to [B, T, d]; the last one to [B, 1 or more, d] where only the class token is read."""
         block = self.vit.blocks[layer]
         if layer < self.depth - 1 or not self._class_token_alone:
-            return self._through(block, tokens)
-        return class_token_after(block, tokens)
+            return self._through(block, tokens, changes)
+        return class_token_after(block, tokens, changes)
 
-    def _through(self, block: nn.Module, tokens: Tensor) -> Tensor:
+    def _through(self, block: nn.Module, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
         """All tokens after a layer."""
-        return after(block, tokens) if self._usual else cast(Tensor, block(tokens))
-
-    def _by_image(self, prompts: Tensor, batch: int) -> Tensor:
-        """Prompts of any accepted shape as [B or 1, L, K, d]."""
-        shape = prompts.shape
-        by_image = prompts[(None,) * (4 - prompts.ndim)] if 2 <= prompts.ndim <= 4 else None
-        if (
-            by_image is None
-            or by_image.shape[3] != self.embed_dim
-            or not 1 <= by_image.shape[1] <= self.depth
-            or (prompts.ndim == 4 and shape[0] != batch)
-        ):
+        if self._usual:
+            return after(block, tokens, changes)
+        if changes:
             raise ConfigurationError(
-                f"prompts have shape {list(shape)}; this backbone takes [K, d], [L, K, d] or [{batch}, L, K, d] "
-                f"with d = {self.embed_dim} and L from 1 to {self.depth}"
+                f"parts that change projections, or stand beside blocks, need timm's usual blocks without dropout, and "
+                f"this {type(self.vit).__name__} has {type(block).__name__} otherwise made; use another backbone, or "
+                "prompts"
             )
-        return by_image
+        return cast(Tensor, block(tokens))
 
 
 class TimmViT(PromptedViT):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.backbones.parts import NO_CHANGE, Changes, Steps
 from benchmark.errors import ConfigurationError
 from benchmark.internals import has_hooks
 
@@ -66,19 +67,32 @@ def _must_be_called(block: Any) -> bool:
     )
 
 
-def after(block: Any, tokens: Tensor) -> Tensor:
-    """All tokens after a layer that :func:`is_usual`, [B, T, d] to [B, T, d].
+def after(block: Any, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
+    """All tokens after a layer that :func:`is_usual`, [B, T, d] to [B, T, d], as the tower's parts change it.
 
     As ``block(tokens)``; but the gradients of queries, keys and values come out in the order of the projection's
     output, so that they need not be copied into it. Where somebody has hooked the layer or its attention, it is called.
+
+    Raises:
+        ConfigurationError: parts change a layer that is hooked.
     """
     if _must_be_called(block):
-        called: Tensor = block(tokens)
-        return called
-    return _after(block, tokens, None)
+        return _called(block, tokens, changes)
+    return _after(block, tokens, None, changes)
 
 
-def class_token_after(block: Any, tokens: Tensor) -> Tensor:
+def _called(block: nn.Module, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
+    """All tokens after a layer that is called for its hooks."""
+    if changes:
+        raise ConfigurationError(
+            f"the blocks' hooks, or those of their attention, need a {type(block).__name__} to be called, which would "
+            "leave out what the parts change in it; hook its mlp or its norms, or write the hook as a part"
+        )
+    called: Tensor = block(tokens)
+    return called
+
+
+def class_token_after(block: Any, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
     """The class token after timm's ``Block``, without what the block makes of the other tokens.
 
     A third of the block's arithmetic is left, keys and values of all tokens. Where somebody has hooked the layer or its
@@ -87,21 +101,22 @@ def class_token_after(block: Any, tokens: Tensor) -> Tensor:
     Args:
         block: of a model that :func:`reads_the_class_token_alone`.
         tokens: [B, T, d], the class token first.
+        changes: what the tower's parts do to the layer.
 
     Returns:
         [B, R, d] with R = :func:`rows_kept`: the class token, and those behind it in the smallest batches.
     """
     rows = rows_kept(tokens.shape[0])
     if _must_be_called(block):
-        called: Tensor = block(tokens)[:, :rows]
-        return called
-    return _after(block, tokens, rows)
+        return _called(block, tokens, changes)[:, :rows]
+    return _after(block, tokens, rows, changes)
 
 
-def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
+def _after(block: Any, tokens: Tensor, rows: int | None, changes: Changes) -> Tensor:
     """The first so many tokens after a layer, or all."""
     attention, normed = block.attn, block.norm1(tokens)
-    packed = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1))  # [B, T, 3, heads, d / heads]
+    projected = changes.linear("qkv", normed, attention.qkv(normed))
+    packed = projected.unflatten(-1, (3, attention.num_heads, -1))  # [B, T, 3, heads, d / heads]
     q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
     if rows is not None:
         q, normed, tokens = q[:, :, :rows], normed[:, :rows], tokens[:, :rows]
@@ -113,9 +128,31 @@ def _after(block: Any, tokens: Tensor, rows: int | None) -> Tensor:
     attended = attention.norm(attended.transpose(1, 2).flatten(2))
     if attention.gate is not None:
         attended = attended * attention.gate(normed).sigmoid()
-    kept: Tensor = tokens + block.ls1(attention.proj(attended))
-    made: Tensor = kept + block.ls2(block.mlp(block.norm2(kept)))
-    return made
+    kept: Tensor = tokens + block.ls1(changes.linear("proj", attended, attention.proj(attended)))
+    made: Tensor = kept + block.ls2(changes.mlp(block.norm2(kept), block.mlp, lambda: _mlp_steps(block.mlp)))
+    return changes.add_beside(made, lambda: normed)
+
+
+def _mlp_steps(mlp: Any) -> Steps:
+    """Return the first projection of timm's ``Mlp``, what lies between, and the second projection.
+
+    Raises:
+        ConfigurationError: it is of another kind, or hooked.
+    """
+    from timm.layers import Mlp
+
+    if type(mlp) is not Mlp or hooked(mlp):
+        raise ConfigurationError(
+            f"parts change the projections fc1 and fc2 of timm's Mlp without hooks, and this backbone has a "
+            f"{type(mlp).__name__}{' with one' if hooked(mlp) else ''}; choose other projections"
+        )
+    return mlp.fc1, lambda hidden: mlp.norm(mlp.drop1(mlp.act(hidden))), mlp.fc2
+
+
+def hidden_width(vit: "VisionTransformer") -> int:
+    """Return the width between the two projections of a ViT's MLPs; 0 of an unusual kind."""
+    first = getattr(vit.blocks[0].mlp, "fc1", None)
+    return first.out_features if isinstance(first, nn.Linear) else 0
 
 
 def only_convolves(patch_embed: nn.Module) -> bool:

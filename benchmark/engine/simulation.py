@@ -291,8 +291,10 @@ class Simulation:
         )
         with torch.no_grad():
             made = self.clients("message", self.method.message, cohort, len(clients), noise)
+        # Detached: what passes a parameter on is the slot itself, of which a later copy would have a graph.
         message, kept = (
-            tensors(self.method, "message", part) for part in (made if type(made) is tuple else (made, {}))
+            {name: value.detach() for name, value in tensors(self.method, "message", part).items()}
+            for part in (made if type(made) is tuple else (made, {}))
         )
         check_message(message, self.method, self.roles, self._shapes)
         return message, apart(kept, values)

@@ -30,6 +30,7 @@ CASES = (
     "engine",
     "vit",
     "features",
+    "parts",
     "widths",
     "convolution",
     "overhead",

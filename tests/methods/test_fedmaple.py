@@ -11,6 +11,7 @@ from oracle import FEW, Values, simulate
 from torch import Tensor
 
 from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.parts import Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining
 from benchmark.engine.roles import read_roles
@@ -23,10 +24,10 @@ def test_agrees_with_a_sequential_simulation() -> None:
     def loss(method: Any, values: Values, *others: Any) -> Tensor:
         x, y = others[-2:]
         clip, prompts = method.clip, method.class_prompts("train")
-        text = clip.text_features(prompts, values["context"], values["deep_context"])
+        text = clip.text_features(prompts, values["context"], Prompts(values["deep_context"], first_layer=1))
         first = values["context"] @ values["projection.weight"].T + values["projection.bias"]
         second = values["deep_context"][0] @ values["deep_projections.0.weight"].T + values["deep_projections.0.bias"]
-        images = clip.image_features(x, first, second[None])
+        images = clip.image_features(x, torch.stack([first, second]))
         return F.cross_entropy(clip.logit_scale * images @ text.T, y)
 
     expected = simulate("FedMaPLe", 2, loss)
@@ -70,8 +71,8 @@ def test_prompts_of_both_towers_are_coupled() -> None:
     for deep in (method.deep_context, method.deep_context * 0):
         method.deep_context.data.copy_(deep)
         method.encode_images(x)
-    (_, prompts, deep), (_, same, bias) = seen
-    assert (prompts.shape, deep.shape) == ((2, 96), (1, 2, 96))
+    (_, (prompts, deep)), (_, (same, bias)) = seen
+    assert (prompts.shape, deep.shape) == ((2, 96), (2, 96))
     torch.testing.assert_close(prompts, method.projection(method.context))
     assert torch.equal(prompts, same)
     assert torch.allclose(bias, method.deep_projections[0].bias)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import methods.fedprox
 import methods.fedvpt
+from benchmark.backbones.parts import Tower
+from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.vit import PromptedViT
 from benchmark.contract import LocalTraining
 from methods.classifier import new_client_training
@@ -49,13 +51,14 @@ class WideStandIn(PromptedViT):
 
     embed_dim = num_features = 768
     depth, patch_size = 12, 16
+    tower = Tower("vit", 768, 12, 3072)
 
     def __init__(self) -> None:
         nn.Module.__init__(self)  # it has no transformer
         self.scale = nn.Parameter(torch.ones(768))
 
-    def forward(self, x: Tensor, prompts: Tensor) -> Tensor:
-        return x.mean((1, 2, 3))[:, None] * self.scale + prompts.flatten(0, -2).mean(0)
+    def forward(self, x: Tensor, prompts: VisualPromptTokens) -> Tensor:
+        return x.mean((1, 2, 3))[:, None] * self.scale + prompts().flatten(0, -2).mean(0)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_message_holds_prompts_and_encoder_and_the_head_if_it_is_global(head: 
 def sampled_elbo(method: PFedBayesPT, batch: MiniBatch, mean: Tensor, log_std: Tensor) -> Tensor:
     """CE + weight (log q(p|psi) - log p(p)) of the first prompt drawn, mean over the images."""
     prompts = mean[0] + log_std[0].exp() * batch.noise["eps"][0]
-    logits = method.head(method.backbone(batch.x, [method.prompt(), prompts]))
+    logits = method.head(method.backbone(batch.x, method.prompt(), prompts))
     p, mean, log_std = (part.flatten(1) for part in (prompts, mean[0], log_std[0]))
     kl = log_gaussian(p, mean, log_std) - log_standard_gaussian(p)
     return cross_entropy(logits, batch.y, batch.mask) + method.kl_weight * kl[:-1].mean()
@@ -199,7 +199,7 @@ def test_all_prompts_of_a_step_in_one_pass_equal_one_pass_for_each() -> None:
     prompts = torch.randn(3, B, *method.prompt_shape, generator=torch.Generator().manual_seed(5))
     together = method._logits(batch.features["tokens"], prompts)
     for j in range(3):
-        alone = method.head(method.backbone(batch.x, [method.prompt(), prompts[j]]))
+        alone = method.head(method.backbone(batch.x, method.prompt(), prompts[j]))
         torch.testing.assert_close(together[j], alone, rtol=1e-4, atol=1e-5)
 
 
@@ -311,7 +311,7 @@ def test_the_prediction_is_the_mean_probability_under_the_mask_draws() -> None:
     tokens, probabilities = batch.features["tokens"], []
     for masks in batch.noise["masks"]:
         prompts = method.encoder(tokens, masks[None])[0][0]
-        logits = method.head(method.backbone(batch.x, [method.prompt(), prompts]))
+        logits = method.head(method.backbone(batch.x, method.prompt(), prompts))
         probabilities.append(logits.softmax(-1))
     predicted = method.client_logits(NO_CLIENT, batch)
     torch.testing.assert_close(predicted.exp(), torch.stack(probabilities).mean(0), rtol=1e-4, atol=1e-5)

@@ -17,6 +17,7 @@ from benchmark.backbones import prompted_clip
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import load_clip
 from benchmark.backbones.fixed_batch_norm import FixedBatchNorm2d
+from benchmark.backbones.parts import Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import torch_generator
@@ -198,7 +199,8 @@ def test_deep_text_prompts_replace_the_context(vit: PromptedCLIP, depth: int) ->
     context, deep = normal(2, 16), normal(depth, 2, 16, key="deep")
     prompts = vit.class_prompts(NAMES, 2, template="of a {}.")
     expected = naive_text(vit, tokens_of(vit, 2, "of a {}."), context, deep)
-    torch.testing.assert_close(vit.text_features(prompts, context, deep), expected, atol=1e-6, rtol=0)
+    parts = [Prompts(deep, first_layer=1)] if depth else []
+    torch.testing.assert_close(vit.text_features(prompts, context, *parts), expected, atol=1e-6, rtol=0)
 
 
 def test_initial_context() -> None:
@@ -229,8 +231,9 @@ def test_visual_prompts_follow_the_patches(vit: PromptedCLIP, depth: int) -> Non
             tokens = torch.cat([tokens[:, :5], deep[layer - 1].expand(3, -1, -1)], dim=1)
         tokens = block(tokens)
     expected = F.normalize(visual.ln_post(tokens) @ visual.proj, dim=-1)
-    torch.testing.assert_close(vit.image_features(x, prompts, deep), expected[:, 0], atol=1e-6, rtol=0)
-    features, spatial = vit.spatial_features(x, prompts, deep)
+    given = torch.cat([prompts[None], deep])
+    torch.testing.assert_close(vit.image_features(x, given), expected[:, 0], atol=1e-6, rtol=0)
+    features, spatial = vit.spatial_features(x, given)
     torch.testing.assert_close(features, expected[:, 0], atol=1e-6, rtol=0)
     torch.testing.assert_close(spatial, expected[:, 1:5], atol=1e-6, rtol=0)
 
@@ -280,7 +283,9 @@ def test_text_features_of_a_cohort(vit: PromptedCLIP, names: list[str]) -> None:
     prompts = vit.class_prompts(names, 4)
     contexts, deep = normal(3, 4, 16), normal(3, 2, 4, 16, key="deep")
     same_for_all_clients(lambda context: vit.text_features(prompts, context), contexts)
-    same_for_all_clients(lambda context, own: vit.text_features(prompts, context, own), contexts, deep)
+    same_for_all_clients(
+        lambda context, own: vit.text_features(prompts, context, Prompts(own, first_layer=1)), contexts, deep
+    )
     by_image = normal(3, 5, 4, 16)
     same_for_all_clients(lambda context: vit.text_features(prompts, context), by_image)
 
@@ -290,7 +295,7 @@ def test_image_features_of_a_cohort(vit: PromptedCLIP, resnet: PromptedCLIP, bat
     for clip in (vit, resnet):
         same_for_all_clients(clip.image_features, images(clip, 3, batch))
         same_for_all_clients(lambda x, clip=clip: clip.spatial_features(x)[1], images(clip, 3, batch))
-    prompts, deep = normal(3, 2, 16), normal(3, 2, 2, 16, key="deep")
+    prompts, deep = normal(3, 2, 16), normal(3, 3, 2, 16, key="deep")
     same_for_all_clients(vit.image_features, images(vit, 3, batch), prompts, deep)
 
 
@@ -298,7 +303,9 @@ def test_gradients_against_finite_differences(vit: PromptedCLIP) -> None:
     vit.double()
     prompts = vit.class_prompts(NAMES[:2], 2)
     context, deep = normal(2, 16).double().requires_grad_(), normal(1, 2, 16, key="deep").double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda *given: vit.text_features(prompts, *given), (context, deep))
+    assert torch.autograd.gradcheck(
+        lambda first, then: vit.text_features(prompts, first, Prompts(then, first_layer=1)), (context, deep)
+    )
     x = images(vit, 1).double().requires_grad_()
     prompt, deeper = normal(1, 16).double().requires_grad_(), normal(2, 1, 16, key="deep").double().requires_grad_()
     assert torch.autograd.gradcheck(vit.image_features, (x, prompt, deeper), fast_mode=True)
@@ -391,16 +398,19 @@ def test_image_size_can_be_chosen(weights: str) -> None:
         ),
         (lambda c: c.text_features(c.class_prompts(NAMES, 2)), "the context has shape [0, 16]"),
         (
-            lambda c: c.text_features(c.class_prompts(NAMES, 2), normal(2, 16), normal(3, 2, 16)),
-            "deep prompts have shape [3, 2, 16], expected [J, 2, 16] with J from 0 to 2: the tower has 3 layers",
+            lambda c: c.text_features(c.class_prompts(NAMES, 2), normal(2, 16), Prompts(normal(3, 2, 16), 1)),
+            "prompts have shape [3, 2, 16]; this tower (text) takes [K, d], [L, K, d] with d = 16 and L from 1 to 2",
+        ),
+        (
+            lambda c: c.text_features(c.class_prompts(NAMES, 2), normal(2, 16), Prompts(normal(3, 16), 1)),
+            "text prompts of layer 2 have shape [3, 16]; from layer 2 on those of one part take the place of the",
         ),
         (lambda c: c.image_features(normal(2, 3, 32, 32)), "takes images [B, 3, 16, 16], got [2, 3, 32, 32]"),
-        (lambda c: c.image_features(images(c, 2), normal(2, 12)), "have shape [2, 12], expected [n, 16]"),
-        (lambda c: c.image_features(images(c, 2), deep=normal(1, 2, 16)), "give prompts too"),
         (
-            lambda c: c.image_features(images(c, 2), normal(2, 16), normal(1, 3, 16)),
-            "deep prompts have shape [1, 3, 16], expected [J, 2, 16] with J from 0 to 2",
+            lambda c: c.image_features(images(c, 2), normal(2, 12)),
+            "have shape [2, 12]; this tower (image) takes [K, d]",
         ),
+        (lambda c: c.image_features(images(c, 2), normal(4, 2, 16)), "or [2, L, K, d] with d = 16 and L from 1 to 3"),
     ],
 )
 def test_bad_input_is_explained(vit: PromptedCLIP, call: Callable[[PromptedCLIP], Any], message: str) -> None:
@@ -410,7 +420,7 @@ def test_bad_input_is_explained(vit: PromptedCLIP, call: Callable[[PromptedCLIP]
 
 
 def test_resnet_takes_no_prompt_tokens(resnet: PromptedCLIP) -> None:
-    with pytest.raises(ConfigurationError, match="a CLIP ResNet takes no prompt tokens; use a ViT such as ViT-B-16"):
+    with pytest.raises(ConfigurationError, match="a CLIP ResNet takes no prompt tokens, and no other parts; use a ViT"):
         resnet.image_features(images(resnet, 2), normal(2, 256))
 
 

@@ -135,7 +135,7 @@ def test_every_image_can_have_its_own_prompts() -> None:
 def test_families_side_by_side_each_have_their_own_depth() -> None:
     model, x = small(), images()
     common, own = torch.randn(2, 3, 64), torch.randn(3, 4, 1, 64)
-    together = model(x, [common, own])
+    together = model(x, common, own)
     for i in range(3):
         vit = model.vit
         tokens = vit._pos_embed(vit.patch_embed(x[i : i + 1]))

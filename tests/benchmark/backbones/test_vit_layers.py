@@ -94,10 +94,10 @@ def test_a_layer_of_another_kind_is_left_as_it_is() -> None:
 def test_the_models_of_this_project_leave_out_what_nobody_reads(prompts: tuple[int, ...] | None) -> None:
     for model in (TinyViT(image_size=16), TimmViT("micro_vit", "embedded")):
         assert reads_the_class_token_alone(model.vit)
-        given = None if prompts is None else torch.randn(*prompts, model.embed_dim)
+        given = [] if prompts is None else [torch.randn(*prompts, model.embed_dim)]
         seen: list[Tensor] = []
         model.vit.norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
-        model(torch.randn(5, 3, *model.image_size), given)
+        model(torch.randn(5, 3, *model.image_size), *given)
         assert seen[0].shape == (5, 1, model.embed_dim)
 
 

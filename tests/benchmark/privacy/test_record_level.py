@@ -42,6 +42,9 @@ NOISY = "--data.record_privacy={clip: 0.5, noise_multiplier: 1.0}"
 
 REFUSED = {
     "FedRoD": "does not say that its loss is a mean over single images",
+    "FederatedRidge": "does not say that its loss is a mean over single images",
+    "NearestClassMean": "does not say that its loss is a mean over single images",
+    "PEPFedPT": "does not say that its loss is a mean over single images",
     "PerFedAvg": "does not say that its loss is a mean over single images",
     "SGPT": "its clients upload group_selections",
 }

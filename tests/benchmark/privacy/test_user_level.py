@@ -183,11 +183,13 @@ def test_settings_that_cannot_be_private_are_refused(given: dict[str, Any], said
 
 
 #: Methods whose server looks at single clients' uploads, so that noise on the sum hides nobody.
-BY_CLIENT = {"FedMTL", "PFedMoAP", "PFedPG", "PromptAMP"}
+BY_CLIENT = {"FedMTL", "FedSDG", "LoRAFAIR", "PFedMoAP", "PFedPG", "PromptAMP"}
 #: Methods of which counts of images travel.
 COUNTING = {"SGPT"}
 #: Methods of which nothing travels.
-ALONE = {"CoOp", "Local", "LocalCLIP", "SingleSetVPT", "ZeroShotCLIP"}
+ALONE = {"CoOp", "Local", "LocalCLIP", "LocalLoRA", "SingleSetVPT", "ZeroShotCLIP"}
+#: Methods that make their messages themselves.
+OWN_MESSAGES = {"FLoRA", "FederatedRidge", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned"}
 
 
 @pytest.mark.parametrize("conf", sorted(methods.__all__))
@@ -201,6 +203,8 @@ def test_every_method_is_accepted_or_refused_with_the_reason(conf: str) -> None:
     if not method.shared and not method.uploads:
         assert conf in ALONE
         assert said["central"] == said["local"] == "nothing leaves its clients, so that there is nothing to protect"
+    elif conf in OWN_MESSAGES:
+        assert said["central"] == said["local"] == f"{conf}.message sends what is no update, so that no norm bounds it"
     elif conf in COUNTING:
         assert "counts of their images" in str(said["central"])
         assert "counts of their images" in str(said["local"])

@@ -19,7 +19,7 @@ TABLES: dict[str, dict[str, Any]] = {
     for path in sorted((ROOT / "configs/tables").glob("*.yaml"))
 }
 #: Tables that no paper has.
-OWN = ("compressed_uploads", "hostile_clients", "lost_uploads", "private_prompts")
+OWN = ("compressed_uploads", "hostile_clients", "lost_uploads", "low_rank", "private_prompts")
 
 
 @pytest.fixture(autouse=True)

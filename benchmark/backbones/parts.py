@@ -1,0 +1,425 @@
+"""Parts in a frozen tower: prompts among its tokens, low-rank factors and adapters beside its layers.
+
+A tower is a transformer: a ViT, or one of CLIP's two. It is never changed itself: it asks its parts at each layer, so
+that its frozen weights stay one product for all clients, while what a part holds may be each client's own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.errors import ConfigurationError
+from benchmark.ranges import Checked, Few, FewOrNone, NonNegativeFloat, PositiveFloat
+from benchmark.seeds import keyed_initialization
+
+Projection = Literal["qkv", "proj", "fc1", "fc2"]
+#: Where low-rank factors can stand: queries, keys, values, and a block's other projections.
+Target = Literal["q", "k", "v", "proj", "fc1", "fc2"]
+
+
+@dataclass(frozen=True)
+class Tower:
+    """The sizes of a tower that its parts are made for.
+
+    Attributes:
+        name: ``vit``, ``image`` or ``text``, for the keys of initial values and for errors.
+        width: d of a token.
+        depth: layers.
+        hidden: width of the MLPs between their two projections.
+    """
+
+    name: str
+    width: int
+    depth: int
+    hidden: int
+
+    def sizes(self, target: Target) -> tuple[int, int]:
+        """Return how many numbers go into a target's projection, and how many come out."""
+        into = {"fc2": self.hidden}.get(target, self.width)
+        out_of = {"fc1": self.hidden}.get(target, self.width)
+        return into, out_of
+
+    def layers_from(self, first_block: int, what: str) -> int:
+        """Return how many layers there are from this block on, the first being 1.
+
+        Raises:
+            ConfigurationError: there is no such block.
+        """
+        if first_block > self.depth:
+            raise ConfigurationError(
+                f"{what}: first_block={first_block}, but the tower ({self.name}) has {self.depth} blocks; give 1 to "
+                f"{self.depth}"
+            )
+        return self.depth - first_block + 1
+
+
+class TowerPart:
+    """Something that is put into a frozen tower, of ONE client; all functions may be mapped over clients.
+
+    Derive from it, and from ``nn.Module`` where the part has parameters, and write what differs. Layers count from 0.
+
+    Attributes:
+        first_layer: the first layer that the part changes: tokens at its input may be kept.
+        projections: those whose output ``linear`` changes.
+        in_parallel: ``beside`` adds to the output of blocks.
+        shared: prefixes of the part's parameters that methods share, where the choice is the part's.
+        personal: prefixes of those that stay with their client.
+    """
+
+    first_layer: int = 0
+    projections: tuple[Projection, ...] = ()
+    in_parallel: bool = False
+    shared: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+
+    def fit(self, tower: Tower) -> Self:
+        """Make the parameters for a tower; called once, before the part is used. Returns itself.
+
+        Raises:
+            ConfigurationError: the tower has not the layers that the part's settings ask for.
+        """
+        return self
+
+    def prompts(self, layer: int) -> Tensor | None:
+        """Return tokens for the input of a layer, [K, d] or [B, K, d]; None where those of before are carried on.
+
+        The first ones are inserted where the tower has a place for prompts; at later layers they take the place of the
+        part's own tokens.
+        """
+        return None
+
+    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
+        """Return what a projection gives in place of its own output.
+
+        Args:
+            layer: number of the layer.
+            name: of the projection: ``qkv`` (queries, keys and values side by side), ``proj`` (after the attention),
+                ``fc1`` and ``fc2`` (of the MLP).
+            x: its input, [..., T, in], with as many tokens as are computed there.
+            y: its output, [..., T, out].
+        """
+        return y
+
+    def beside(self, layer: int, x: Tensor) -> Tensor | None:
+        """Return what is added to a block's output, [..., T, d], or None.
+
+        Args:
+            layer: number of the layer.
+            x: the block's input after its first norm, [..., T, d].
+        """
+        return None
+
+
+class Prompts(TowerPart):
+    """Prompt tokens that a method has made itself: of a generator, a distribution or another prompt.
+
+    Args:
+        tokens: [K, d] for the first layer, [L, K, d] for L layers, [B, L, K, d] for every image its own.
+        first_layer: where they begin, from 0.
+    """
+
+    def __init__(self, tokens: Tensor, first_layer: int = 0) -> None:
+        self.tokens = tokens
+        self.first_layer = first_layer
+
+    def check(self, tower: Tower, images: int | None = None) -> None:
+        """Refuse tokens that do not fit a tower, or a batch of so many images.
+
+        Raises:
+            ConfigurationError: their shape is another.
+        """
+        shape, last = list(self.tokens.shape), tower.depth - self.first_layer
+        by_image = len(shape) == 4 and shape[0] == images
+        layers = shape[-3] if len(shape) > 2 else 1
+        if not (len(shape) in (2, 3) or by_image) or shape[-1] != tower.width or not 1 <= layers <= last:
+            own = "" if images is None else f" or [{images}, L, K, d]"
+            raise ConfigurationError(
+                f"prompts have shape {shape}; this tower ({tower.name}) takes [K, d], [L, K, d]{own} with "
+                f"d = {tower.width} and L from 1 to {last}"
+            )
+
+    def prompts(self, layer: int) -> Tensor | None:
+        """Return the tokens of a layer, [K, d] or [B, K, d]."""
+        by_layer = self.tokens.unsqueeze(0) if self.tokens.ndim == 2 else self.tokens
+        at, layers = layer - self.first_layer, by_layer.shape[-3]
+        return by_layer[..., at, :, :] if 0 <= at < layers else None
+
+
+class LowRank(TowerPart, Checked, nn.Module):
+    """LoRA (Hu et al., ICLR 2022): ``W x + (alpha / r) B A x`` at chosen projections of a tower's blocks.
+
+    A starts Kaiming-uniform with a = sqrt 5, which is U(-1/sqrt(in), 1/sqrt(in)), and B at 0, so that the tower is
+    unchanged at the start. Factors are applied one after the other: their product is never formed.
+
+    Args:
+        rank: r; 0 leaves the tower as it is.
+        alpha: the scale is alpha / r.
+        targets: projections with factors; ``q``, ``k`` and ``v`` are the thirds of the attention's first one.
+        first_block: the first block with factors, counted from 1.
+        key: of the draws; another branch of factors beside this one has another key.
+
+    Attributes:
+        a: A of each target, [L, r, in] for the L blocks from ``first_block`` on.
+        b: B of each target, [L, out, r].
+    """
+
+    shared = ("a", "b")
+
+    def __init__(
+        self,
+        rank: FewOrNone = 8,
+        alpha: PositiveFloat = 16.0,
+        targets: Sequence[Target] = ("q", "v"),
+        first_block: Few = 1,
+        key: str = "low rank",
+    ) -> None:
+        super().__init__()
+        self.key = key
+        if not targets or len(set(targets)) != len(targets):
+            raise ConfigurationError(f"LowRank: targets={list(targets)}; give at least one, each once")
+        self.rank, self.alpha, self.targets = rank, alpha, tuple(targets)
+        self.first_block, self.first_layer = first_block, first_block - 1
+        self.scale = alpha / rank if rank else 0.0
+        thirds: tuple[Projection, ...] = ("qkv",) if set("qkv") & set(targets) else ()
+        names: tuple[Projection, ...] = ("proj", "fc1", "fc2")
+        self.projections = (*thirds, *(name for name in names if name in targets)) if rank else ()
+
+    def fit(self, tower: Tower) -> Self:
+        """Make the factors, keyed by the tower and the target."""
+        layers = tower.layers_from(self.first_block, type(self).__name__)
+        self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
+        for target in self.targets:
+            into, out_of = tower.sizes(target)
+            with keyed_initialization(self.key, tower.name, target):
+                drawn = torch.empty(layers, self.rank, into).uniform_(-1, 1) / math.sqrt(into)
+            self.a[target], self.b[target] = nn.Parameter(drawn), nn.Parameter(torch.zeros(layers, out_of, self.rank))
+        return self
+
+    def change(self, target: Target, layer: int, x: Tensor) -> Tensor:
+        """Return ``(alpha / r) B A x`` of a target, [..., T, out] of [..., T, in]."""
+        at = layer - self.first_layer
+        return self.scale * ((x @ self.a[target][at].mT) @ self.b[target][at].mT)
+
+    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
+        """Add the factors' products."""
+        if layer < self.first_layer or name not in self.projections:
+            return y
+        if name != "qkv":
+            return y + self.change(name, layer, x)
+        thirds = list(y.chunk(3, dim=-1))
+        for third, target in enumerate(("q", "k", "v")):
+            if target in self.targets:
+                thirds[third] = thirds[third] + self.change(target, layer, x)
+        return torch.cat(thirds, dim=-1)
+
+
+class Adapter(TowerPart, Checked, nn.Module):
+    """A bottleneck ``scale * up(relu(down(x)))`` in each block: beside it, or in sequence behind its MLP.
+
+    In sequence, as Houlsby et al. (ICML 2019) have it, the MLP's output h becomes ``h + scale * up(relu(down(h)))``.
+    Beside, the bottleneck takes the block's normed input and is added to the block's output. ``down`` starts
+    Kaiming-uniform, as torch's linear layers do, ``up`` and the biases at 0, so that the tower is unchanged at first.
+
+    Args:
+        width: of the bottleneck; 0 leaves the tower as it is.
+        place: see above.
+        scale: of what is added.
+        first_block: the first block with an adapter, counted from 1.
+
+    Attributes:
+        down: [L, width, d], with ``down_bias`` [L, width].
+        up: [L, d, width], with ``up_bias`` [L, d].
+    """
+
+    shared = ("down", "down_bias", "up", "up_bias")
+
+    def __init__(
+        self,
+        width: FewOrNone = 16,
+        place: Literal["beside", "in_sequence"] = "in_sequence",
+        scale: NonNegativeFloat = 1.0,
+        first_block: Few = 1,
+    ) -> None:
+        super().__init__()
+        self.width, self.scale = width, scale
+        self.first_block, self.first_layer = first_block, first_block - 1
+        active = bool(width and scale)
+        self.in_parallel = active and place == "beside"
+        self.projections = ("fc2",) if active and place == "in_sequence" else ()
+
+    def fit(self, tower: Tower) -> Self:
+        """Make the bottlenecks, keyed by the tower."""
+        layers, width = tower.layers_from(self.first_block, type(self).__name__), tower.width
+        with keyed_initialization("adapter", tower.name):
+            self.down = nn.Parameter(torch.empty(layers, self.width, width).uniform_(-1, 1) / math.sqrt(width))
+        self.down_bias = nn.Parameter(torch.zeros(layers, self.width))
+        self.up = nn.Parameter(torch.zeros(layers, width, self.width))
+        self.up_bias = nn.Parameter(torch.zeros(layers, width))
+        return self
+
+    def bottleneck(self, layer: int, x: Tensor) -> Tensor:
+        """Return what is added, [..., T, d] of [..., T, d]."""
+        at = layer - self.first_layer
+        hidden = F.relu(x @ self.down[at].mT + self.down_bias[at])
+        return self.scale * (hidden @ self.up[at].mT + self.up_bias[at])
+
+    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
+        """Add the bottleneck of the MLP's output."""
+        return y + self.bottleneck(layer, y) if name in self.projections and layer >= self.first_layer else y
+
+    def beside(self, layer: int, x: Tensor) -> Tensor | None:
+        """Return the bottleneck of the block's normed input."""
+        return self.bottleneck(layer, x) if self.in_parallel and layer >= self.first_layer else None
+
+
+class Biases(TowerPart, Checked, nn.Module):
+    """BitFit (Ben Zaken et al., ACL 2022): what is added to the biases of chosen projections.
+
+    Args:
+        targets: the projections.
+        first_block: the first block whose biases are tuned, counted from 1.
+
+    Attributes:
+        biases: of each projection [L, out], from 0 on.
+    """
+
+    shared = ("biases",)
+
+    def __init__(self, targets: Sequence[Projection] = ("qkv", "proj", "fc1", "fc2"), first_block: Few = 1) -> None:
+        super().__init__()
+        if not targets or len(set(targets)) != len(targets):
+            raise ConfigurationError(f"Biases: targets={list(targets)}; give at least one, each once")
+        self.projections = tuple(targets)
+        self.first_block, self.first_layer = first_block, first_block - 1
+
+    def fit(self, tower: Tower) -> Self:
+        """Make the biases."""
+        layers = tower.layers_from(self.first_block, type(self).__name__)
+        out_of = {"qkv": 3 * tower.width, "fc1": tower.hidden}
+        self.biases = nn.ParameterDict(
+            {name: torch.zeros(layers, out_of.get(name, tower.width)) for name in self.projections}
+        )
+        return self
+
+    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
+        """Add the bias."""
+        if layer < self.first_layer or name not in self.projections:
+            return y
+        return y + self.biases[name][layer - self.first_layer]
+
+
+#: an MLP's first projection, what lies between, and its second projection
+Steps = tuple[nn.Module, Callable[[Tensor], Tensor], nn.Module]
+
+
+class Changes:
+    """What parts do to one block of a tower.
+
+    Args:
+        parts: all parts of the tower.
+        layer: number of the block.
+    """
+
+    def __init__(self, parts: Sequence[TowerPart], layer: int) -> None:
+        self.layer = layer
+        self.parts = [part for part in parts if layer >= part.first_layer and (part.projections or part.in_parallel)]
+
+    def __bool__(self) -> bool:
+        """Return whether the block is changed at all."""
+        return bool(self.parts)
+
+    def at(self, *names: Projection) -> bool:
+        """Return whether one of these projections is changed."""
+        return any(name in part.projections for part in self.parts for name in names)
+
+    def linear(self, name: Projection, x: Tensor, y: Tensor) -> Tensor:
+        """Return the output of a projection, of its input and its own output, part by part."""
+        for part in self.parts:
+            y = part.linear(self.layer, name, x, y)
+        return y
+
+    def mlp(self, x: Tensor, mlp: nn.Module, steps: Callable[[], Steps]) -> Tensor:
+        """Return the MLP's output.
+
+        Args:
+            x: its input, [..., T, d].
+            mlp: the module, which is called where no part changes its projections.
+            steps: gives its first projection, what lies between, and its second projection.
+        """
+        if not self.at("fc1", "fc2"):
+            called: Tensor = mlp(x)
+            return called
+        first, between, second = steps()
+        hidden = between(self.linear("fc1", x, first(x)))
+        return self.linear("fc2", hidden, second(hidden))
+
+    def add_beside(self, made: Tensor, x: Callable[[], Tensor]) -> Tensor:
+        """Return a block's output with what stands beside the block; ``x`` gives the block's normed input."""
+        beside = [part for part in self.parts if part.in_parallel]
+        if beside:
+            normed = x()
+            for part in beside:
+                added = part.beside(self.layer, normed)
+                made = made if added is None else made + added
+        return made
+
+
+#: of a pass without parts
+NO_CHANGE = Changes((), 0)
+
+
+class Places:
+    """The places of prompts among a tower's tokens: each part has its own, side by side, in the order of the parts.
+
+    Args:
+        parts: of the tower.
+        at: where the first place is: so many tokens stand before it.
+        counts: tokens that already stand in the parts' places; none by default.
+    """
+
+    def __init__(self, parts: Sequence[TowerPart], at: int, counts: Sequence[int] | None = None) -> None:
+        self.parts = list(parts)
+        self.at = at
+        self.counts = list(counts) if counts is not None else [0] * len(self.parts)
+
+    def fill(self, layer: int, tokens: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return a layer's input, with the prompts that are new there.
+
+        Args:
+            layer: number of the layer.
+            tokens: [..., T, d].
+            norm: what new prompts go through; None for nothing.
+        """
+        new = {i: made for i, part in enumerate(self.parts) if (made := part.prompts(layer)) is not None}
+        if not new:
+            return tokens
+        pieces = list(tokens.split([self.at, *self.counts, tokens.shape[-2] - self.at - sum(self.counts)], dim=-2))
+        for i, prompts in new.items():
+            normed = norm(prompts) if norm is not None else prompts
+            pieces[1 + i] = normed.expand(*tokens.shape[:-2], -1, -1)
+            self.counts[i] = prompts.shape[-2]
+        return torch.cat(pieces, dim=-2)
+
+    def without(self, tokens: Tensor) -> Tensor:
+        """Return the tokens without the prompts."""
+        if not sum(self.counts):
+            return tokens
+        return torch.cat([tokens[..., : self.at, :], tokens[..., self.at + sum(self.counts) :, :]], dim=-2)
+
+
+def parts_of(given: Sequence[TowerPart | Tensor], tower: Tower, images: int | None = None) -> list[TowerPart]:
+    """Return the parts that a tower was given; tensors are :class:`Prompts`.
+
+    Raises:
+        ConfigurationError: prompts that do not fit the tower, or the number of images.
+    """
+    parts = [Prompts(part) if isinstance(part, Tensor) else part for part in given]
+    for part in parts:
+        if isinstance(part, Prompts):
+            part.check(tower, images)
+    return parts

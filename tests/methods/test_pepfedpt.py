@@ -1,0 +1,100 @@
+"""PEP-FedPT's weights and prototypes by hand, and what its prompts do and do not depend on."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import build, fit, learned
+from torch import Tensor
+
+from benchmark.federation import Round, Terms, Uploads
+from methods.pepfedpt import PrototypeRule, mixing_weights
+
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=6")
+COSINES = torch.tensor([[0.9, 0.7, 0.8]])
+THERE = torch.ones(3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("prior", "tau", "expected"),
+    [
+        ((0.5, 0.5, 0.0), 0.1, (0.880797, 0.119203, 0.0)),
+        ((0.8, 0.2, 0.0), 0.1, (0.967273, 0.032727, 0.0)),
+        ((0.8, 0.2, 0.0), 1.0, (0.830094, 0.169906, 0.0)),
+        ((1 / 3, 1 / 3, 1 / 3), 0.1, (0.665241, 0.090031, 0.244728)),
+        ((0.8, 0.2, 0.0), 1e6, (0.8, 0.2, 0.0)),
+        ((0.5, 0.5, 0.0), 1e-4, (1.0, 0.0, 0.0)),
+    ],
+)
+def test_weights_by_hand(prior: tuple[float, ...], tau: float, expected: tuple[float, ...]) -> None:
+    made = mixing_weights(COSINES, THERE, torch.tensor(prior), tau)
+    torch.testing.assert_close(made, torch.tensor([expected]), atol=2e-6, rtol=0)
+
+
+def test_without_prototypes_the_prior_mixes() -> None:
+    prior = torch.tensor([0.7, 0.3, 0.0])
+    torch.testing.assert_close(mixing_weights(COSINES, ~THERE, prior, 0.1), prior.unsqueeze(0))
+    one = mixing_weights(COSINES, torch.tensor([True, False, True]), prior, 0.1)
+    assert one.tolist() == [[1.0, 0.0, 0.0]], "a class without a prototype takes no part beside one that has some"
+
+
+def uploads() -> tuple[dict[str, Tensor], Uploads]:
+    sent = {
+        "class_prompts": torch.tensor([[[[1.0]], [[5.0]], [[8.0]]], [[[4.0]], [[7.0]], [[8.0]]]]),
+        "prototypes": torch.tensor([[[2.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [[0.0, 1.0], [3.0, 0.0], [0.0, 0.0]]]),
+        "prototype_counts": torch.tensor([[2.0, 0.0, 0.0], [1.0, 3.0, 0.0]]),
+    }
+    shared = {name: torch.zeros_like(rows[0]) for name, rows in sent.items()} | {"class_prompts": torch.ones(3, 1, 1)}
+    return shared, Uploads((0, 1), sent, torch.tensor([2.0, 4.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("average", "prompts"), [("fedavg", [3.0, 6.333333, 8.0]), ("by_count", [2.0, 7.0, 1.0])])
+def test_prototypes_and_class_prompts_by_hand(average: Any, prompts: list[float]) -> None:
+    shared, given = uploads()
+    rule = PrototypeRule(average)
+    rule.start(shared, Terms(0, 2, (0, 1), (), 2, 4, False, 4, 3, 4, 4))
+    for _ in range(2):  # sums that are sent again count once
+        made = rule.aggregate(Round(1, (0, 1), 0), shared, given)
+        expected = F.normalize(torch.tensor([[2 / 3, 1 / 3], [1.0, 0.0], [0.0, 0.0]]), dim=-1)
+        torch.testing.assert_close(made["prototypes"], expected)
+        assert made["prototype_counts"].tolist() == [3.0, 3.0, 0.0]
+        torch.testing.assert_close(made["class_prompts"].flatten(), torch.tensor(prompts))
+
+
+def trained(*options: str, rounds: int = 2) -> tuple[Any, Any]:
+    method, data = build("PEPFedPT", *FEW, *(f"--model.init_args.{option}" for option in options))
+    fit(method, data, rounds)
+    return method, data
+
+
+def test_prototypes_are_the_means_of_all_training_images() -> None:
+    method, data = trained(rounds=1)
+    rows = torch.cat([torch.from_numpy(data.splits.train[k]) for k in data.federation.terms.training_clients])
+    query = F.normalize(method.backbone(data.transform(data.pool.images[rows], None)), dim=-1).detach()
+    labels = data.pool.labels[rows]
+    for c in labels.unique().tolist():
+        expected = F.normalize(query[labels == c].sum(0), dim=0)
+        torch.testing.assert_close(method.prototypes[c], expected, atol=1e-5, rtol=1e-4)
+    again, _ = trained(rounds=2)
+    torch.testing.assert_close(again.prototypes, method.prototypes), "all clients were seen"
+
+
+def test_equal_class_prompts_make_the_weights_idle() -> None:
+    scores = []
+    for options in (("tau=0.1",), ("tau=10.0", "prior=uniform")):
+        method, _ = trained(*options, rounds=1)
+        values = learned(method)
+        scores.append({n: v for n, v in values.items() if n.startswith("metric.0/")})
+    for name, value in scores[0].items():
+        torch.testing.assert_close(value, scores[1][name], atol=1e-6, rtol=1e-5, equal_nan=True)
+
+
+def test_a_class_that_no_client_holds_keeps_its_prompt() -> None:
+    method, data = trained("class_average=by_count", rounds=1)
+    start, _ = build("PEPFedPT", *FEW)
+    held = data.federation.holdings.class_counts[list(data.federation.terms.training_clients)].sum(0) > 0
+    moved = (method.class_prompts != start.class_prompts).flatten(1).any(1)
+    assert not (moved & ~held).any()
+    assert moved.any()
+    assert method.roles.personal == ()
