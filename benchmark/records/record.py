@@ -83,6 +83,8 @@ class _Communication(TypedDict):
     down_bytes: Amount
     up_floats: Amount
     down_floats: Amount
+    end_bytes: NotRequired[Amount]
+    end_floats: NotRequired[Amount]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -196,7 +198,7 @@ class RunRecord:
         rounds: rounds asked for.
         rounds_trained: rounds done.
         communication: ``up_bytes``, ``down_bytes``, ``up_floats``, ``down_floats``: mean over rounds and
-            participating clients.
+            participating clients; ``end_bytes`` and ``end_floats`` of them at the end of a round, where there are any.
         seconds: ``total``, ``training``, ``evaluation``: wall-clock.
         peak_memory_bytes: of the accelerator, or of the process on a CPU; None where unknown.
         config_hash: from :func:`benchmark.records.hashes.config_hash`, of ``config.yaml``; this and the next two are

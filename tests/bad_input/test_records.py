@@ -165,6 +165,14 @@ def left_out_of_the_report(capsys: Capsys) -> str:
         ({"config_hash": "abc"}, "config.yaml does not give the record's config_hash"),
         ({"seconds": {"total": 1.0, "training": 0.5, "evaluation": 0.5}}, None),
         ({"communication": {"up_bytes": 1.0, "down_bytes": 1.0, "up_floats": 1.0, "down_floats": 1.0}}, None),
+        (
+            {
+                "communication": dict.fromkeys(
+                    ("down_bytes", "down_floats", "end_bytes", "end_floats", "up_bytes", "up_floats"), 1.0
+                )
+            },
+            None,
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
