@@ -173,7 +173,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 "training left them; set data.evaluate_local to false"
             )
         self.roles = read_roles(self)
-        # What a method sends of its own may be made of images, or of nothing.
+        # A method that makes its message itself may send parameters that no phase trains.
         if (idle := untrained(self, self.roles)) and not self.sends_of_its_own:
             warnings.warn(
                 f"{title} names {idle[0]} in shared or personal, and none of its phases trains it; name it in "

@@ -5,9 +5,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from benchmark.backbones.parts import LowRank, Target, TowerPart
-from benchmark.contract import LocalTraining, MiniBatch, Phase
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, PositiveFloat
+from methods.losses import cross_entropy
 from methods.text_prompt import TRAINING
 from methods.zeroshotclip import ZeroShotCLIP
 
@@ -61,6 +62,7 @@ class FedLoRACLIP(ZeroShotCLIP):
                 "ViT-B-16, or towers=text"
             )
         names = {"text": ("text",), "image": ("image",), "both": ("text", "image")}[towers]
+        self.towers = names
         for name in names:
             part = LowRank(rank, alpha, targets, first_block)
             self.add_module(f"{name}_lora", part.fit(getattr(self.clip, f"{name}_tower")))
@@ -88,6 +90,17 @@ class FedLoRACLIP(ZeroShotCLIP):
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
         return self.logits(self.clip.image_features(x, *self.parts_of("image")), self.text_features(split))
+
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
+        """Return the text features of the split's classes, [C, e], in an evaluation or where they never change."""
+        frozen = "text" not in self.towers
+        return {"text": self.text_features(split)} if frozen or stage is Stage.EVALUATE else {}
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Return cross-entropy."""
+        classes = client.prepared.get("text")
+        classes = self.text_features(batch.split) if classes is None else classes
+        return cross_entropy(self.logits(self.image_features(batch), classes), batch.y, batch.mask)
 
     def local_phases(self) -> list[Phase]:
         """Train the factors that are shared or personal."""

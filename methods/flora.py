@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.parts import Projection, Tower, TowerPart
+from benchmark.backbones.parts import AtTargets, LowRank, Target, Tower, TowerPart
 from benchmark.contract import Client, Phase
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.seeds import torch_generator
@@ -13,8 +13,8 @@ from benchmark.server import ServerRule
 from methods.fedlora import FedLoRA
 
 
-class Merged(TowerPart, nn.Module):
-    """What earlier rounds have added to frozen projections: ``W0 x + M x``.
+class Merged(AtTargets, nn.Module):
+    """The sum of earlier rounds' products, added to frozen projections: ``W0 x + M x``.
 
     Args:
         like: the factors whose products are added.
@@ -24,25 +24,17 @@ class Merged(TowerPart, nn.Module):
         weights: M of each target, [L, out, in], from 0 on.
     """
 
-    def __init__(self, like: Any, tower: Tower) -> None:
+    def __init__(self, like: LowRank, tower: Tower) -> None:
         super().__init__()
-        self.projections, self.first_layer, self.targets = like.projections, like.first_layer, like.targets
+        self.aim(like.targets)
+        self.projections, self.first_layer = like.projections, like.first_layer
         sizes = {target: tower.sizes(target) for target in like.targets}
         layers = tower.depth - like.first_layer
         self.weights = nn.ParameterDict({t: torch.zeros(layers, out, into) for t, (into, out) in sizes.items()})
 
-    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
-        """Add ``M x``."""
-        if layer < self.first_layer or name not in self.projections:
-            return y
-        at = layer - self.first_layer
-        if name != "qkv":
-            return y + x @ self.weights[name][at].mT
-        thirds = list(y.chunk(3, dim=-1))
-        for third, target in enumerate(("q", "k", "v")):
-            if target in self.targets:
-                thirds[third] = thirds[third] + x @ self.weights[target][at].mT
-        return torch.cat(thirds, dim=-1)
+    def change(self, target: Target, layer: int, x: Tensor) -> Tensor:
+        """Return ``M x`` of a target."""
+        return x @ self.weights[target][layer - self.first_layer].mT
 
 
 class StackingRule(ServerRule):

@@ -1,7 +1,7 @@
 """LoRA-FAIR: FedAvg-LoRA whose server corrects the mean of B towards the mean of the products."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class LoRAFAIR(FedLoRA):
         *arguments: Any,
         residual_rho: NonNegativeFloat = 0.01,
         residual_mu: NonNegativeFloat | None = None,
-        head: Any = "shared",
+        head: Literal["personal", "shared"] = "shared",
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, head=head, **settings)

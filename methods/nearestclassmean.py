@@ -24,9 +24,8 @@ class SumRule(ServerRule):
     def start(self, initial: Values, terms: Terms) -> None:
         """Keep nothing of anybody."""
         super().start(initial, terms)
-        self.sums = nn.ParameterDict(
-            {_key(n): nn.Parameter(torch.zeros_like(v).double(), False) for n, v in initial.items()}
-        )
+        sums = {name: nn.Parameter(torch.zeros_like(value).double(), False) for name, value in initial.items()}
+        self.sums = nn.ParameterDict(sums)
         self.register_buffer("seen", torch.zeros(terms.num_clients, dtype=torch.bool))
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
@@ -34,8 +33,8 @@ class SumRule(ServerRule):
         new = [place for place, client in enumerate(uploads.clients) if not self.seen[client]]
         self.seen[list(uploads.clients)] = True
         for name in shared:
-            self.sums[_key(name)].add_(uploads.values[name][new].to(self.sums[_key(name)]).sum(0))
-        return {name: self.sums[_key(name)].to(value) for name, value in shared.items()}
+            self.sums[name].add_(uploads.values[name][new].to(self.sums[name]).sum(0))
+        return {name: self.sums[name].to(value) for name, value in shared.items()}
 
 
 class ClassSums(FederatedMethod):
@@ -128,8 +127,3 @@ class NearestClassMean(ClassSums):
     def forward(self, x: Tensor) -> Tensor:
         """Return cosines [B, C] of images [B, 3, H, W] with the means of all clients."""
         return F.normalize(self.backbone(x), dim=-1) @ F.normalize(self.sums, dim=-1).mT
-
-
-def _key(name: str) -> str:
-    """Return a parameter's name as a key among modules."""
-    return name.replace(".", "/")

@@ -56,7 +56,7 @@ class Bottleneck(TowerPart):
 
     def beside(self, layer: int, x: Tensor) -> Tensor | None:
         """Return what is added to a block's output."""
-        if not self.first_layer <= layer < self.first_layer + len(self.maps[0].weight):
+        if layer >= self.first_layer + len(self.maps[0].weight):  # the other tower has no such block
             return None
         for place, maps in enumerate(self.maps):
             weight, bias = (self._seen(value[layer - self.first_layer]) for value in (maps.weight, maps.bias))

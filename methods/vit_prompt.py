@@ -1,4 +1,4 @@
-"""What the methods that learn prompts for a frozen ViT have in common."""
+"""Base of the methods that put prompts, or other parts, into a frozen ViT."""
 
 from collections.abc import Sequence
 

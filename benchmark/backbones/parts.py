@@ -94,7 +94,7 @@ class TowerPart:
         return None
 
     def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
-        """Return what a projection gives in place of its own output.
+        """Return what a projection gives in place of its own output; asked of ``projections``, from ``first_layer`` on.
 
         Args:
             layer: number of the layer.
@@ -106,7 +106,7 @@ class TowerPart:
         return y
 
     def beside(self, layer: int, x: Tensor) -> Tensor | None:
-        """Return what is added to a block's output, [..., T, d], or None.
+        """Return what is added to a block's output, [..., T, d], or None; asked where ``in_parallel``.
 
         Args:
             layer: number of the layer.
@@ -150,7 +150,40 @@ class Prompts(TowerPart):
         return by_layer[..., at, :, :] if 0 <= at < layers else None
 
 
-class LowRank(TowerPart, Checked, nn.Module):
+class AtTargets(TowerPart):
+    """Base of the parts that add something to the outputs at chosen targets; ``change`` says what."""
+
+    targets: tuple[Target, ...] = ()
+
+    def aim(self, targets: Sequence[Target]) -> None:
+        """Say which targets are changed.
+
+        Raises:
+            ConfigurationError: there is none, or one stands there twice.
+        """
+        if not targets or len(set(targets)) != len(targets):
+            raise ConfigurationError(f"{type(self).__name__}: targets={list(targets)}; give at least one, each once")
+        self.targets = tuple(targets)
+        thirds: tuple[Projection, ...] = ("qkv",) if {"q", "k", "v"} & set(targets) else ()
+        names: tuple[Projection, ...] = ("proj", "fc1", "fc2")
+        self.projections = (*thirds, *(name for name in names if name in targets))
+
+    def change(self, target: Target, layer: int, x: Tensor) -> Tensor:
+        """Return what is added at a target, [..., T, out], of the projection's input [..., T, in]."""
+        raise NotImplementedError(f"{type(self).__name__}.change")
+
+    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
+        """Add what ``change`` gives: to a projection's output, or to its thirds."""
+        if name != "qkv":
+            return y + self.change(name, layer, x)
+        thirds = [
+            third + self.change(target, layer, x) if target in self.targets else third
+            for target, third in zip(("q", "k", "v"), y.chunk(3, dim=-1), strict=True)
+        ]
+        return torch.cat(thirds, dim=-1)
+
+
+class LowRank(AtTargets, Checked, nn.Module):
     """LoRA (Hu et al., ICLR 2022): ``W x + (alpha / r) B A x`` at chosen projections of a tower's blocks.
 
     A starts Kaiming-uniform with a = sqrt 5, which is U(-1/sqrt(in), 1/sqrt(in)), and B at 0, so that the tower is
@@ -180,14 +213,12 @@ class LowRank(TowerPart, Checked, nn.Module):
     ) -> None:
         super().__init__()
         self.key = key
-        if not targets or len(set(targets)) != len(targets):
-            raise ConfigurationError(f"LowRank: targets={list(targets)}; give at least one, each once")
-        self.rank, self.alpha, self.targets = rank, alpha, tuple(targets)
+        self.aim(targets)
+        if not rank:
+            self.projections = ()
+        self.rank, self.alpha = rank, alpha
         self.first_block, self.first_layer = first_block, first_block - 1
         self.scale = alpha / rank if rank else 0.0
-        thirds: tuple[Projection, ...] = ("qkv",) if set("qkv") & set(targets) else ()
-        names: tuple[Projection, ...] = ("proj", "fc1", "fc2")
-        self.projections = (*thirds, *(name for name in names if name in targets)) if rank else ()
 
     def fit(self, tower: Tower) -> Self:
         """Make the factors, keyed by the tower and the target."""
@@ -204,18 +235,6 @@ class LowRank(TowerPart, Checked, nn.Module):
         """Return ``(alpha / r) B A x`` of a target, [..., T, out] of [..., T, in]."""
         at = layer - self.first_layer
         return self.scale * ((x @ self.a[target][at].mT) @ self.b[target][at].mT)
-
-    def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
-        """Add the factors' products."""
-        if layer < self.first_layer or name not in self.projections:
-            return y
-        if name != "qkv":
-            return y + self.change(name, layer, x)
-        thirds = list(y.chunk(3, dim=-1))
-        for third, target in enumerate(("q", "k", "v")):
-            if target in self.targets:
-                thirds[third] = thirds[third] + self.change(target, layer, x)
-        return torch.cat(thirds, dim=-1)
 
 
 class Adapter(TowerPart, Checked, nn.Module):
@@ -270,11 +289,11 @@ class Adapter(TowerPart, Checked, nn.Module):
 
     def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
         """Add the bottleneck of the MLP's output."""
-        return y + self.bottleneck(layer, y) if name in self.projections and layer >= self.first_layer else y
+        return y + self.bottleneck(layer, y)
 
-    def beside(self, layer: int, x: Tensor) -> Tensor | None:
+    def beside(self, layer: int, x: Tensor) -> Tensor:
         """Return the bottleneck of the block's normed input."""
-        return self.bottleneck(layer, x) if self.in_parallel and layer >= self.first_layer else None
+        return self.bottleneck(layer, x)
 
 
 class Biases(TowerPart, Checked, nn.Module):
@@ -308,8 +327,6 @@ class Biases(TowerPart, Checked, nn.Module):
 
     def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
         """Add the bias."""
-        if layer < self.first_layer or name not in self.projections:
-            return y
         return y + self.biases[name][layer - self.first_layer]
 
 
@@ -318,7 +335,7 @@ Steps = tuple[nn.Module, Callable[[Tensor], Tensor], nn.Module]
 
 
 class Changes:
-    """What parts do to one block of a tower.
+    """The changes that parts make in one block of a tower.
 
     Args:
         parts: all parts of the tower.
@@ -340,7 +357,8 @@ class Changes:
     def linear(self, name: Projection, x: Tensor, y: Tensor) -> Tensor:
         """Return the output of a projection, of its input and its own output, part by part."""
         for part in self.parts:
-            y = part.linear(self.layer, name, x, y)
+            if name in part.projections:
+                y = part.linear(self.layer, name, x, y)
         return y
 
     def mlp(self, x: Tensor, mlp: nn.Module, steps: Callable[[], Steps]) -> Tensor:

@@ -109,7 +109,7 @@ class PromptedCLIP(Checked, nn.Module):
 
     @property
     def logit_scale(self) -> Tensor:
-        """What cosine similarities are multiplied with to give logits, a scalar: 100 for OpenAI's weights."""
+        """Return the factor from cosines to logits, a scalar: 100 for OpenAI's weights."""
         return self.model.logit_scale.exp()
 
     # ------------------------------------------------------------------ text
@@ -369,7 +369,7 @@ def _hidden_width(transformer: nn.Module) -> int:
 
 
 def _differing_part(visual: nn.Module, expected: type[nn.Module]) -> str | None:
-    """What an image tower has that CLIP's ViT has not."""
+    """Name what an image tower has that CLIP's ViT has not; None if they are alike."""
     if not isinstance(visual, expected):
         return f"its image tower is a {type(visual).__name__}"
     if visual.attn_pool is not None or visual.pool_type != "tok" or visual.final_ln_after_pool:

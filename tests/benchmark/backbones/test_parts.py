@@ -139,7 +139,8 @@ def test_factors_by_hand() -> None:
     part.a["proj"].data, part.b["proj"].data = torch.tensor([[[1.0, 1.0]]]), torch.tensor([[[1.0], [0.0]]])
     x = torch.tensor([[1.0, 2.0]])
     assert part.linear(0, "proj", x, x).tolist() == [[7.0, 2.0]]
-    assert part.linear(0, "fc1", x, x) is x
+    assert Changes([part], 0).linear("proj", x, x).tolist() == [[7.0, 2.0]]
+    assert Changes([part], 0).linear("fc1", x, x) is x
 
 
 def test_initial_factors() -> None:
