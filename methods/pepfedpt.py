@@ -112,7 +112,7 @@ class PEPFedPT(ViTPromptMethod):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
-        self.backbone.tower.layers_from(mix_block, "PEPFedPT")
+        self.backbone.tower.layers_from(mix_block, "PEPFedPT: mix_block")
         self.mix_layer, self.tau, self.prior, self.prior_smoothing = mix_block - 1, tau, prior, prior_smoothing
         count, width = self.num_classes, self.backbone.embed_dim
         self.shared_prompt = self.new_tokens(num_prompts)

@@ -121,7 +121,7 @@ class PFedMMA(ZeroShotCLIP):
                 "such as ViT-B-16"
             )
         towers: tuple[Tower, ...] = (self.clip.text_tower, self.clip.image_tower)
-        layers = min(tower.layers_from(first_block, "PFedMMA") for tower in towers)
+        layers = min(tower.layers_from(first_block, "PFedMMA: first_block") for tower in towers)
         with keyed_initialization("pFedMMA"):
             self.middle = Linears(layers, width, width)
             for tower in towers:

@@ -52,7 +52,7 @@ class ViTPromptMethod(FederatedMethod):
         Raises:
             ConfigurationError: there is no such block.
         """
-        self.backbone.tower.layers_from(first_block, type(self).__name__)
+        self.backbone.tower.layers_from(first_block, f"{type(self).__name__}: first_block")
         self.first_layer = first_block - 1
         if self.first_layer:
             self.inputs = ("features",)

@@ -44,18 +44,21 @@ class Tower:
         out_of = {"fc1": self.hidden}.get(target, self.width)
         return into, out_of
 
-    def layers_from(self, first_block: int, what: str) -> int:
-        """Return how many layers there are from this block on, the first being 1.
+    def layers_from(self, block: int, option: str) -> int:
+        """Return how many layers there are from a block on.
+
+        Args:
+            block: its number, the first being 1.
+            option: what gave it, for the error: ``LowRank: first_block``.
 
         Raises:
             ConfigurationError: there is no such block.
         """
-        if first_block > self.depth:
+        if block > self.depth:
             raise ConfigurationError(
-                f"{what}: first_block={first_block}, but the tower ({self.name}) has {self.depth} blocks; give 1 to "
-                f"{self.depth}"
+                f"{option}={block}, but the tower ({self.name}) has {self.depth} blocks; give 1 to {self.depth}"
             )
-        return self.depth - first_block + 1
+        return self.depth - block + 1
 
 
 class TowerPart:
@@ -222,7 +225,7 @@ class LowRank(AtTargets, Checked, nn.Module):
 
     def fit(self, tower: Tower) -> Self:
         """Make the factors, keyed by the tower and the target."""
-        layers = tower.layers_from(self.first_block, type(self).__name__)
+        layers = tower.layers_from(self.first_block, f"{type(self).__name__}: first_block")
         self.a, self.b = nn.ParameterDict(), nn.ParameterDict()
         for target in self.targets:
             into, out_of = tower.sizes(target)
@@ -273,7 +276,7 @@ class Adapter(TowerPart, Checked, nn.Module):
 
     def fit(self, tower: Tower) -> Self:
         """Make the bottlenecks, keyed by the tower."""
-        layers, width = tower.layers_from(self.first_block, type(self).__name__), tower.width
+        layers, width = tower.layers_from(self.first_block, f"{type(self).__name__}: first_block"), tower.width
         with keyed_initialization("adapter", tower.name):
             self.down = nn.Parameter(torch.empty(layers, self.width, width).uniform_(-1, 1) / math.sqrt(width))
         self.down_bias = nn.Parameter(torch.zeros(layers, self.width))
@@ -318,7 +321,7 @@ class Biases(TowerPart, Checked, nn.Module):
 
     def fit(self, tower: Tower) -> Self:
         """Make the biases."""
-        layers = tower.layers_from(self.first_block, type(self).__name__)
+        layers = tower.layers_from(self.first_block, f"{type(self).__name__}: first_block")
         out_of = {"qkv": 3 * tower.width, "fc1": tower.hidden}
         self.biases = nn.ParameterDict(
             {name: torch.zeros(layers, out_of.get(name, tower.width)) for name in self.projections}

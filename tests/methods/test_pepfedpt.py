@@ -98,3 +98,8 @@ def test_a_class_that_no_client_holds_keeps_its_prompt() -> None:
     assert not (moved & ~held).any()
     assert moved.any()
     assert method.roles.personal == ()
+
+
+def test_a_block_that_the_tower_has_not_is_named_by_its_option() -> None:
+    with pytest.raises(ValueError, match=r"PEPFedPT: mix_block=9, but the tower \(vit\) has 3 blocks; give 1 to 3"):
+        build("PEPFedPT", *FEW, "--model.init_args.mix_block=9")
