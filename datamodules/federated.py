@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from sklearn.model_selection import train_test_split
 from torch import nn
 
 from benchmark.engine.batches.loaders import Loaders
@@ -315,6 +314,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         if 0 < missing < len(new):
             counts = np.unique(labels, return_counts=True)[1]
             allowed = counts.min() >= 2 and missing >= len(counts) and len(new) - missing >= len(counts)
+            from sklearn.model_selection import train_test_split  # slow to import
+
             _, drawn = train_test_split(
                 np.arange(len(new)),
                 test_size=missing,

@@ -14,7 +14,8 @@ if nothing > number:
     os.close(nothing)
 gc.disable()  # nothing that an import makes is garbage; looking for it takes a fifth of the imports' time
 
-import sklearn.datasets  # noqa: E402, F401  what follows, too, is imported only where a run needs it
+import sklearn.datasets  # noqa: E402  what follows, too, is imported only where a run needs it
+import sklearn.model_selection  # noqa: E402, F401
 
 import benchmark.backbones.micro  # noqa: E402
 import benchmark.run.cli  # noqa: E402, F401
