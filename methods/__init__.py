@@ -12,12 +12,17 @@ from methods.fedkgcoop import FedKgCoOp
 from methods.fedlora import FedLoRA
 from methods.fedloraclip import FedLoRACLIP
 from methods.fedmaple import FedMaPLe
+from methods.fedmgp import FedMGP
 from methods.fedmtl import FedMTL
 from methods.fedotp import FedOTP
 from methods.fedpart import FedPart
 from methods.fedper import FedPer
 from methods.fedpgp import FedPGP
+from methods.fedpha import FedPHA
+from methods.fedplot import FedPLOT
 from methods.fedpr import FedPR
+from methods.fedprograd import FedProGrad
+from methods.fedpromptsrc import FedPromptSRC
 from methods.fedprox import FedProx
 from methods.fedrep import FedRep
 from methods.fedrod import FedRoD
@@ -47,6 +52,7 @@ from methods.pfedpt import PFedPT
 from methods.promptamp import PromptAMP
 from methods.promptfl import PromptFL
 from methods.promptflft import PromptFLFT
+from methods.promptfolio import PromptFolio
 from methods.promptper import PromptPer
 from methods.promptprox import PromptProx
 from methods.sgpt import SGPT
@@ -70,13 +76,18 @@ __all__ = [
     "FedKgCoOp",
     "FedLoRA",
     "FedLoRACLIP",
+    "FedMGP",
     "FedMTL",
     "FedMaPLe",
     "FedOTP",
     "FedPGP",
+    "FedPHA",
+    "FedPLOT",
     "FedPR",
     "FedPart",
     "FedPer",
+    "FedProGrad",
+    "FedPromptSRC",
     "FedProx",
     "FedRep",
     "FedRoD",
@@ -104,6 +115,7 @@ __all__ = [
     "PromptAMP",
     "PromptFL",
     "PromptFLFT",
+    "PromptFolio",
     "PromptPer",
     "PromptProx",
     "SingleSetVPT",

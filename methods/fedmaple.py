@@ -13,7 +13,7 @@ from benchmark.contract import MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, FewOrNone
 from benchmark.seeds import keyed_initialization
-from methods.text_prompt import TextPromptMethod
+from methods.text_prompt import TextPromptMethod, rest_of_words
 
 
 class FedMaPLe(TextPromptMethod):
@@ -66,14 +66,7 @@ class FedMaPLe(TextPromptMethod):
                 f"FedMaPLe: depth={depth}, the towers have {clip.text_depth} (text) and {clip.vision_depth} (image) "
                 f"layers; give 1 to {deepest}"
             )
-        words = init_words.split() if init_words else []
-        rest = words[num_context:]
-        if words and len(clip.tokenizer.encode(" ".join(words[:num_context]))) != num_context:
-            raise ConfigurationError(
-                f"FedMaPLe: init_words={init_words!r}: the context starts from the first {num_context} words, which "
-                "must be one token each; give others, or null for a random context"
-            )
-        self.name_template = " ".join([*rest, "{}."])
+        self.name_template = rest_of_words(clip, init_words, num_context, "FedMaPLe")
         with keyed_initialization("MaPLe"):
             self.projection = nn.Linear(clip.text_width, clip.vision_width)
             deep = nn.Linear(clip.text_width, clip.vision_width)

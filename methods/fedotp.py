@@ -1,45 +1,16 @@
 """FedOTP: a shared and a personal text prompt, which share out an image's regions by optimal transport."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmark.masked import at_least_float32, in_float32
 from benchmark.ranges import AboveZero, PositiveFloat, PositiveInt
 from benchmark.seeds import keyed_initialization
-from methods.text_prompt import TextPromptMethod
+from methods.transport import TransportMethod
 
 
-def transport_plan(similarity: Tensor, gamma: float, eps: float, iterations: int) -> Tensor:
-    """Entropic plan T that brings a mass gamma from M patches to J prompts, by alternating projections.
-
-    Every prompt receives gamma / J exactly. A patch gives at most 1 / M: the others may stay unmatched (gamma = 1:
-    exactly 1 / M, Sinkhorn's iteration, since the bound would be reached too slowly). ``T = diag(u) K diag(v)`` with
-    ``K = exp(-(1 - s) / eps)``, ``u = min(1, (1 / M) / K v)``, ``v = (gamma / J) / K^T u``, in logarithms.
-
-    Args:
-        similarity: s, [..., M, J].
-        gamma: mass, above 0 and at most 1.
-        eps: weight of the entropy.
-        iterations: the same for all, so that a plan does not depend on what else is in the batch.
-
-    Returns:
-        T, [..., M, J], without gradient.
-    """
-    kernel = (at_least_float32(similarity.detach()) - 1) / eps
-    patches, prompts = kernel.shape[-2:]
-    to_prompts = kernel.new_zeros(*kernel.shape[:-2], 1, prompts)
-    for _ in range(iterations):
-        from_patches = -math.log(patches) - (kernel + to_prompts).logsumexp(-1, keepdim=True)
-        if gamma < 1:
-            from_patches = from_patches.clamp(max=0)
-        to_prompts = math.log(gamma / prompts) - (kernel + from_patches).logsumexp(-2, keepdim=True)
-    return (from_patches + kernel + to_prompts).exp()
-
-
-class FedOTP(TextPromptMethod):
+class FedOTP(TransportMethod):
     """FedOTP (Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated ...", CVPR 2024).
 
     A client has two contexts, p_G, which is shared, and p_L, its own. A class is scored by what its J = 2 text features
@@ -84,18 +55,3 @@ class FedOTP(TextPromptMethod):
     def prompts(self) -> Tensor:
         """Return the client's contexts, [J, L, w]."""
         return torch.stack([self.context, self.own_context])
-
-    def text_features(self, split: str) -> Tensor:
-        """Return the features of a split's classes under each context, [J, C, e], L2-normalised."""
-        return self.clip.text_features(self.class_prompts(split), self.prompts())
-
-    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the patch features of images [B, 3, H, W], as ``image`` [B, M, e], L2-normalised."""
-        return {"image": self.clip.spatial_features(x)[1]}
-
-    @in_float32
-    def logits(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return logits [B, C] of patch features [B, M, e] and text features [J, C, e]."""
-        similarity = torch.einsum("bme,jce->bcmj", images, classes)
-        plan = transport_plan(similarity, self.gamma, self.eps, self.iterations)
-        return self.clip.logit_scale * (plan * similarity).sum((-2, -1))

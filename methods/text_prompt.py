@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Stage
+from benchmark.errors import ConfigurationError
 from benchmark.masked import in_float32
 from benchmark.method import FederatedMethod
 from benchmark.ranges import FewOrNone, NumClients
@@ -60,9 +61,13 @@ class TextPromptMethod(FederatedMethod):
         self.clip = clip
         self.num_context = num_context
         self.training_settings = training
-        self.context = nn.Parameter(clip.initial_context(num_context, init_words))
+        self.context = nn.Parameter(self.initial_context(init_words))
 
     # ------------------------------------------------------------------ what a method writes in its own way
+
+    def initial_context(self, init_words: str | None) -> Tensor:
+        """Return what the context starts from, [L, w]."""
+        return self.clip.initial_context(self.num_context, init_words)
 
     def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
         """Return the prompts of these classes without their context; called once for each label space."""
@@ -125,6 +130,27 @@ class TextPromptMethod(FederatedMethod):
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits with the text features that were prepared."""
         return self.logits(self.image_features(batch), client.prepared["text"])
+
+
+def rest_of_words(clip: PromptedCLIP, init_words: str | None, num_context: int, method: str) -> str:
+    """Return a template in which those of the initial words that a short context does not take stand before the name.
+
+    Args:
+        clip: whose tokens count.
+        init_words: words such as "a photo of a", of which a context of 2 takes two, so that "of a {}." is returned.
+        num_context: L.
+        method: its name, for the error.
+
+    Raises:
+        ConfigurationError: the first L words are not one token each.
+    """
+    words = init_words.split() if init_words else []
+    if words and len(clip.tokenizer.encode(" ".join(words[:num_context]))) != num_context:
+        raise ConfigurationError(
+            f"{method}: init_words={init_words!r}: the context starts from the first {num_context} words, which must "
+            "be one token each; give others, or null for a random context"
+        )
+    return " ".join([*words[num_context:], "{}."])
 
 
 def _key(split: str) -> str:

@@ -58,7 +58,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     return attended.movedim(-4, -2).flatten(-2)
 
 
-def attend_after(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, own_mask: Tensor) -> Tensor:
+def attend_after(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, own_mask: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Attention of each class's own tokens to what all classes share and to themselves.
 
     Args:
@@ -68,6 +70,7 @@ def attend_after(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, 
         own_k: keys of the own tokens, [..., h, C, S, d].
         own_v: values of the own tokens.
         own_mask: added for the own tokens, [C, Q, S].
+        mask: added for the shared positions, [P]; None for nothing.
 
     Returns:
         [..., C, Q, h * d].
@@ -75,6 +78,8 @@ def attend_after(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, 
     q = q * q.shape[-1] ** -0.5
     # Where the shared positions have one row, einsum makes one product of all classes.
     scores = torch.einsum("...cqd,...ckd->...cqk", q, k)
+    if mask is not None:
+        scores = scores + mask
     own_scores = q @ own_k.transpose(-2, -1) + own_mask
     # In the first layer the own tokens are the same for all images of the batch.
     own_scores = own_scores.expand(*scores.shape[:-1], -1)

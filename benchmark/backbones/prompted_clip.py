@@ -169,7 +169,14 @@ class PromptedCLIP(Checked, nn.Module):
         table = self.model.token_embedding.weight
         return table[torch.tensor(ids[:num_context], dtype=torch.long, device=table.device)].detach().clone()
 
-    def text_features(self, prompts: ClassPrompts, context: Tensor | None = None, *parts: TowerPart) -> Tensor:
+    def text_features(
+        self,
+        prompts: ClassPrompts,
+        context: Tensor | None = None,
+        *parts: TowerPart,
+        length: Tensor | None = None,
+        normalize: bool = True,
+    ) -> Tensor:
         """Features of all classes under a context.
 
         Args:
@@ -178,9 +185,12 @@ class PromptedCLIP(Checked, nn.Module):
                 class too (with B = 1: for each class alone). None only where L is 0.
             parts: what is put into the text tower. Prompts of layers after the first, [L, w] each, take the place of
                 the context there (MaPLe, Khattak et al., CVPR 2023); later layers carry on. At most one part has some.
+            length: int64 scalar: only so many of the L tokens, the first, are there. What follows stands where it would
+                without the others, and nothing attends to these. None: all are there.
+            normalize: whether features have length 1.
 
         Returns:
-            [C, e], L2-normalised; [B, C, e] for a context for each image.
+            [C, e]; [B, C, e] for a context for each image.
 
         Raises:
             ConfigurationError: a context or deeper prompts of another shape.
@@ -188,13 +198,21 @@ class PromptedCLIP(Checked, nn.Module):
         self._refuse_hooks()
         given = parts_of(parts, self.text_tower)
         places = Places(self._prompted(given, prompts.num_context), 1, [prompts.num_context])
-        shared = self._embed_shared(prompts, context)
-        positions = F.embedding(prompts.own_positions, self.model.positional_embedding)
+        absent = None if length is None else prompts.num_context - length
+        shared = self._embed_shared(prompts, context, absent)
+        places_of_own = prompts.own_positions if absent is None else prompts.own_positions - absent
+        positions = F.embedding(places_of_own, self.model.positional_embedding)
         own = self.model.token_embedding(prompts.own_tokens) + positions
         # vmap folds clients that share an operand into one product, whose rounding on a CPU depends on how many
         # they are. With this zero, which each client has its own of, they have none.
         own = own + shared.new_zeros(())
         mask = self.model.attn_mask[: shared.shape[-2], : shared.shape[-2]]
+        unseen = None
+        if length is not None:
+            place = torch.arange(shared.shape[-2], device=mask.device)
+            hidden = (place > length) & (place <= prompts.num_context)
+            unseen = torch.zeros_like(mask[0]).masked_fill(hidden, float("-inf"))
+            mask = mask + unseen
         kept = -rows_kept(prompts.num_classes)
         for layer, block in enumerate(self.model.transformer.resblocks):
             last = layer == self.text_depth - 1
@@ -205,11 +223,11 @@ class PromptedCLIP(Checked, nn.Module):
             own_mask = prompts.own_mask
             if last:  # nothing else is read from the last layer than the end-of-text position
                 own, own_q, own_mask = own[..., kept:, :], own_q[..., kept:, :], own_mask[..., kept:, :]
-            own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask), changes)
+            own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask, unseen), changes)
             if not last:
                 shared = finish(block, shared, attend(q, k, v, mask), changes)
-        features = self.model.ln_final(own) @ self.model.text_projection
-        return F.normalize(features[..., -1, :], dim=-1)
+        features = (self.model.ln_final(own) @ self.model.text_projection)[..., -1, :]
+        return F.normalize(features, dim=-1) if normalize else features
 
     @torch.no_grad()
     def text_features_of(self, texts: Sequence[str]) -> Tensor:
@@ -236,8 +254,11 @@ class PromptedCLIP(Checked, nn.Module):
                 )
         return ClassPrompts(words, self.tokenizer.sot_token_id, num_context)
 
-    def _embed_shared(self, prompts: ClassPrompts, context: Tensor | None) -> Tensor:
-        """Input of the first layer at the shared positions, [1 or C, P, w] or [B, 1 or C, P, w]."""
+    def _embed_shared(self, prompts: ClassPrompts, context: Tensor | None, absent: Tensor | None) -> Tensor:
+        """Input of the first layer at the shared positions, [1 or C, P, w] or [B, 1 or C, P, w].
+
+        ``absent``: of the context's tokens, the last so many are not there.
+        """
         words = self.model.token_embedding(prompts.shared_tokens)
         L, C = prompts.num_context, prompts.num_classes
         if context is None:
@@ -252,7 +273,11 @@ class PromptedCLIP(Checked, nn.Module):
             context = context.unsqueeze(-3)
         words = words.expand(*context.shape[:-2], -1, -1)
         embedded = torch.cat([words[..., :1, :], context, words[..., 1 + L :, :]], dim=-2)
-        return embedded + self.model.positional_embedding[: embedded.shape[-2]]
+        positions = self.model.positional_embedding[: embedded.shape[-2]]
+        if absent is not None:
+            place = torch.arange(embedded.shape[-2], device=words.device)
+            positions = F.embedding(place - absent * (place > L), self.model.positional_embedding)
+        return embedded + positions
 
     # ------------------------------------------------------------------ images
 

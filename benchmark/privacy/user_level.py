@@ -128,7 +128,7 @@ class UserLevelPrivacy(WrappedRule):
     def accept(self, method: Declared) -> str | None:
         """Refuse methods of which something would travel without noise."""
         title = type(method).__name__
-        if not method.shared and not method.uploads:
+        if not (method.shared or method.uploads or method.sends_of_its_own):
             return "nothing leaves its clients, so that there is nothing to protect"
         names = [name for name, _ in method.named_parameters()]
         below = {one: [name for name in names if f"{name}.".startswith(f"{one}.")] for one in method.uploads}

@@ -45,7 +45,7 @@ class RobustAggregation(WrappedRule):
 
     def accept(self, method: Declared) -> str | None:
         """Refuse methods whose server looks at single uploads."""
-        if not method.shared:
+        if not (method.shared or method.sends_of_its_own):
             return "it shares nothing that could be aggregated"
         if self.wrapped.reads_rows:
             return f"its server, {self.wrapped.title}, looks at single clients' uploads, not at an aggregate of them"

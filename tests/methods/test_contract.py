@@ -36,7 +36,13 @@ UNTRAINED = ["ZeroShotCLIP"]
 SUMMED = ["FederatedRidge", "NearestClassMean"]
 TRAINED = [name for name in METHODS if name not in (*UNTRAINED, *SUMMED)]
 #: What changes in every round, trained or not.
-RENEWED = {"FLoRA": ("lora.a.",), "PEPFedPT": ("prototype", "server."), "PF2LoRAPruned": ("store.pruning.",)}
+RENEWED = {
+    "FLoRA": ("lora.a.",),
+    "FedMGP": ("store.context", "store.image_prompts", "server."),
+    "FedPromptSRC": ("server.",),
+    "PEPFedPT": ("prototype", "server."),
+    "PF2LoRAPruned": ("store.pruning.",),
+}
 #: Methods whose images two processes load in turn, which takes the tests' process twice as long as one.
 TWO_WORKERS = ["FedAvg", "FedVPT", "PromptFL"]
 #: A method's tests come one after the other, so that they share what was made for it.

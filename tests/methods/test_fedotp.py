@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import torch_generator
-from methods.fedotp import transport_plan
+from methods.transport import transport_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

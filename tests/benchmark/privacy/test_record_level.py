@@ -41,6 +41,7 @@ PLAIN = "--data.record_privacy={clip: 1e9, noise_multiplier: 0.0, sampling: epoc
 NOISY = "--data.record_privacy={clip: 0.5, noise_multiplier: 1.0}"
 
 REFUSED = {
+    "FedProGrad": "does not say that its loss is a mean over single images",
     "FedRoD": "does not say that its loss is a mean over single images",
     "FederatedRidge": "does not say that its loss is a mean over single images",
     "NearestClassMean": "does not say that its loss is a mean over single images",
@@ -57,6 +58,8 @@ REGULARISED = {
     "PromptAMP": ("pull", 0.0),
     "FedKgCoOp": ("lam", 0.0),
     "FedPGP": ("contrast_weight", 0.0),
+    "FedPHA": ("pull_and_push", lambda client, own, shared: 0.0),
+    "FedPromptSRC": ("weights", (0.0, 10.0, 1.0)),
 }
 
 

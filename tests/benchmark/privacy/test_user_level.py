@@ -189,7 +189,7 @@ COUNTING = {"SGPT"}
 #: Methods of which nothing travels.
 ALONE = {"CoOp", "Local", "LocalCLIP", "LocalLoRA", "SingleSetVPT", "ZeroShotCLIP"}
 #: Methods that make their messages themselves.
-OWN_MESSAGES = {"FLoRA", "FederatedRidge", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned"}
+OWN_MESSAGES = {"FLoRA", "FedMGP", "FederatedRidge", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned"}
 
 
 @pytest.mark.parametrize("conf", sorted(methods.__all__))
@@ -200,7 +200,7 @@ def test_every_method_is_accepted_or_refused_with_the_reason(conf: str) -> None:
         rule = UserLevelPrivacy(noise_multiplier=1.0, noise=noise)  # type: ignore[arg-type]
         rule.complete(method.make_server)
         said[noise] = rule.accept(method)
-    if not method.shared and not method.uploads:
+    if not (method.shared or method.uploads or method.sends_of_its_own):
         assert conf in ALONE
         assert said["central"] == said["local"] == "nothing leaves its clients, so that there is nothing to protect"
     elif conf in OWN_MESSAGES:

@@ -1,0 +1,220 @@
+"""FedPromptSRC: FedAvg of deep prompts in both towers of CLIP, held near what CLIP does without them."""
+
+import math
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.backbones.parts import Prompts
+from benchmark.contract import Client, MiniBatch, Stage
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
+from benchmark.masked import in_float32, masked_mean
+from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat, PositiveInt
+from benchmark.seeds import keyed_initialization
+from benchmark.server import ServerRule
+from methods.losses import cross_entropy
+from methods.text_prompt import TextPromptMethod
+
+
+@in_float32
+def divergence_from_frozen(prompted: Tensor, frozen: Tensor, mask: Tensor) -> Tensor:
+    """Return ``(1 / (B C)) sum_bc q_bc (log q_bc - log p_bc)``: p of the logits, q of the frozen model's, [B, C]."""
+    expected = frozen.log_softmax(1)
+    return masked_mean((expected.exp() * (expected - prompted.log_softmax(1))).mean(1), mask)
+
+
+class AveragedTrajectory(ServerRule):
+    """FedAvg whose values are evaluated as their Gaussian-weighted mean over the rounds; training goes on without it.
+
+    ``m_t = sum_{i <= t} w_i theta^i / sum_{i <= t} w_i`` with ``w_i = exp(-(i - mean)^2 / (2 spread^2))``.
+
+    Args:
+        mean: the round with the greatest weight.
+        spread: in rounds.
+    """
+
+    def __init__(self, mean: float, spread: float) -> None:
+        super().__init__()
+        self.mean, self.spread = mean, spread
+
+    @property
+    def reads_rows(self) -> bool:
+        """Return no: all it makes is made of means."""
+        return False
+
+    def start(self, initial: Values, terms: Terms) -> None:
+        """Begin with no round."""
+        super().start(initial, terms)
+        self.averaged: Values = {}
+        #: logarithm of the sum of weights: those of early rounds are too small for a number themselves
+        self.log_weight = -math.inf
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the mean until now, and its weight."""
+        return {"averaged": self.averaged, "log_weight": self.log_weight}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take what ``get_extra_state`` gave."""
+        self.averaged, self.log_weight = state["averaged"], state["log_weight"]
+
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send the values of the last round to train, and their mean to be evaluated."""
+        return Broadcast(dict(shared) if round.clients else {**shared, **self.averaged})
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Average the uploads, and add what came of it to the mean over the rounds."""
+        made = super().aggregate(round, shared, uploads)
+        log_own = -((round.number - self.mean) ** 2) / (2 * self.spread**2)
+        most = max(self.log_weight, log_own)
+        self.log_weight = most + math.log(math.exp(self.log_weight - most) + math.exp(log_own - most))
+        part = math.exp(log_own - self.log_weight)
+        for name, value in made.items():
+            before = self.averaged.get(name, value)
+            self.averaged[name] = before + part * (value - before)
+        return made
+
+
+class FedPromptSRC(TextPromptMethod):
+    """FedAvg of PromptSRC (Khattak et al., "Self-regulating Prompts: Foundational Model Adaptation without
+    Forgetting", ICCV 2023).
+
+    Each of the first ``depth`` layers of both towers has prompts of its own, n tokens each: those of the text tower
+    begin as a context and take its place from layer to layer, those of the image tower stand behind the patches. With
+    features w_c, f_b and logits of the prompted model, and w_c^0, f_b^0 of the frozen one under a mean of templates,
+    the objective is ``CE + 25 mean |w - w^0| + 10 mean |f - f^0| + KL / C`` (``divergence_from_frozen``), with means
+    over all numbers. All prompts are shared and averaged weighted with n_k. Evaluated with the Gaussian-weighted mean
+    of the global prompts over the rounds (``AveragedTrajectory``), which training never sees. Message: depth x n x
+    (w + v) numbers each way, 46,080 for ViT-B/16. With weights of 0 and no trajectory it is FedAvg of independent
+    prompts.
+
+    Readings: the paper trains one centralised model, and averages over its epochs; federated, rounds take their place.
+    Its mean and spread are 15 and 1 of 20 epochs; for T rounds give 0.75 T and 0.05 T. The templates are the first 60
+    of open_clip's list for ImageNet. The divergence is divided by the classes too, as in the code.
+
+    CLIP's image tower must be a ViT. Further arguments as ``TextPromptMethod``.
+
+    Args:
+        num_context: n, tokens of each prompt, in both towers.
+        depth: layers with prompts, 1 for the first alone.
+        init_words: words the context starts from; None draws it from N(0, 0.02^2), as all other prompts are.
+        text_weight: of the distance of text features.
+        image_weight: of the distance of image features.
+        logit_weight: of the divergence.
+        templates: how many there are.
+        trajectory: ``server``, the mean over the rounds; ``none`` evaluates the last round's prompts.
+        trajectory_mean: the round with the greatest weight.
+        trajectory_spread: in rounds.
+
+    Raises:
+        ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; more templates than there
+            are; ``init_words`` of fewer than n tokens.
+    """
+
+    shared: tuple[str, ...] = ("context", "deep_context", "image_prompts")
+    inputs = ("images", "features")
+    per_example = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        num_context: Few = 4,
+        depth: Few = 9,
+        init_words: str | None = "a photo of a",
+        text_weight: NonNegativeFloat = 25.0,
+        image_weight: NonNegativeFloat = 10.0,
+        logit_weight: NonNegativeFloat = 1.0,
+        templates: PositiveInt = 60,
+        trajectory: Literal["server", "none"] = "server",
+        trajectory_mean: PositiveFloat = 15.0,
+        trajectory_spread: PositiveFloat = 1.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, num_context=num_context, init_words=init_words, **settings)
+        clip = self.clip
+        if clip.visual_kind != "vit":
+            raise ConfigurationError(
+                "FedPromptSRC puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use "
+                "one such as ViT-B-16"
+            )
+        for tower in (clip.text_tower, clip.image_tower):
+            tower.layers_from(depth, "FedPromptSRC: depth")
+        from open_clip import OPENAI_IMAGENET_TEMPLATES
+
+        if templates > len(OPENAI_IMAGENET_TEMPLATES):
+            raise ConfigurationError(
+                f"FedPromptSRC: templates={templates}, but open_clip has {len(OPENAI_IMAGENET_TEMPLATES)}"
+            )
+        self.templates = [template("{}") for template in OPENAI_IMAGENET_TEMPLATES[:templates]]
+        self.weights = (text_weight, image_weight, logit_weight)
+        with keyed_initialization("PromptSRC"):
+            self.image_prompts = nn.Parameter(0.02 * torch.randn(depth, num_context, clip.vision_width))
+            deep = 0.02 * torch.randn(depth - 1, num_context, clip.text_width)
+        self.deep = depth > 1
+        if self.deep:
+            self.deep_context = nn.Parameter(deep)
+        else:
+            self.shared = ("context", "image_prompts")
+        averaged = partial(AveragedTrajectory, trajectory_mean, trajectory_spread)
+        self._new_rule = averaged if trajectory == "server" else ServerRule
+
+    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
+        """Forget the templates' features of other classes."""
+        super().set_label_spaces(label_spaces)
+        self._frozen_text: Tensor | None = None
+
+    def frozen_text(self) -> Tensor:
+        """Return w^0 of the classes of training, [C, e]: directions of the mean features under the templates."""
+        if self._frozen_text is None:  # the same in all rounds
+            names = self.names_of("train")
+            prompts = [self.clip.class_prompts(names, 0, template).to(self.device) for template in self.templates]
+            features = [self.clip.text_features(each, normalize=False) for each in prompts]
+            self._frozen_text = F.normalize(torch.stack(features).mean(0), dim=-1)
+        return self._frozen_text
+
+    def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
+        """Return, in training, the frozen model's text features, as ``frozen`` [C, e]."""
+        if stage is Stage.EVALUATE or not any(self.weights):
+            return super().prepare(client, stage, split)
+        return {"frozen": self.frozen_text()}
+
+    def text_features(self, split: str) -> Tensor:
+        """Return ONE client's features of the classes of a split under all text prompts, [C, e]."""
+        deep = [Prompts(self.deep_context, first_layer=1)] if self.deep else []
+        return self.clip.text_features(self.class_prompts(split), self.context, *deep)
+
+    def image_features(self, batch: MiniBatch) -> Tensor:
+        """Return ONE client's features of a mini-batch among all image prompts, [B, e]."""
+        return self.clip.image_features(batch.x, self.image_prompts)
+
+    def forward(self, x: Tensor, split: str = "test") -> Tensor:
+        """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
+        return self.logits(self.clip.image_features(x, self.image_prompts), self.text_features(split))
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Return cross-entropy and the three distances to the frozen model."""
+        classes, images = self.text_features(batch.split), self.image_features(batch)
+        logits = self.logits(images, classes)
+        loss = cross_entropy(logits, batch.y, batch.mask)
+        if not any(self.weights):
+            return loss
+        frozen_images, frozen_classes = batch.features["image"], client.prepared["frozen"]
+        far_images = masked_mean((images - frozen_images).abs().mean(1), batch.mask)
+        far_logits = divergence_from_frozen(logits, self.logits(frozen_images, frozen_classes), batch.mask)
+        _, image_weight, logit_weight = self.weights
+        return loss + self.far_classes(classes, client) + image_weight * far_images + logit_weight * far_logits
+
+    def far_classes(self, classes: Tensor, client: Client) -> Tensor:
+        """Return the weighted distance of text features."""
+        return self.weights[0] * (classes - client.prepared["frozen"]).abs().mean()
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return the distance of text features, which reads no image."""
+        return self.far_classes(self.text_features("train"), client) if any(self.weights) else None
+
+    def make_server(self) -> ServerRule:
+        """Return the server that averages over the rounds, unless it does not."""
+        return self._new_rule()
