@@ -16,6 +16,8 @@ METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base
 #: between prompts that are next to equal.
 TOLERANCE = {"PromptAMP": 1e-3}
 USUAL = 1e-5
+#: What a method's own step cannot do without waiting: a singular value decomposition is driven from the host.
+OWN_WAITS = {"FedPHA": "_linalg_svd"}
 
 TINY_VIT = "--model.init_args.backbone=benchmark.backbones.tiny_vit.TinyViT"
 #: What else a run may have, on the method that has it.
@@ -50,7 +52,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 def check(process: ProcessPoolExecutor, conf: str, overrides: tuple[str, ...]) -> None:
     """The GPU leaves behind what the CPU does, and no step of the second round waits."""
     off, waited = process.submit(runs_on_gpu.compare, conf, overrides).result()
-    assert waited == []
+    assert [place for place in waited if place.split(" at ")[0] != OWN_WAITS.get(conf)] == []
     tolerance = TOLERANCE.get(conf, USUAL)
     assert {name: difference for name, difference in off.items() if not difference <= tolerance} == {}
 

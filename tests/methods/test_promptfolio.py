@@ -40,8 +40,8 @@ def test_equal_contexts_give_the_same_logits_for_every_theta() -> None:
 
 
 def test_at_theta_0_the_run_is_promptfls_bit_for_bit() -> None:
-    options = "--model.init_args.training.weight_decay=0"
-    method, promptfl = run("PromptFolio", "--model.init_args.theta=0", options), run("PromptFL", options)
+    options = ("--model.init_args.training.weight_decay=0", "--model.init_args.training.lr=0.05")
+    method, promptfl = run("PromptFolio", "--model.init_args.theta=0", *options), run("PromptFL", *options)
     assert torch.equal(method.get_parameter("context"), promptfl.get_parameter("context"))
     rows = method.store.all_rows("own_context")
     assert torch.equal(rows, rows[:1].expand_as(rows))  # no client's own has moved
@@ -49,7 +49,8 @@ def test_at_theta_0_the_run_is_promptfls_bit_for_bit() -> None:
 
 
 def test_at_theta_1_a_client_is_coops() -> None:
-    method, coop = constructed("PromptFolio", theta=1.0), constructed("CoOp")
+    rate = {"lr": 0.05, "epochs": 2}
+    method, coop = constructed("PromptFolio", theta=1.0, training=rate), constructed("CoOp", training=rate)
     coop.context.copy_(method.own_context)
     start = {"context": method.context.clone()}
     found, expected = train(method, start, mini_batch(method)), train(coop, {}, mini_batch(coop))

@@ -258,11 +258,12 @@ def test_fine_tuning_keeps_the_rate_of_the_first_round() -> None:
 
 
 def test_prompt_per_lies_between_promptfl_and_coop() -> None:
-    everything_shared = run("PromptPer", "--model.init_args.num_personal=0")
+    rate = "--model.init_args.training.lr=0.05"
+    everything_shared = run("PromptPer", "--model.init_args.num_personal=0", rate)
     promptfl = run("PromptFL")
     assert torch.equal(everything_shared.get_parameter("context"), promptfl.get_parameter("context"))
     assert_same_scores(everything_shared, promptfl)
-    everything_own = run("PromptPer", "--model.init_args.num_personal=3")
+    everything_own = run("PromptPer", "--model.init_args.num_personal=3", rate)
     coop = run("CoOp")
     assert torch.equal(everything_own.store.all_rows("personal_context"), coop.store.all_rows("context"))
     assert_same_scores(everything_own, coop)
