@@ -1,6 +1,6 @@
-"""Head-Tune: FedAvg of a linear classifier on the features of a frozen backbone."""
+"""Head-Tune: FedAvg of a linear classifier on the features of a frozen backbone, or each client's own."""
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,20 +15,28 @@ class HeadTune(ClassifierMethod):
     Objective ``CE(H(F(x)); D_k)``, convex in the head H; server ``H <- sum_k n_k H_k / sum_k n_k``. The one global head
     is evaluated on every client's test images. The backbone F never moves, so the features of an image are computed
     once where the transform is deterministic. A client that never trains fits a copy of the global head first.
-    Further arguments as ``ClassifierMethod``.
+    With ``head=personal`` nothing is sent, and every client fits a head of its own: the local baseline of all that is
+    trained in front of a frozen backbone. Further arguments as ``ClassifierMethod``.
 
     Args:
         training: of the head; the paper tunes the rate and does not state it.
+        head: whose it is.
     """
 
-    shared = ("head",)
+    shared: tuple[str, ...] = ("head",)
     inputs = ("features",)
     per_example = True
 
     def __init__(
-        self, *arguments: Any, training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9), **settings: Any
+        self,
+        *arguments: Any,
+        training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9),
+        head: Literal["shared", "personal"] = "shared",
+        **settings: Any,
     ) -> None:
         super().__init__(*arguments, training=training, **settings)
+        if head == "personal":
+            self.shared, self.personal = (), ("head",)
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the backbone's features [B, d] of images [B, 3, H, W]."""

@@ -135,3 +135,19 @@ def test_a_new_client_fits_a_copy_of_the_global_head() -> None:
     recorded = trainer.callbacks[0].values[1, "server", "new", "loss"][client].item()
     assert recorded == pytest.approx(expected, rel=1e-4)
     assert torch.equal(method.get_parameter("head.weight"), start)
+
+
+def test_a_personal_head_is_headtune_of_one_client_and_is_never_sent() -> None:
+    one = ("--data.partition.init_args.num_clients=1", "--data.clients_per_round=1")
+    heads = {}
+    for head in ("shared", "personal"):
+        method, data = build("HeadTune", *one, f"--model.init_args.head={head}")
+        fit(method, data, 2)
+        heads[head] = method
+    rows, shared = heads["personal"].store.all_rows("head.weight")[0], heads["shared"].get_parameter("head.weight")
+    assert torch.equal(rows, shared)
+    method, data = build("HeadTune", "--model.init_args.head=personal")
+    fit(method, data, 2)
+    assert method.server.traffic.per_client()["up_bytes"] == 0
+    rows = method.store.all_rows("head.weight")
+    assert not torch.equal(rows[0], rows[1])
