@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmark.engine.saved_state import FORMAT
@@ -256,6 +257,11 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing is taken from a checkpoint: the one file that it keeps has a fixed name."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save a round also where nobody takes a step in it, as in that of class means."""
+        self._last_global_step_saved = -1
+        super().on_train_epoch_end(trainer, pl_module)
 
 
 def round_checkpoint(run_dir: Path) -> ModelCheckpoint:

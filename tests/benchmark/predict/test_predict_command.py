@@ -160,7 +160,7 @@ def test_clients_of_the_run_that_never_train_are_fitted_as_they_were(conf: str, 
 def test_what_is_asked_of_the_training_images_reads_them(
     runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for conf in ("FedAvgFT", "PFedPrompt"):
+    for conf in ("FedAvgFT", "PFedPrompt", "NearestClassMean"):
         live = runs(conf)
         recorded = read_metrics(live.run_dir).query("split == 'test' and metric == 'accuracy' and client == 2")
         rows = torch.from_numpy(live.datamodule.held_out["test"][2])

@@ -24,6 +24,8 @@ METHODS = {
     "draws": "PFedBayesPT",
     "text and pixels": "TPFL",
     "low-rank text prompt": "FedPGP",
+    "prompts of unequal length": "FedPHA",
+    "a mean over the rounds": "FedPromptSRC",
     "from scratch": "FedAvg",
 }
 
