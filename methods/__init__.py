@@ -2,6 +2,7 @@
 
 from methods.atpfl import ATPFL
 from methods.coop import CoOp
+from methods.dpfpl import DPFPL
 from methods.fedavg import FedAvg
 from methods.fedavgft import FedAvgFT
 from methods.fedbabu import FedBABU
@@ -62,6 +63,7 @@ from methods.zeroshotclip import ZeroShotCLIP
 
 __all__ = [
     "ATPFL",
+    "DPFPL",
     "MOON",
     "SGPT",
     "TPFL",
