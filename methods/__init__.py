@@ -15,6 +15,7 @@ from methods.fedloraclip import FedLoRACLIP
 from methods.fedmaple import FedMaPLe
 from methods.fedmgp import FedMGP
 from methods.fedmtl import FedMTL
+from methods.fedmvp import FedMVP
 from methods.fedotp import FedOTP
 from methods.fedpart import FedPart
 from methods.fedper import FedPer
@@ -80,6 +81,7 @@ __all__ = [
     "FedLoRACLIP",
     "FedMGP",
     "FedMTL",
+    "FedMVP",
     "FedMaPLe",
     "FedOTP",
     "FedPGP",

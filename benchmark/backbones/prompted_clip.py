@@ -304,6 +304,16 @@ class PromptedCLIP(Checked, nn.Module):
         features = self._encode_image(x, parts, rows)[:, 0]
         return F.normalize(features, dim=-1) if normalize else features
 
+    @property
+    def num_patches(self) -> int:
+        """Return M, the patches of an image for a ViT."""
+        return self.model.visual.positional_embedding.shape[0] - 1
+
+    def patch_embeddings(self, x: Tensor) -> Tensor:
+        """Return a ViT's embeddings of patches with their positions, before the tower's first norm, [B, M, v]."""
+        visual = self.model.visual
+        return visual.conv1(x).flatten(2).mT + visual.positional_embedding[1:]
+
     def spatial_features(self, x: Tensor, *parts: TowerPart | Tensor) -> tuple[Tensor, Tensor]:
         """Features of a batch of images, and of the positions in them (CALIP, Guo et al., AAAI 2023).
 

@@ -1,0 +1,213 @@
+"""FedMVP: FedAvg of a network that makes an image's prompts of its patches and of descriptions of the classes."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.parts import Prompts
+from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
+from benchmark.errors import ConfigurationError
+from benchmark.federation import Values
+from benchmark.masked import masked_mean
+from benchmark.ranges import Few, NonNegativeFloat
+from benchmark.seeds import keyed_initialization
+from methods.losses import cosines, cross_entropy
+from methods.text_prompt import TRAINING
+from methods.zeroshotclip import ZeroShotCLIP
+
+
+def sentence(prefix: str, name: str, suffix: str, descriptor: str) -> str:
+    """Return ``<prefix> <name>, <suffix><link> <descriptor>``; the link depends on how the descriptor begins."""
+    first = re.split(r"\W", descriptor.strip().lower(), maxsplit=1)[0]
+    if first in ("a", "an", "used"):
+        link = "which is"
+    else:
+        link = "which" if first in ("has", "often", "typically", "may", "can") else "which has"
+    return f"{prefix} {name.replace('_', ' ')}, {suffix}{link} {descriptor.strip()}"
+
+
+class PromptFormer(nn.Module):
+    """Attention of an image's patches to descriptions, and a feed-forward network: prompts for that image.
+
+    Args:
+        text_width: e, of the descriptions' features.
+        width: v, of the image tower's tokens.
+        heads: of the attention, divides v.
+        num_prompts: tokens that are made, each the mean of an equal run of patches.
+    """
+
+    def __init__(self, text_width: int, width: int, heads: int, num_prompts: int) -> None:
+        super().__init__()
+        self.heads, self.num_prompts = heads, num_prompts
+        self.text_map = nn.Linear(text_width, width)
+        self.norm_query, self.norm_key, self.norm = nn.LayerNorm(width), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        for projection in (self.query, self.key, self.value):  # as one matrix of all three
+            nn.init.uniform_(projection.weight, -((6 / (4 * width)) ** 0.5), (6 / (4 * width)) ** 0.5)
+        for projection in (self.query, self.key, self.value, self.out):
+            nn.init.zeros_(projection.bias)
+        self.inner, self.outer = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, patches: Tensor, descriptions: Tensor, is_there: Tensor) -> Tensor:
+        """Return prompts [B, n, v].
+
+        Args:
+            patches: embeddings with positions, before the tower's first norm, [B, M, v].
+            descriptions: text features, [D, e].
+            is_there: which of them count, [D].
+        """
+        context = self.text_map(descriptions)
+        q = self.query(self.norm_query(patches)).unflatten(-1, (self.heads, -1))
+        k = self.key(self.norm_key(context)).unflatten(-1, (self.heads, -1))
+        v = self.value(context).unflatten(-1, (self.heads, -1))
+        scores = torch.einsum("bmhi,dhi->bhmd", q, k) * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~is_there, -torch.inf).softmax(-1)
+        attended = self.out(torch.einsum("bhmd,dhi->bmhi", weights, v).flatten(-2))
+        value, gate = self.inner(self.norm(attended)).chunk(2, dim=-1)
+        made = attended + self.outer(value * F.gelu(gate))
+        return made.unflatten(1, (self.num_prompts, -1)).mean(2)
+
+
+class FedMVP(ZeroShotCLIP):
+    """FedMVP (Singha et al., "FedMVP: Federated Multimodal Visual Prompt Tuning for Vision-Language Models", ICCV
+    2025).
+
+    A network, all of it shared, lets the patches of an image attend to descriptions of the classes, and makes n visual
+    prompts of them (``PromptFormer``), which stand behind the patches at the tower's input. A class is scored by the
+    mean over its descriptions' features v of ``s f . v``. Objective: cross-entropy plus ``alpha (1 - cos(f, f0))``, f0
+    the frozen feature of the image or, for half of the images, of its mirror. The server averages weighted with n_k;
+    the global network is evaluated. Message: the network, 9,845,760 numbers each way for ViT-B/16.
+
+    In training the patches attend to the classes that a client holds; in an evaluation to all of the split. Without
+    ``attributes`` a class has one description, ``<prefix> <name>.``.
+
+    Readings: of the paper notes could be read, formulas are the code's. A flip is drawn for each image, where the code
+    throws one coin for a mini-batch; every mini-batch is stepped on, where the code steps on the last of a round. The
+    server's weights are n_k, the code's are equal. Left out: the second phase with low-rank maps (the paper is within
+    0.6 points of all of it without), which the client enters by its last mini-batch's loss.
+
+    CLIP's image tower must be a ViT. Further arguments as ``ZeroShotCLIP``, but for its template.
+
+    Args:
+        attributes: of every class by its name as many descriptors, such as ``a long neck``; null for none.
+        prefix: before a name.
+        suffix: behind it, such as ``a type of flower, ``.
+        num_prompts: n; divides the number of patches.
+        heads: of the attention; divides the tower's width.
+        alpha: weight of the distance to the frozen feature.
+        training: of the network.
+
+    Raises:
+        ConfigurationError: an image tower that is a ResNet, ``num_prompts`` or ``heads`` that do not divide, or
+            attributes that name other classes or of one class more than of another.
+    """
+
+    paper_names = ()
+    shared: tuple[str, ...] = ("former",)
+    inputs = ("images", "features")
+    per_example = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        attributes: dict[str, list[str]] | None = None,
+        prefix: str = "a photo of a",
+        suffix: str = "",
+        num_prompts: Few = 4,
+        heads: Few = 4,
+        alpha: NonNegativeFloat = 10.0,
+        training: LocalTraining = TRAINING,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.training_settings, self.alpha = training, alpha
+        clip = self.clip
+        if clip.visual_kind != "vit":
+            raise ConfigurationError(
+                "FedMVP puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use one "
+                "such as ViT-B-16"
+            )
+        if clip.num_patches % num_prompts or clip.vision_width % heads:
+            raise ConfigurationError(
+                f"FedMVP: num_prompts={num_prompts} must divide the {clip.num_patches} patches of an image, and "
+                f"heads={heads} the width {clip.vision_width}"
+            )
+        self.sentences = self.described(attributes, prefix, suffix)
+        with keyed_initialization("PromptFormer"):
+            self.former = PromptFormer(clip.embed_dim, clip.vision_width, heads, num_prompts)
+
+    def described(self, attributes: dict[str, list[str]] | None, prefix: str, suffix: str) -> dict[str, list[str]]:
+        """Return the sentences of each class."""
+        if attributes is None:
+            return {name: [f"{prefix} {name.replace('_', ' ')}."] for name in self.class_names}
+        if missing := sorted(set(self.class_names) - set(attributes)):
+            raise ConfigurationError(
+                f"FedMVP: attributes has no {missing[0]!r}; name the classes {self.class_names[:8]}"
+            )
+        counts = {name: len(attributes[name]) for name in self.class_names}
+        if len(set(counts.values())) > 1 or 0 in counts.values():
+            raise ConfigurationError(f"FedMVP: attributes has {counts}; give every class as many, at least one")
+        return {name: [sentence(prefix, name, suffix, each) for each in attributes[name]] for name in self.class_names}
+
+    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+        """Return the sentences of these classes, class after class."""
+        return self.clip.class_prompts([each for name in class_names for each in self.sentences[name]], 0, "{}")
+
+    def descriptions(self, split: str) -> Tensor:
+        """Return the features of the descriptions of a split's classes, [C, D, e]."""
+        features = self.clip.text_features(self.class_prompts(split))
+        return features.unflatten(0, (len(self.names_of(split)), -1))
+
+    def frozen_features(self, x: Tensor) -> Values:
+        """Return features of images [B, 3, H, W] and of their mirrors, as ``image`` and ``mirrored``, [B, e]."""
+        return {"image": self.clip.image_features(x), "mirrored": self.clip.image_features(x.flip(-1))}
+
+    def draw_noise(self, generator: torch.Generator, batch_size: int, stage: Stage) -> Values:
+        """Draw which images are compared with their mirrors."""
+        if stage is Stage.EVALUATE:
+            return {}
+        return {"mirror": torch.rand(batch_size, generator=generator, device=generator.device) < 0.5}
+
+    def prepare(self, client: Client, stage: Stage, split: str) -> Values:
+        """Return the descriptions, as ``descriptions`` [C, D, e], and those that patches attend to, ``held`` [C]."""
+        features = self.descriptions(split)
+        everything = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        if stage is Stage.EVALUATE:
+            return {"descriptions": features, "held": everything}
+        spaces = self.label_spaces.get("train", range(len(self.class_names)))
+        return {"descriptions": features, "held": client.class_counts[list(spaces)] > 0}
+
+    def prompted_features(self, x: Tensor, descriptions: Tensor, held: Tensor) -> Tensor:
+        """Return features [B, e] of images [B, 3, H, W] among the prompts made for them."""
+        is_there = held.repeat_interleave(descriptions.shape[1])
+        prompts = self.former(self.clip.patch_embeddings(x), descriptions.flatten(0, 1), is_there)
+        return self.clip.image_features(x, Prompts(prompts.unsqueeze(1)))
+
+    def forward(self, x: Tensor, split: str = "test") -> Tensor:
+        """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
+        features = self.descriptions(split)
+        held = torch.ones(len(features), dtype=torch.bool, device=x.device)
+        return self.logits(self.prompted_features(x, features, held), features.mean(1))
+
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Return the mean over descriptions."""
+        features = client.prepared["descriptions"]
+        return self.logits(self.prompted_features(batch.x, features, client.prepared["held"]), features.mean(1))
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Return cross-entropy, and the distance to the frozen features of images or their mirrors."""
+        features = client.prepared["descriptions"]
+        images = self.prompted_features(batch.x, features, client.prepared["held"])
+        mirror = batch.noise["mirror"].unsqueeze(1)
+        frozen = torch.where(mirror, batch.features["mirrored"], batch.features["image"])
+        loss = cross_entropy(self.logits(images, features.mean(1)), batch.y, batch.mask)
+        return loss + self.alpha * masked_mean(1 - cosines(images, frozen), batch.mask)
+
+    def local_phases(self) -> list[Phase]:
+        """Train the network."""
+        return [self.training_settings.phase(*self.shared)]

@@ -1,0 +1,161 @@
+"""FedMVP: sentences and attention by hand, whose order counts for nothing, and what it is without its network."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from live_client import client_of, constructed, mini_batch
+from text_prompts import run
+from torch import nn
+
+from benchmark.contract import Stage
+from benchmark.errors import ConfigurationError
+from benchmark.seeds import torch_generator
+from methods.fedmvp import PromptFormer, sentence
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
+
+DESCRIBED = {f"class{c}": [f"a mark of kind {c}", f"often {c} lines"] for c in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "expected"),
+    [
+        ("a long neck", "a photo of a big cat, which is a long neck"),
+        ("often grey", "a photo of a big cat, which often grey"),
+        ("used to dig", "a photo of a big cat, which is used to dig"),
+        ("long whiskers", "a photo of a big cat, which has long whiskers"),
+        ("animal ears", "a photo of a big cat, which has animal ears"),
+    ],
+)
+def test_a_sentence_links_a_descriptor_by_its_first_word(descriptor: str, expected: str) -> None:
+    assert sentence("a photo of a", "big_cat", "", descriptor) == expected
+
+
+def test_the_network_has_the_published_size() -> None:
+    former = PromptFormer(512, 768, 4, 4)
+    assert sum(value.numel() for value in former.parameters()) == 9_845_760
+
+
+def drawn(*shape: int, key: str) -> torch.Tensor:
+    return torch.randn(shape, generator=torch_generator(key))
+
+
+def test_attention_is_torchs() -> None:
+    former, patches, context = PromptFormer(6, 8, 2, 2), drawn(3, 4, 8, key="patches"), drawn(5, 6, key="context")
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad():
+        for each in (former.query, former.key, former.value, former.out):
+            each.bias.copy_(drawn(8, key="bias"))
+        projections = (former.query, former.key, former.value)
+        attention.in_proj_weight.copy_(torch.cat([each.weight for each in projections]))
+        attention.in_proj_bias.copy_(torch.cat([each.bias for each in projections]))
+        attention.out_proj.load_state_dict(former.out.state_dict())
+        mapped = former.text_map(context).expand(3, -1, -1)
+        x, _ = attention(former.norm_query(patches), former.norm_key(mapped), mapped)
+        value, gate = former.inner(former.norm(x)).chunk(2, -1)
+        p = x + former.outer(value * F.gelu(gate))
+        expected = torch.stack([p[:, :2].mean(1), p[:, 2:].mean(1)], dim=1)
+        found = former(patches, context, torch.ones(5, dtype=torch.bool))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_descriptions_are_a_set_and_absent_ones_are_not_seen() -> None:
+    former, patches, context = PromptFormer(6, 8, 2, 2), drawn(3, 4, 8, key="patches"), drawn(5, 6, key="context")
+    there = torch.tensor([True, False, True, True, False])
+    found = former(patches, context, there)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    torch.testing.assert_close(former(patches, context[order], there[order]), found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(former(patches, context[there], there[there]), found, rtol=1e-5, atol=1e-6)
+    changed = torch.where(there[:, None], context, context + 7)
+    assert torch.equal(former(patches, changed, there), found)
+
+
+def test_equal_descriptions_make_equal_tokens() -> None:
+    former = PromptFormer(6, 8, 2, 2)
+    found = former(drawn(3, 4, 8, key="patches"), drawn(1, 6, key="context").expand(5, -1), torch.ones(5).bool())
+    torch.testing.assert_close(found, found[:1, :1].expand_as(found), rtol=1e-5, atol=1e-6)
+
+
+def test_a_class_is_scored_by_the_mean_over_its_descriptions() -> None:
+    method = constructed("FedMVP", attributes=DESCRIBED)
+    assert method.sentences["class3"] == [
+        "a photo of a class3, which is a mark of kind 3",
+        "a photo of a class3, which often 3 lines",
+    ]
+    texts = method.clip.text_features_of([text for own in method.sentences.values() for text in own])
+    torch.testing.assert_close(method.descriptions("test").flatten(0, 1), texts, rtol=1e-5, atol=1e-5)
+    client, batch = client_of(method, stage=Stage.EVALUATE), mini_batch(method, 0, 3)
+    features = method.prompted_features(batch.x, method.descriptions("test"), torch.ones(8).bool())
+    by_sentence = (method.clip.logit_scale * features @ texts.T).unflatten(1, (8, 2)).mean(2)
+    torch.testing.assert_close(method.client_logits(client, batch), by_sentence, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method(batch.x), by_sentence, rtol=1e-4, atol=1e-4)
+
+
+def with_noise(batch: Any, mirror: list[bool]) -> Any:
+    return replace(batch, noise={"mirror": torch.tensor(mirror)})
+
+
+def test_the_objective_written_out() -> None:
+    method = constructed("FedMVP", attributes=DESCRIBED, alpha=3.0)
+    client = client_of(method)
+    batch = with_noise(mini_batch(method, 0, 3), [True, False, True])
+    features = client.prepared["descriptions"]
+    images = method.prompted_features(batch.x, features, client.prepared["held"])
+    seen = torch.stack([batch.x[0].flip(-1), batch.x[1], batch.x[2].flip(-1)])
+    frozen = method.clip.image_features(seen)
+    logits = method.clip.logit_scale * images @ features.mean(1).T
+    far = sum(1 - float(a @ b) for a, b in zip(images, frozen, strict=True)) / 3
+    expected = F.cross_entropy(logits, batch.y) + 3 * far
+    torch.testing.assert_close(method.client_loss(client, batch), expected, rtol=1e-4, atol=1e-4)
+    method.alpha = 0.0
+    assert 0 <= far <= 2
+    torch.testing.assert_close(method.client_loss(client, batch), expected - 3 * far, rtol=1e-4, atol=1e-4)
+
+
+def test_in_training_patches_attend_to_the_classes_that_a_client_holds() -> None:
+    method = constructed("FedMVP")
+    client = replace(client_of(method), class_counts=torch.tensor([3, 0, 1, 0, 0, 0, 0, 2]))
+    assert method.prepare(client, Stage.TRAIN, "train")["held"].nonzero().flatten().tolist() == [0, 2, 7]
+    assert method.prepare(client, Stage.EVALUATE, "test")["held"].all()
+    method.set_label_spaces({"train": (2, 5, 7)})
+    assert method.prepare(client, Stage.TRAIN, "train")["held"].tolist() == [True, False, True]
+
+
+def test_without_prompts_it_is_zero_shot_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = constructed("FedMVP")
+    monkeypatch.setattr(PromptFormer, "forward", lambda self, patches, *_: patches[:, :0])
+    batch = mini_batch(method, 0, 4)
+    texts = method.clip.text_features_of([f"a photo of a class{c}." for c in range(8)])
+    expected = method.clip.logit_scale * method.clip.image_features(batch.x) @ texts.T
+    torch.testing.assert_close(method(batch.x), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_patches_are_what_open_clip_embeds() -> None:
+    method = constructed("FedMVP")
+    visual, x = method.clip.model.visual, mini_batch(method, 0, 2).x
+    seen: list[torch.Tensor] = []
+    visual.ln_pre.register_forward_hook(lambda module, given, made: seen.append(given[0]))
+    visual._embeds(x)
+    torch.testing.assert_close(method.clip.patch_embeddings(x), seen[0][:, 1:], rtol=1e-5, atol=1e-6)
+
+
+def test_the_network_alone_is_sent() -> None:
+    method = run("FedMVP")
+    made = method.server.traffic.per_client()
+    assert made["up_floats"] == made["down_floats"] == sum(value.numel() for value in method.former.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_prompts": 5}, "num_prompts=5 must divide the 16 patches"),
+        ({"attributes": {"class0": ["a"]}}, "attributes has no 'class1'"),
+        ({"attributes": DESCRIBED | {"class4": ["one"]}}, "give every class as many, at least one"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        constructed("FedMVP", **settings)
