@@ -210,11 +210,6 @@ class FedMGP(TextPromptMethod):
             return self.groups_of(batch.x)
         return batch.features["image"].expand(len(self.context), -1, -1)
 
-    @in_float32
-    def logits(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return the logits [G, B, C] of image features [G, B, e] and text features [G, C, e]."""
-        return self.clip.logit_scale * images @ classes.mT
-
     def combined(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return the logits [B, C] that a client classifies with."""
         if self.inference == "features":

@@ -111,8 +111,8 @@ class TextPromptMethod(FederatedMethod):
 
     @in_float32
     def logits(self, images: Tensor, classes: Tensor) -> Tensor:
-        """Return logits [B, C] of image features [B, e] and text features [C, e]."""
-        return self.clip.logit_scale * images @ classes.T
+        """Return logits [..., B, C] of image features [..., B, e] and text features [..., C, e]."""
+        return self.clip.logit_scale * images @ classes.mT
 
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
