@@ -188,6 +188,14 @@ def test_a_round_writes_into_nothing_that_was_handed_in(kind: type[ServerRule]) 
     assert_equal(uploads.values, values)
 
 
+def tensors_in(state: Any, place: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of a saved state, those of its extra state too, by where they stand."""
+    if isinstance(state, torch.Tensor):
+        return {place: state}
+    parts = state.items() if isinstance(state, dict) else ()
+    return {name: value for key, part in parts for name, value in tensors_in(part, f"{place}.{key}").items()}
+
+
 @pytest.mark.parametrize("kind", RULES)
 def test_a_rule_goes_on_from_its_saved_state(kind: type[ServerRule]) -> None:
     part = part_of(kind)
@@ -196,7 +204,8 @@ def test_a_rule_goes_on_from_its_saved_state(kind: type[ServerRule]) -> None:
     start = copy.deepcopy(saved(rule))
     shared = part.shared | rule.aggregate(part.round, part.shared, part.uploads)
     state = saved(rule)
-    moved = any(not torch.equal(value, start[name]) for name, value in state.items() if isinstance(value, torch.Tensor))
+    before, after = tensors_in(start), tensors_in(state)
+    moved = before.keys() != after.keys() or any(not torch.equal(value, before[name]) for name, value in after.items())
     assert moved or any(not torch.equal(value, part.shared[name]) for name, value in shared.items())
     fresh.load_state_dict(state)
     everybody = tuple(range(part.simulation.terms.num_clients))
