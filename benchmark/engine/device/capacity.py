@@ -13,6 +13,7 @@ from benchmark.engine.device.memory import HeldBytes, free_memory
 from benchmark.engine.local_training import LocalSteps
 from benchmark.engine.mapping import ClientMap
 from benchmark.engine.plan.work import Step, on_device
+from benchmark.engine.private_step import PrivateSteps
 from benchmark.engine.ranks.ranks import dealt
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Round
@@ -116,6 +117,8 @@ def bytes_per_client(
         clients = ClientMap(simulation.method, roles, simulation.watch, simulation.clients.merged)
         local_steps = LocalSteps(simulation.method, clients, slots)
         gradients = simulation.steps_of(clients, slots, always_as_written=True)
+        if isinstance(gradients, PrivateSteps):
+            gradients.noise_multiplier = 1.0  # to count its memory; nothing of these slots leaves them
         cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):

@@ -357,6 +357,19 @@ def test_half_a_setting_is_refused() -> None:
 # --- runs ---
 
 
+@pytest.mark.parametrize("conf", ["FedVPT", "PromptFL"])
+def test_the_automatic_width_is_chosen_with_private_steps(conf: str) -> None:
+    """The default, which looks at the memory of steps that nobody has accounted for."""
+    found = []
+    for width in (1, "auto"):
+        method, data = build(conf, *FEW, NOISY, f"--data.cohort_width={width}")
+        fit(method, data, 1, evaluate=False)
+        found.append(clients_and_server(method))
+    assert data.loaders.width > 1
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 @pytest.mark.parametrize("conf", ["FedVPT", "PFedBayesPT", "FedAvg", "PFedPG"])
 def test_neither_the_width_nor_a_resume_changes_what_is_learned(conf: str, tmp_path: Path) -> None:
     found = []
