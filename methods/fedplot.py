@@ -46,11 +46,11 @@ class FedPLOT(TransportMethod):
         iterations: PositiveInt = 100,
         **settings: Any,
     ) -> None:
-        super().__init__(*arguments, **settings)
         if settings.get("init_words") is not None:
             raise ConfigurationError(
                 "FedPLOT: init_words would make all prompts alike, and alike they stay; leave it out"
             )
+        super().__init__(*arguments, **settings)
         self.eps, self.iterations = eps, iterations
         with keyed_initialization("PLOT"):
             self.context = nn.Parameter(0.02 * torch.randn(num_prompts, *self.context.shape))
