@@ -49,19 +49,13 @@ class FedKgCoOp(TextPromptMethod):
         self, *arguments: Any, lam: NonNegativeFloat = 8.0, template: str = "a photo of a {}.", **settings: Any
     ) -> None:
         super().__init__(*arguments, **settings)
-        self.lam = lam
-        self.template = template
-
-    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
-        """Make the template's prompts of the training label space too."""
-        super().set_label_spaces(label_spaces)
-        self.template_prompts = self.clip.class_prompts(self.names_of("train"), 0, self.template)
+        self.lam, self.template = lam, template
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """Return, in training, the text features w^0, as ``template`` [C, e]."""
         if stage is Stage.EVALUATE or not self.lam:
             return super().prepare(client, stage, split)
-        return {"template": self.clip.text_features(self.template_prompts)}
+        return {"template": self.template_features()}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy plus the distance to the template."""
@@ -73,8 +67,6 @@ class FedKgCoOp(TextPromptMethod):
 
     def regulariser(self, client: Client, phase: int) -> Tensor | None:
         """Return the distance to the template."""
-        return (
-            self.lam * knowledge_distance(self.text_features("train"), client.prepared["template"])
-            if self.lam
-            else None
-        )
+        if not self.lam:
+            return None
+        return self.lam * knowledge_distance(self.text_features("train"), client.prepared["template"])

@@ -13,7 +13,7 @@ from benchmark.contract import MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, FewOrNone
 from benchmark.seeds import keyed_initialization
-from methods.text_prompt import TextPromptMethod, rest_of_words
+from methods.text_prompt import TextPromptMethod
 
 
 class FedMaPLe(TextPromptMethod):
@@ -66,7 +66,7 @@ class FedMaPLe(TextPromptMethod):
                 f"FedMaPLe: depth={depth}, the towers have {clip.text_depth} (text) and {clip.vision_depth} (image) "
                 f"layers; give 1 to {deepest}"
             )
-        self.name_template = rest_of_words(clip, init_words, num_context, "FedMaPLe")
+        self.name_template = self.rest_of_words(init_words)
         with keyed_initialization("MaPLe"):
             self.projection = nn.Linear(clip.text_width, clip.vision_width)
             deep = nn.Linear(clip.text_width, clip.vision_width)

@@ -16,8 +16,8 @@ from benchmark.masked import in_float32, masked_mean
 from benchmark.ranges import Few, FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule, weighted_mean
-from methods.losses import cross_entropy
-from methods.text_prompt import TextPromptMethod, rest_of_words
+from methods.losses import cosines, cross_entropy
+from methods.text_prompt import TextPromptMethod
 
 Select = Literal["similarity", "highest", "lowest", "random", "fixed", "all"]
 
@@ -36,7 +36,7 @@ def likeness(features: Tensor, measure: str) -> Tensor:
     for i, j in combinations(range(len(features)), 2):
         apart = features[i] - features[j]
         if measure == "cos":
-            terms.append(F.cosine_similarity(features[i], features[j], dim=-1))
+            terms.append(cosines(features[i], features[j]))
         else:
             terms.append(-apart.abs().mean(-1) if measure == "l1" else -(apart.square().sum(-1) + 1e-8).sqrt())
     return torch.stack(terms).mean(0) if terms else features.new_zeros(features.shape[1])
@@ -181,7 +181,7 @@ class FedMGP(TextPromptMethod):
                 "FedMGP puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use one "
                 "such as ViT-B-16, or num_visual=0"
             )
-        self.name_template = rest_of_words(self.clip, init_words, num_context, "FedMGP")
+        self.name_template = self.rest_of_words(init_words)
         with keyed_initialization("FedMGP"):
             noise = torch.randn(groups, *self.context.shape)
             visual = 0.02 * torch.randn(groups, num_visual, self.clip.vision_width)

@@ -84,18 +84,18 @@ class FedMVP(ZeroShotCLIP):
     the global network is evaluated. Message: the network, 9,845,760 numbers each way for ViT-B/16.
 
     In training the patches attend to the classes that a client holds; in an evaluation to all of the split. Without
-    ``attributes`` a class has one description, ``<prefix> <name>.``.
+    ``attributes`` a class has one description, that of the template.
 
     Readings: of the paper notes could be read, formulas are the code's. A flip is drawn for each image, where the code
     throws one coin for a mini-batch; every mini-batch is stepped on, where the code steps on the last of a round. The
     server's weights are n_k, the code's are equal. Left out: the second phase with low-rank maps (the paper is within
     0.6 points of all of it without), which the client enters by its last mini-batch's loss.
 
-    CLIP's image tower must be a ViT. Further arguments as ``ZeroShotCLIP``, but for its template.
+    CLIP's image tower must be a ViT. Further arguments as ``ZeroShotCLIP``.
 
     Args:
-        attributes: of every class by its name as many descriptors, such as ``a long neck``; null for none.
-        prefix: before a name.
+        attributes: of every class by its name as many descriptors, such as ``a long neck``; None for the template.
+        prefix: before a name, with attributes.
         suffix: behind it, such as ``a type of flower, ``.
         num_prompts: n; divides the number of patches.
         heads: of the attention; divides the tower's width.
@@ -137,14 +137,14 @@ class FedMVP(ZeroShotCLIP):
                 f"FedMVP: num_prompts={num_prompts} must divide the {clip.num_patches} patches of an image, and "
                 f"heads={heads} the width {clip.vision_width}"
             )
-        self.sentences = self.described(attributes, prefix, suffix)
+        if attributes is not None:
+            self.check_attributes(attributes)
+        self.attributes, self.prefix, self.suffix = attributes, prefix, suffix
         with keyed_initialization("PromptFormer"):
             self.former = PromptFormer(clip.embed_dim, clip.vision_width, heads, num_prompts)
 
-    def described(self, attributes: dict[str, list[str]] | None, prefix: str, suffix: str) -> dict[str, list[str]]:
-        """Return the sentences of each class."""
-        if attributes is None:
-            return {name: [f"{prefix} {name.replace('_', ' ')}."] for name in self.class_names}
+    def check_attributes(self, attributes: dict[str, list[str]]) -> None:
+        """Refuse attributes without a class, or with more of one class than of another."""
         if missing := sorted(set(self.class_names) - set(attributes)):
             raise ConfigurationError(
                 f"FedMVP: attributes has no {missing[0]!r}; name the classes {self.class_names[:8]}"
@@ -152,11 +152,21 @@ class FedMVP(ZeroShotCLIP):
         counts = {name: len(attributes[name]) for name in self.class_names}
         if len(set(counts.values())) > 1 or 0 in counts.values():
             raise ConfigurationError(f"FedMVP: attributes has {counts}; give every class as many, at least one")
-        return {name: [sentence(prefix, name, suffix, each) for each in attributes[name]] for name in self.class_names}
 
     def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-        """Return the sentences of these classes, class after class."""
-        return self.clip.class_prompts([each for name in class_names for each in self.sentences[name]], 0, "{}")
+        """Return the descriptions of these classes, class after class."""
+        if self.attributes is None:
+            return super().make_class_prompts(class_names)
+        described = [(name, descriptor) for name in class_names for descriptor in self.attributes[name]]
+        sentences = [sentence(self.prefix, name, self.suffix, descriptor) for name, descriptor in described]
+        return self.clip.class_prompts(sentences, 0, "{}")
+
+    # ------------------------------------------------------------------ the contract
+
+    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
+        """Forget the descriptions of other classes."""
+        super().set_label_spaces(label_spaces)
+        self._kept: dict[str, Tensor] = {}
 
     def descriptions(self, split: str) -> Tensor:
         """Return the features of the descriptions of a split's classes, [C, D, e]."""
@@ -175,12 +185,13 @@ class FedMVP(ZeroShotCLIP):
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Values:
         """Return the descriptions, as ``descriptions`` [C, D, e], and those that patches attend to, ``held`` [C]."""
-        features = self.descriptions(split)
-        everything = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        if split not in self._kept:  # the same in all rounds
+            self._kept[split] = self.descriptions(split)
+        features = self._kept[split]
         if stage is Stage.EVALUATE:
-            return {"descriptions": features, "held": everything}
-        spaces = self.label_spaces.get("train", range(len(self.class_names)))
-        return {"descriptions": features, "held": client.class_counts[list(spaces)] > 0}
+            return {"descriptions": features, "held": features.new_ones(len(features), dtype=torch.bool)}
+        trained = self.label_spaces.get("train", range(len(self.class_names)))
+        return {"descriptions": features, "held": client.class_counts[list(trained)] > 0}
 
     def prompted_features(self, x: Tensor, descriptions: Tensor, held: Tensor) -> Tensor:
         """Return features [B, e] of images [B, 3, H, W] among the prompts made for them."""
@@ -191,7 +202,7 @@ class FedMVP(ZeroShotCLIP):
     def forward(self, x: Tensor, split: str = "test") -> Tensor:
         """Classify images [B, 3, H, W] among the classes of a split, by default the own test set's: logits [B, C]."""
         features = self.descriptions(split)
-        held = torch.ones(len(features), dtype=torch.bool, device=x.device)
+        held = features.new_ones(len(features), dtype=torch.bool)
         return self.logits(self.prompted_features(x, features, held), features.mean(1))
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmark.ranges import AboveZero, PositiveFloat, PositiveInt
+from benchmark.ranges import AboveZero
 from benchmark.seeds import keyed_initialization
 from methods.transport import TransportMethod
 
@@ -28,27 +28,18 @@ class FedOTP(TransportMethod):
     few-shot script has 0.01. In the code all clients train in the first round; here those that are selected. All
     clients start with the same p_L, drawn independently of p_G, which alone starts at ``init_words``.
 
-    Further arguments as ``TextPromptMethod``.
+    Further arguments as ``TransportMethod``.
 
     Args:
         gamma: share of an image that is matched.
-        eps: weight of the plan's entropy.
-        iterations: of the plan.
     """
 
     personal = ("own_context",)
     per_example = True
 
-    def __init__(
-        self,
-        *arguments: Any,
-        gamma: AboveZero = 0.8,
-        eps: PositiveFloat = 0.1,
-        iterations: PositiveInt = 100,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, gamma: AboveZero = 0.8, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.gamma, self.eps, self.iterations = gamma, eps, iterations
+        self.gamma = gamma
         with keyed_initialization("own context"):
             self.own_context = nn.Parameter(0.02 * torch.randn(self.context.shape))
 

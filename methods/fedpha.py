@@ -25,7 +25,7 @@ def projected(own: Tensor, shared: Tensor, ratio: float, complement: bool, throu
     ``int(n (1 - ratio))`` columns of V: ``A V_2 V_2^T``, V_2 the other columns of V; or ``A - A V_1 V_1^T``.
 
     Args:
-        own: A, [.., w].
+        own: A, [..., w].
         shared: G, [n, w] with n <= w.
         ratio: share of the columns that are V_2.
         complement: take all of the space but V_1.

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import Few, PositiveFloat, PositiveInt
+from benchmark.ranges import Few
 from benchmark.seeds import keyed_initialization
 from methods.transport import TransportMethod
 
@@ -25,12 +25,10 @@ class FedPLOT(TransportMethod):
     a change of the whole batch, so that an image's score depends on its neighbours; here their number is fixed. Left
     out: the pooled feature's logits, which it adds on ImageNet alone, and PLOT++ with its visual prompts.
 
-    Further arguments as ``TextPromptMethod``, but for ``init_words``: prompts that start alike stay alike.
+    Further arguments as ``TransportMethod``, but for ``init_words``: prompts that start alike stay alike.
 
     Args:
         num_prompts: N.
-        eps: weight of the plan's entropy.
-        iterations: of the plan.
 
     Raises:
         ConfigurationError: ``init_words`` are given.
@@ -38,19 +36,11 @@ class FedPLOT(TransportMethod):
 
     per_example = True
 
-    def __init__(
-        self,
-        *arguments: Any,
-        num_prompts: Few = 4,
-        eps: PositiveFloat = 0.1,
-        iterations: PositiveInt = 100,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, num_prompts: Few = 4, **settings: Any) -> None:
         if settings.get("init_words") is not None:
             raise ConfigurationError(
                 "FedPLOT: init_words would make all prompts alike, and alike they stay; leave it out"
             )
         super().__init__(*arguments, **settings)
-        self.eps, self.iterations = eps, iterations
         with keyed_initialization("PLOT"):
             self.context = nn.Parameter(0.02 * torch.randn(num_prompts, *self.context.shape))

@@ -88,16 +88,11 @@ class FedProGrad(TextPromptMethod):
         words = self.clip.initial_context(count, init_words)
         return torch.cat([words.new_zeros(self.num_context - count, self.clip.text_width), words])
 
-    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
-        """Make the template's prompts of the training label space too."""
-        super().set_label_spaces(label_spaces)
-        self.template_prompts = self.clip.class_prompts(self.names_of("train"), 0, self.template)
-
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """Return, in training, the teacher's text features, as ``template`` [C, e]."""
         if stage is Stage.EVALUATE or not self.lam:
             return super().prepare(client, stage, split)
-        return {"template": self.clip.text_features(self.template_prompts)}
+        return {"template": self.template_features()}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return the cross-entropy, whose gradient is the projected one."""

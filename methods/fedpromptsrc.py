@@ -2,12 +2,13 @@
 
 import math
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import Prompts
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
@@ -104,7 +105,7 @@ class FedPromptSRC(TextPromptMethod):
         text_weight: of the distance of text features.
         image_weight: of the distance of image features.
         logit_weight: of the divergence.
-        templates: how many there are.
+        templates: how many of open_clip's are averaged.
         trajectory: ``server``, the mean over the rounds; ``none`` evaluates the last round's prompts.
         trajectory_mean: the round with the greatest weight.
         trajectory_spread: in rounds.
@@ -162,15 +163,16 @@ class FedPromptSRC(TextPromptMethod):
         self._new_rule = averaged if trajectory == "server" else ServerRule
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
-        """Forget the templates' features of other classes."""
+        """Make the templates' prompts of the training label space too."""
         super().set_label_spaces(label_spaces)
+        names = self.names_of("train")
+        self.frozen_prompts = nn.ModuleList(self.clip.class_prompts(names, 0, each) for each in self.templates)
         self._frozen_text: Tensor | None = None
 
     def frozen_text(self) -> Tensor:
         """Return w^0 of the classes of training, [C, e]: directions of the mean features under the templates."""
         if self._frozen_text is None:  # the same in all rounds
-            names = self.names_of("train")
-            prompts = [self.clip.class_prompts(names, 0, template).to(self.device) for template in self.templates]
+            prompts = [cast(ClassPrompts, each) for each in self.frozen_prompts]
             features = [self.clip.text_features(each, normalize=False) for each in prompts]
             self._frozen_text = F.normalize(torch.stack(features).mean(0), dim=-1)
         return self._frozen_text

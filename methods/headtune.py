@@ -51,5 +51,5 @@ class HeadTune(ClassifierMethod):
         return cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
 
     def finetune_phases(self, new: bool) -> list[Phase]:
-        """Fit the head of a client that never trains, from the global one."""
+        """Fit the head of a client that never trains, from the global one, or from the initial one of all."""
         return [new_client_training(self.training_settings).phase("head")] if new else []

@@ -1,4 +1,4 @@
-"""What the methods that learn a text prompt for a frozen CLIP have in common."""
+"""Learn a text prompt for a frozen CLIP: the base of the methods that do."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -45,6 +45,9 @@ class TextPromptMethod(FederatedMethod):
     open_vocabulary = True
     per_example: bool = True
     inputs: tuple[Input, ...] = ("features",)
+    #: hand-written text with ``{}`` for a name, for ``template_features``; set in the constructor
+    template: str | None = None
+    _template_features: Tensor | None = None
 
     def __init__(
         self,
@@ -85,6 +88,31 @@ class TextPromptMethod(FederatedMethod):
         """Return ONE client's features of a mini-batch, [B, e], L2-normalised; of the images as they are by default."""
         return batch.features["image"]
 
+    def rest_of_words(self, init_words: str | None) -> str:
+        """Return the template of those initial words that a short context does not take, and the name.
+
+        Of "a photo of a" a context of 2 takes two, and "of a {}." is left.
+
+        Raises:
+            ConfigurationError: the first L words are not one token each.
+        """
+        words = init_words.split() if init_words else []
+        if words and len(self.clip.tokenizer.encode(" ".join(words[: self.num_context]))) != self.num_context:
+            raise ConfigurationError(
+                f"{type(self).__name__}: init_words={init_words!r}: the context starts from the first "
+                f"{self.num_context} words, which must be one token each; give others, or null for a random context"
+            )
+        return " ".join([*words[self.num_context :], "{}."])
+
+    def template_features(self) -> Tensor:
+        """Return the features of the classes of training under the template, [C, e], L2-normalised.
+
+        They are the same in all rounds, and made when ``prepare`` first asks for them.
+        """
+        if self._template_features is None:
+            self._template_features = self.clip.text_features(self.template_prompts)
+        return self._template_features
+
     # ------------------------------------------------------------------ label spaces
 
     def names_of(self, split: str) -> list[str]:
@@ -102,6 +130,9 @@ class TextPromptMethod(FederatedMethod):
         names = {split: tuple(self.names_of(split)) for split in ("", *label_spaces)}
         made = {own: self.make_class_prompts(own) for own in dict.fromkeys(names.values())}
         self.vocabularies = nn.ModuleDict({_key(split): made[own] for split, own in names.items()})
+        if self.template is not None:
+            self.template_prompts = self.clip.class_prompts(self.names_of("train"), 0, self.template)
+        self._template_features = None
 
     # ------------------------------------------------------------------ the contract
 
@@ -130,27 +161,6 @@ class TextPromptMethod(FederatedMethod):
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits with the text features that were prepared."""
         return self.logits(self.image_features(batch), client.prepared["text"])
-
-
-def rest_of_words(clip: PromptedCLIP, init_words: str | None, num_context: int, method: str) -> str:
-    """Return a template in which those of the initial words that a short context does not take stand before the name.
-
-    Args:
-        clip: whose tokens count.
-        init_words: words such as "a photo of a", of which a context of 2 takes two, so that "of a {}." is returned.
-        num_context: L.
-        method: its name, for the error.
-
-    Raises:
-        ConfigurationError: the first L words are not one token each.
-    """
-    words = init_words.split() if init_words else []
-    if words and len(clip.tokenizer.encode(" ".join(words[:num_context]))) != num_context:
-        raise ConfigurationError(
-            f"{method}: init_words={init_words!r}: the context starts from the first {num_context} words, which must "
-            "be one token each; give others, or null for a random context"
-        )
-    return " ".join([*words[num_context:], "{}."])
 
 
 def _key(split: str) -> str:

@@ -1,11 +1,13 @@
 """Optimal transport between an image's regions and several text prompts, and the base of the methods that use it."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmark.masked import at_least_float32, in_float32
+from benchmark.ranges import PositiveFloat, PositiveInt
 from methods.text_prompt import TextPromptMethod
 
 
@@ -42,13 +44,21 @@ class TransportMethod(TextPromptMethod):
     ``logit_c = s sum_mj T_mj F_m . w_jc`` with a plan T (``transport_plan``) of that image and class, which has no
     gradient. Patches are all output tokens of the image tower but the class token, normed and projected like it (for a
     ResNet the attention pool's outputs at each position); the pooled feature is not used. They are kept where images
-    are not augmented: M x e numbers an image. A subclass sets ``gamma``, ``eps`` and ``iterations`` of the plan.
+    are not augmented: M x e numbers an image. Further arguments as ``TextPromptMethod``.
+
+    Args:
+        eps: weight of the plan's entropy.
+        iterations: of the plan.
     """
 
     per_example = True
-    gamma: float = 1.0
-    eps: float
-    iterations: int
+    gamma: float = 1.0  #: share of an image that is matched
+
+    def __init__(
+        self, *arguments: Any, eps: PositiveFloat = 0.1, iterations: PositiveInt = 100, **settings: Any
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.eps, self.iterations = eps, iterations
 
     def prompts(self) -> Tensor:
         """Return the client's contexts, [J, L, w]."""

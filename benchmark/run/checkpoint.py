@@ -238,7 +238,7 @@ def check_rounds(path: str | Path, content: dict[str, Any]) -> None:
 
 
 def finished_rounds(path: Path) -> int:
-    """How many rounds a checkpoint holds; for one that this process or its run has just written."""
+    """Return how many rounds a checkpoint holds; for one that this process or its run has just written."""
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return int(content["callbacks"]["server"]["finished_rounds"])
 

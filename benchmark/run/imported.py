@@ -1,4 +1,4 @@
-"""What a run imports, imported: for a process that is forked into runs."""
+"""Import what a run imports, in a process that is forked into runs."""
 
 import atexit
 import gc

@@ -1,5 +1,6 @@
 """The private doors of torch and Lightning: each is open, and does what it is used for."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from federation import build, fit
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.func import grad, vmap
 
@@ -136,3 +137,11 @@ def test_trees_are_taken_apart_and_put_together() -> None:
     assert internals.tree_unflatten(leaves, of) == tree
     assert internals.tree_leaves(tree) == leaves
     assert internals.tree_map(lambda leaf: leaf, tree) == tree
+
+
+def test_a_round_without_a_step_is_saved_where_the_last_one_is_forgotten(tmp_path: Path) -> None:
+    method, data = build("ZeroShotCLIP")
+    usual = ModelCheckpoint(tmp_path / "usual", every_n_epochs=1, save_on_train_epoch_end=True)
+    assert fit(method, data, 1, [usual], save_to=tmp_path).global_step == 0
+    assert (tmp_path / "checkpoints/last.ckpt").is_file()
+    assert not [*tmp_path.glob("usual/*")]

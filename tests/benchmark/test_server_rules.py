@@ -1,4 +1,4 @@
-"""What every server's rule must keep, for every subclass of ``ServerRule``; and a rule alone."""
+"""Check what every server's rule must keep, for every subclass of ``ServerRule``; and a rule alone."""
 
 import copy
 import io
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
     @property
     def uploads(self) -> Uploads:
-        """What arrived, put in order."""
+        """Put in order what arrived."""
         return Uploads.gathered([self.arrived], self.simulation.holdings.train_sizes)
 
 

@@ -1,4 +1,4 @@
-"""What every method must keep, for every class that ``methods`` exports: a new one needs a YAML in tests/conf."""
+"""Check what every method must keep, for every class that ``methods`` exports: a new one needs a YAML in tests/conf."""
 
 import re
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], 
 
 
 def documented(name: str) -> list[set[str]]:
-    """What docs/methods.md says is shared, is personal and makes something of the uploads: the words in backticks."""
+    """Read in docs/methods.md what is shared, is personal and makes something of the uploads: words in backticks."""
     page = (Path(__file__).parents[2] / "docs/methods.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
     return [set(re.findall(r"`([^`]+)`", cell)) for cell in row.split("|")[2:5]]

@@ -81,11 +81,9 @@ def test_equal_descriptions_make_equal_tokens() -> None:
 
 def test_a_class_is_scored_by_the_mean_over_its_descriptions() -> None:
     method = constructed("FedMVP", attributes=DESCRIBED)
-    assert method.sentences["class3"] == [
-        "a photo of a class3, which is a mark of kind 3",
-        "a photo of a class3, which often 3 lines",
-    ]
-    texts = method.clip.text_features_of([text for own in method.sentences.values() for text in own])
+    links = ("which is a mark of kind {}", "which often {} lines")
+    sentences = [[f"a photo of a class{c}, {link.format(c)}" for link in links] for c in range(8)]
+    texts = method.clip.text_features_of([text for own in sentences for text in own])
     torch.testing.assert_close(method.descriptions("test").flatten(0, 1), texts, rtol=1e-5, atol=1e-5)
     client, batch = client_of(method, stage=Stage.EVALUATE), mini_batch(method, 0, 3)
     features = method.prompted_features(batch.x, method.descriptions("test"), torch.ones(8).bool())

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 
 
 def averaged(values: list[float], mean: float, spread: float) -> list[float]:
-    """What is evaluated after each round."""
+    """Return what is evaluated after each round."""
     rule, shared, found = AveragedTrajectory(mean, spread), {"p": torch.zeros(1)}, []
     rule.start(shared, terms(1))
     for number, value in enumerate(values, 1):

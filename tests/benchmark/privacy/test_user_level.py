@@ -52,7 +52,7 @@ def uploads(shared: Values, updates: dict[int, Values], weights: list[float] | N
 def delta(
     rule: UserLevelPrivacy, shared: Values, sent: Uploads, number: int = 1, of: tuple[int, ...] = (0, 1, 2)
 ) -> Values:
-    """How far a round moves the shared values."""
+    """Return how far a round moves the shared values."""
     made = rule.aggregate(Round(number, of, 0), shared, sent)
     return {name: made[name] - value for name, value in shared.items()}
 

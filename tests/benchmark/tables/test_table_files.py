@@ -28,7 +28,7 @@ def _in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def configuration(row: dict[str, Any], group: dict[str, Any], preset: dict[str, Any]) -> dict[str, Any]:
-    """What a row's method, the suite of a data group and a preset's scale give together."""
+    """Return what a row's method, the suite of a data group and a preset's scale give together."""
     files = [f"configs/methods/{row['method']}.yaml", f"configs/suites/{group['suite']}.yaml"]
     return given_options([*files, *scales(preset)], [])
 
