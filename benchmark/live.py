@@ -41,7 +41,7 @@ class OwnImages:
     held_out: Mapping[str, np.ndarray]
     evaluate_local: bool | None = None
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
-    cache_features: bool | Literal["auto"] = "auto"
+    cache_features: bool | str = "auto"
 
 
 class _OwnData:

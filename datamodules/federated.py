@@ -72,7 +72,8 @@ class FederatedDataModule(Checked, LightningDataModule):
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
             transform is deterministic; changes speed and memory, not results. ``auto`` does so if it fits in half of
-            the free memory.
+            the free memory. A folder, such as ``data/features``: so, and in a file there, which later runs read that
+            make the same features of the same images, bit for bit; it may be removed at any time.
         on_divergence: what becomes of a client whose losses or values were not finite in a round: ``drop`` takes the
             round without its upload, and leaves everything of its own as it was before; ``raise`` ends the run, as do
             rounds in which no client is left. The same holds for logits that are not finite: as ``drop``, the images
@@ -107,7 +108,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         evaluate_local: bool | None = None,
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
         new_clients: BelowOne = 0.0,
-        cache_features: bool | Literal["auto"] = "auto",
+        cache_features: bool | str = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
         compile_steps: Any = None,
         one_by_one: bool = False,
@@ -165,6 +166,11 @@ class FederatedDataModule(Checked, LightningDataModule):
                 f"{clients_per_round}"
             )
         self.participants = clients_per_round
+        if isinstance(cache_features, str) and cache_features != "auto" and "/" not in cache_features:
+            raise ConfigurationError(
+                "data.cache_features must be true, false, auto or a folder, written with a slash; got "
+                f"{cache_features!r} (for a folder here: ./{cache_features})"
+            )
         self.cache_features = cache_features
         self.on_divergence = on_divergence
         if compile_steps is not None:

@@ -29,7 +29,7 @@ class FederatedData(Protocol):
     """A data set that is divided over clients, and how it is simulated; see ``FederatedDataModule``."""
 
     cohort_width: int | Literal["auto"]
-    cache_features: bool | Literal["auto"]
+    cache_features: bool | str
     evaluate_local: bool | None
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None
     on_divergence: Literal["drop", "raise"]

@@ -70,7 +70,7 @@ class KnownFederation:
     transform: Transform
     evaluate_local: bool | None
     cohort_width: int | Literal["auto"] = 1
-    cache_features: bool | Literal["auto"] = False
+    cache_features: bool | str = False
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one: bool = False

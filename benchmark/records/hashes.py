@@ -32,6 +32,9 @@ LATER_KEYS = frozenset({"delivery", "bits", "evaluate_local", "metrics", "label_
 #: A key of one of these names with None is hashed as this value, which older configurations write out.
 WRITTEN_OUT = {"pretrained_tag": "openai"}
 
+#: A folder under this key, in which features are kept for other runs, is as good as none.
+FOLDER_OR_AUTO = "cache_features"
+
 #: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
 OF_THE_IMAGES = "images_sha256"
 
@@ -66,6 +69,8 @@ def config_hash(config: dict[str, Any]) -> str:
         if isinstance(value, dict):
             absent = RESULT_FREE_KEYS | {key for key in LATER_KEYS if value.get(key) is None}
             given = {key: WRITTEN_OUT.get(key) if entry is None else entry for key, entry in value.items()}
+            if isinstance(given.get(FOLDER_OR_AUTO), str):
+                given[FOLDER_OR_AUTO] = "auto"
             return {str(key): kept(entry) for key, entry in given.items() if key not in absent}
         if isinstance(value, list | tuple):
             return [kept(entry) for entry in value]

@@ -61,7 +61,7 @@ class Work:
         width: int | Literal["auto"] = 1,
         partition: Partition | None = None,
         tested: int = 1,
-        cache_features: bool | Literal["auto"] = "auto",
+        cache_features: bool | str = "auto",
     ) -> FederatedDataModule:
         """Random images for this work.
 

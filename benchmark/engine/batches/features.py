@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, Stage
+from benchmark.engine.batches.feature_file import FeatureFile
 from benchmark.engine.batches.pool import Pool
 from benchmark.engine.device.memory import free_memory
 from benchmark.engine.plan.work import Step
@@ -34,10 +35,18 @@ class FeatureTables:
         batch_size: images encoded at once.
         limited: make nothing (``complete`` is False then) where it takes more than half of the free memory.
         ranks: the processes; all of them are here.
+        folder: of files in which features are kept for other runs; None: in memory alone.
     """
 
     def __init__(
-        self, method: ClientMethod, pool: Pool, rows: np.ndarray, batch_size: int, limited: bool, ranks: Ranks
+        self,
+        method: ClientMethod,
+        pool: Pool,
+        rows: np.ndarray,
+        batch_size: int,
+        limited: bool,
+        ranks: Ranks,
+        folder: str | None = None,
     ) -> None:
         self.device, self.kind = (own := next(method.parameters())).device, own.dtype
         self.method = method
@@ -48,11 +57,11 @@ class FeatureTables:
         self.position[torch.from_numpy(rows).to(self.device)] = torch.arange(len(rows), device=self.device)
         self.tables: Values = {}
         log.info("keeping what frozen parts make of %s images", f"{len(rows):,}")
-        self.complete = self._fill(rows, batch_size, limited, ranks)
+        self.complete = self._fill(rows, batch_size, limited, ranks, folder)
 
-    def _fill(self, rows: np.ndarray, batch_size: int, limited: bool, ranks: Ranks) -> bool:
-        """Return whether there is room, and make everything then."""
-        said = time.monotonic()
+    def _fill(self, rows: np.ndarray, batch_size: int, limited: bool, ranks: Ranks, folder: str | None) -> bool:
+        """Return whether there is room, and make everything then, or take it from a file."""
+        said, file = time.monotonic(), None
         for start in range(0, len(rows), batch_size * ranks.count):
             if time.monotonic() - said > PATIENCE:
                 log.info("  %s of %s images", f"{start:,}", f"{len(rows):,}")
@@ -66,11 +75,22 @@ class FeatureTables:
                 if any(ranks.everybody("room for features", lacking)):
                     log.info("  they do not fit into half of the free memory: made anew in every step")
                     return False
+                if folder is not None:
+                    file = FeatureFile(folder, self.pool.images, rows, parts[0])
+                    kept = file.read()
+                    if all(ranks.everybody("features in a file", kept is not None)):
+                        assert kept is not None
+                        self.tables = {name: value.to(self.device) for name, value in kept.items()}
+                        log.info("  read from %s", file.path)
+                        return True
                 self.tables = {n: v.new_empty(len(rows), *v.shape[1:]) for n, v in parts[0].items()}
             for rank, part in enumerate(parts):
                 for name, value in part.items():
                     at = start + rank * batch_size
                     self.tables[name][at : at + len(value)] = value
+        if file is not None and not ranks.rank:
+            file.write(self.tables)
+            log.info("  kept in %s", file.path)
         return True
 
     @torch.no_grad()

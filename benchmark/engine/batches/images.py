@@ -31,7 +31,8 @@ class ImageFeed:
         pool: the images, and how they are transformed.
         federation: who holds which.
         ranks: the processes.
-        cache_features: keep what frozen parts make of an image; ``"auto"`` where it fits into half of the free memory.
+        cache_features: keep what frozen parts make of an image; ``"auto"`` where it fits into half of the free memory;
+            a folder: so, and in a file there for other runs.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class ImageFeed:
             held = [rows for split in self.holdings.held_out.values() for rows in split.values()]
             trained = [] if self.pool.transform.augment_numbers else list(self.holdings.train_rows.values())
             rows = np.unique(np.concatenate(held + trained))
-            limited = self.cache_features == "auto"
+            limited = self.cache_features is not True
             self._tables = self._made(rows, limited)
         return self._tables if self._tables.complete else None
 
@@ -158,7 +159,9 @@ class ImageFeed:
 
     def _made(self, rows: np.ndarray, limited: bool) -> FeatureTables:
         with self.precision():
-            return FeatureTables(self.method, self.pool, rows, self.terms.eval_batch_size, limited, self.ranks)
+            size, folder = self.terms.eval_batch_size, self.cache_features
+            kept_in = folder if isinstance(folder, str) and folder != "auto" else None
+            return FeatureTables(self.method, self.pool, rows, size, limited, self.ranks, kept_in)
 
     def own_images(self, clients: Sequence[int]) -> Values:
         """Return ``Client.own_images`` with a leading K: features, ``label`` and ``mask`` [K, n]."""

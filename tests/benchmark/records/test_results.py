@@ -364,6 +364,8 @@ def test_config_hash_ignores_what_cannot_change_a_result() -> None:
     assert config_hash(config) != config_hash({**config, "model": {"lr": 0.2}})
     openai, none, other = ({"clip": {"pretrained_tag": tag}} for tag in ("openai", None, "laion2b_s34b_b79k"))
     assert config_hash(openai) == config_hash(none) != config_hash(other)
+    auto, folder, never = ({"data": {"cache_features": given}} for given in ("auto", "data/features", False))
+    assert config_hash(auto) == config_hash(folder) != config_hash(never)
     assert len(config_hash({})) == 64
 
 
