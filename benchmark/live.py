@@ -65,8 +65,12 @@ class _OwnData:
         self.evaluate_local, self.cache_features = own.evaluate_local, own.cache_features
 
 
-class _Relay(ServerRule):
-    """Stands for the server of elsewhere: sends on what was received from it."""
+class Relay(ServerRule):
+    """Stands for the server of elsewhere: sends on what was received from it.
+
+    Attributes:
+        received: from the server, by one client.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +131,7 @@ class LocalClient:
         self._simulation = method.join(self._data, clients=[number])
         self._simulation.rounds = rounds
         self._optimizers = self._simulation.local_steps.optimizers(self._simulation.phases[Stage.TRAIN])
-        self._relay = _Relay()
+        self._relay = Relay()
         self._relay.start({}, terms)
         self._loaders = Loaders(self._simulation, 1, 0, self._relay, lambda number: [self.number])
         method.train()

@@ -43,6 +43,7 @@ from datamodules.partition import (
 )
 from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, SkewedDomains
 from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
+from datamodules.sites import Sites
 from datamodules.source import ImagePool, ImageSource
 from datamodules.stanford_cars import StanfordCars
 from datamodules.sun397 import SUN397
@@ -100,6 +101,7 @@ __all__ = [
     "PathologicalPFLlib",
     "PathologicalRandom",
     "QuantitySkew",
+    "Sites",
     "SkewedDomains",
     "StanfordCars",
     "TinyImageNet",

@@ -1,7 +1,6 @@
 """Cells as processes of this machine."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,13 +19,11 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import refuse_link
 from benchmark.records.record_file import is_finished
 from benchmark.records.source_code import changed_files
+from benchmark.run.signals import end_with_parent
 
 #: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
 CPU_JOBS = 4
 GRACE_SECONDS = 10.0
-#: prctl(2): the signal that a process gets when the one that started it ends. Linux only.
-PR_SET_PDEATHSIG = 1
-PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def default_jobs() -> int:
@@ -132,7 +129,7 @@ def start(
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=(lock.descriptor,),
-                preexec_fn=_end_with_parent if ends_with_us else None,
+                preexec_fn=end_with_parent if ends_with_us else None,
                 start_new_session=True,  # its loader workers end with it, and Ctrl-C reaches it through us only
             )
     return Process(cell, log, lock, process, gpu)
@@ -146,11 +143,6 @@ def _environment(work: Work, threads: int | None, gpu: str | None) -> dict[str, 
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     return environment
-
-
-def _end_with_parent() -> None:
-    if PRCTL is not None:
-        PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_all(running: Sequence[Process]) -> None:

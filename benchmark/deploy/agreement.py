@@ -1,6 +1,8 @@
 """The agreement of server and clients of a deployment: the resolved configuration and the federation's terms."""
 
+import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -25,10 +27,14 @@ from benchmark.server import ServerRule
 from benchmark.shipped import version
 from benchmark.yaml_files import MOST_BYTES, as_declared
 from datamodules.pixels import Decoding
+from datamodules.sites import declared_alone
+from datamodules.split_record import SplitRecord
 from datamodules.transform import ImageTransform
 
 #: Keys of a resolved configuration that server and clients need.
 KEYS = ("seed_everything", "model", "server", "delivery", "data", "trainer")
+#: A deployment's name, which is a folder's at the server and at each client.
+NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Agreement:
         label_orders: see ``FederationFacts``.
         image_size: height and width of the stored images.
         decoding: how files become stored images; None where they come with the data set.
+        dataset: name of the configured data set.
+        setting: how it is divided over clients, in words.
     """
 
     config: dict[str, Any]
@@ -52,6 +60,8 @@ class Agreement:
     label_orders: int
     image_size: tuple[int, int]
     decoding: Decoding | None
+    dataset: str
+    setting: str
 
     @classmethod
     def of(cls, arguments: list[str]) -> Self:
@@ -60,10 +70,17 @@ class Agreement:
         Raises:
             ConfigurationError: the arguments are refused, data are missing, or live clients cannot serve the method.
         """
+        return cls.with_split(arguments)[0]
+
+    @classmethod
+    def with_split(cls, arguments: list[str]) -> tuple[Self, SplitRecord]:
+        """Make it as :meth:`of`, and the record of which images are whose, which stays where it was made."""
         whole = resolved(arguments)
         config = {name: whole[name] for name in KEYS if whole.get(name) is not None}
         _check(config)
-        facts = FederationFacts.of(data_of(config["data"] | {"seed": config["seed_everything"]}))
+        with declared_alone():
+            data = data_of(config["data"] | {"seed": config["seed_everything"]})
+        facts = FederationFacts.of(data)
         made = cls(
             config,
             replace(facts.terms, rounds=config["trainer"]["max_epochs"]),
@@ -72,10 +89,12 @@ class Agreement:
             facts.label_orders,
             facts.image_size,
             facts.decoding,
+            data.source.recorded_name,
+            data.partition.description,
         )
         method, rule, _ = made.constructed()
         made.check(method, rule)
-        return made
+        return made, data.split_record
 
     def text(self) -> str:
         """Return it as one line."""
@@ -95,6 +114,11 @@ class Agreement:
         except ValueError as error:
             raise ConfigurationError(f"the app's agreement is no JSON ({error}); make the app anew") from error
         return as_declared(cls, content, "the app's agreement")
+
+    @property
+    def digest(self) -> str:
+        """Return a hash that tells deployments apart."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
 
     @property
     def facts(self) -> FederationFacts:
@@ -167,3 +191,16 @@ def versions() -> str:
 def state_folder(given: object) -> Path:
     """Return the folder in which a machine keeps what is its own; by default one in the user's home."""
     return user_path(given if isinstance(given, str) and given else "~/federated_runs")
+
+
+def run_name(given: object) -> str:
+    """Return a deployment's name.
+
+    Raises:
+        ConfigurationError: it could not be a folder's name everywhere.
+    """
+    if not isinstance(given, str) or not NAME.fullmatch(given):
+        raise ConfigurationError(
+            f"a deployment's name has up to 100 letters, digits, dots, dashes and underscores; got {given!r:.120}"
+        )
+    return given

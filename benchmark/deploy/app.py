@@ -71,6 +71,8 @@ def write_app(agreement: "Agreement", folder: Path) -> None:
                     "config": {
                         "agreement": agreement.text(),
                         "state": "",
+                        "run": "",
+                        "split": "",
                         "timeout": 3600.0,
                         "wait": 600.0,
                         "min-clients": 1,

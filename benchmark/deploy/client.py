@@ -13,7 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from benchmark.deploy.agreement import Agreement, state_folder, versions
+from benchmark.deploy.agreement import Agreement, run_name, state_folder, versions
 from benchmark.deploy.messages import content, fields_of, from_server, packed
 from benchmark.engine.batches.pool import Transform
 from benchmark.errors import ConfigurationError
@@ -22,6 +22,7 @@ from benchmark.files import make_folder, write_bytes
 from benchmark.live import LocalClient, OwnImages
 from benchmark.paths import user_path
 from benchmark.predict.new_client import labelled_images
+from benchmark.predict.site import SiteModel
 from benchmark.run.data_folder import ROOT
 from benchmark.run.reload import data_of
 from datamodules.federated import FederatedDataModule
@@ -32,7 +33,7 @@ T = TypeVar("T")
 #: Bytes that a server may send to a client at a time.
 MOST = 2**32
 #: Clients of this process: in a simulation of Flower's one process plays several, one message after the other.
-_HERE: "dict[tuple[int, int], Site]" = {}
+_HERE: "dict[tuple[Path, int], Site]" = {}
 
 
 @dataclass
@@ -58,9 +59,14 @@ class Site:
         """The client, as its last training has left it, in this process or another."""
         client, last = self._made, self._last_round()
         if last != self._restored:
-            client.restore(self._kept())
+            client.restore(self._kept(self._file))
             self._restored = last
         return client
+
+    @property
+    def name(self) -> str:
+        """Return the client's name as part of a file's."""
+        return f"client{self.number}"
 
     @cached_property
     def _made(self) -> LocalClient:
@@ -68,32 +74,49 @@ class Site:
         self.agreement.check(method, rule)
         own = self._own_images(transform)
         client = LocalClient(method, self.number, own, self.agreement.terms, self.agreement.terms.rounds)
-        self.images = len(own.train)
+        self.images, self.held_out = len(own.train), {split: len(rows) for split, rows in own.held_out.items()}
+        self._first = client.state()
+        self._facts = self.agreement.facts.of_one(self.number, own.pool.labels[torch.from_numpy(own.train)])
         return client
 
     def hello(self, fields: Mapping[str, Any]) -> RecordDict:
-        """Say who is here, and on what its results depend."""
-        frozen = self.client.method.frozen_hash
-        return content(client=self.number, images=self.images, frozen=frozen, versions=versions())
+        """Say who is here, how many images it has, and on what its results depend."""
+        frozen, held_out = (
+            self.client.method.frozen_hash,
+            {f"held_out/{split}": n for split, n in self.held_out.items()},
+        )
+        return content(client=self.number, images=self.images, frozen=frozen, versions=versions(), **held_out)
 
     def train(self, fields: Mapping[str, Any]) -> RecordDict:
         """Train for a round, and keep what is the client's own.
 
+        The last round may be asked for again, by a server that was started again: it begins where it began before.
+
         Raises:
-            ConfigurationError: it has trained in this round already, or the message is none of a round.
+            ConfigurationError: a later round was trained already, or the message is none of a round.
         """
         client, round = self.client, self._round(fields)
-        if round.number <= self._restored:
+        if round.number < self._restored:
             raise ConfigurationError(f"round {round.number} was trained before (the last one was {self._restored})")
-        parcel, _ = client.train(round, from_server(fields.get("tensors"), MOST))
+        if round.number == self._restored:
+            client.restore(self._kept(self._before) if self._before.exists() else self._first)
+        elif self._file.exists():
+            write_bytes(self._before, self._file.read_bytes())
+        parcel, reported = client.train(round, from_server(fields.get("tensors"), MOST))
         self._keep(client.state(), round.number)
         if not parcel.clients:
             raise ConfigurationError("its loss or values were not finite; it keeps what it had before")
-        return content(tensors=packed({name: rows[0] for name, rows in parcel.values.items()}))
+        means = {f"local/train/{name}": value for name, value in reported.items()}
+        return content(tensors=packed({name: rows[0] for name, rows in parcel.values.items()}), **means)
 
     def evaluate(self, fields: Mapping[str, Any]) -> RecordDict:
-        """Score the client on its held-out images."""
-        scores = self.client.evaluate(self._round(fields).number, from_server(fields.get("tensors"), MOST))
+        """Score the client on its held-out images; after the last round, keep the model to use it."""
+        client, round, tensors = self.client, self._round(fields), fields.get("tensors")
+        received = from_server(tensors, MOST)
+        scores = client.evaluate(round.number, received)
+        if round.number == self.agreement.terms.rounds:
+            model = SiteModel(self.number, round.number, received, client.state(), client.method.frozen_hash)
+            model.write(self.folder / self.name, self.agreement.config, self._facts)
         found = {
             f"{point}/{split}/{metric}": values[self.number].item()
             for (point, split), of in scores.items()
@@ -142,27 +165,42 @@ class Site:
 
     @property
     def _file(self) -> Path:
-        return self.folder / f"client{self.number}.safetensors"
+        """The state after the last round."""
+        return self.folder / f"{self.name}.safetensors"
+
+    @property
+    def _before(self) -> Path:
+        """The state with which the last round began; no file in a client's first round."""
+        return self.folder / f"{self.name}.before.safetensors"
 
     def _keep(self, state: Values, number: int) -> None:
         make_folder(self.folder)
         values = {name: value.contiguous() for name, value in state.items()}
-        write_bytes(self._file, save(values, {"round": str(number)}))
+        write_bytes(self._file, save(values, {"round": str(number), "agreement": self.agreement.digest}))
         self._restored = number
 
     def _last_round(self) -> int:
-        """Return the round after which its state was kept; 0 before any."""
-        return int(self._of_file(lambda file: file.metadata()["round"])) if self._file.exists() else 0
+        """Return the round after which its state was kept; 0 before any.
 
-    def _kept(self) -> Values:
-        return self._of_file(lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        Raises:
+            ConfigurationError: the state is damaged, or of another deployment of the same name.
+        """
+        if not self._file.exists():
+            return 0
+        told = self._of_file(self._file, lambda file: file.metadata())
+        if told["agreement"] != self.agreement.digest:
+            raise ConfigurationError(f"{self._file} is of another deployment of this name; give this one a new name")
+        return int(told["round"])
 
-    def _of_file(self, read: Callable[[Any], T]) -> T:
+    def _kept(self, path: Path) -> Values:
+        return self._of_file(path, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+    def _of_file(self, path: Path, read: Callable[[Any], T]) -> T:
         try:
-            with safe_open(str(self._file), "pt") as file:
+            with safe_open(str(path), "pt") as file:
                 return read(file)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{self._file} is no state that a client has kept: {error}") from error
+            raise ConfigurationError(f"{path} is no state that a client has kept: {error}") from error
 
 
 @lru_cache(maxsize=1)
@@ -171,11 +209,15 @@ def _data(settings: str) -> FederatedDataModule:
     return data_of(json.loads(settings))
 
 
-def site_of(context: Context) -> Site:
+def site_of(context: Context, fields: Mapping[str, Any]) -> Site:
     """Return the client that a node plays.
 
+    Args:
+        context: of the node and of the app.
+        fields: of the message, which says how the deployment is called.
+
     Raises:
-        ConfigurationError: the node says not which, or one that there is not.
+        ConfigurationError: the node says not which, or one that there is not; or the name is no folder's.
     """
     agreement, node = Agreement.read(context.run_config.get("agreement")), context.node_config
     name, number = node.get("client"), node.get("partition-id")
@@ -186,16 +228,17 @@ def site_of(context: Context) -> Site:
             f"this node is client {(number if name is None else name)!r}; expected --node-config "
             f"'client=\"{agreement.client_names[0]}\"', or another of {', '.join(agreement.client_names)}"
         )
-    folder = state_folder(node.get("state", context.run_config.get("state"))) / str(context.run_id)
-    if (context.run_id, number) not in _HERE:
-        _HERE[context.run_id, number] = Site(agreement, number, dict(node), folder)
-    return _HERE[context.run_id, number]
+    folder = state_folder(node.get("state", context.run_config.get("state"))) / run_name(fields.get("run"))
+    if (folder, number) not in _HERE:
+        _HERE[folder, number] = Site(agreement, number, dict(node), folder)
+    return _HERE[folder, number]
 
 
 def answered(does: Callable[[Site, Mapping[str, Any]], RecordDict], message: Message, context: Context) -> Message:
     """Answer a message of the server; what is refused is answered by one line."""
     try:
-        made = does(site_of(context), fields_of(message))
+        fields = fields_of(message)
+        made = does(site_of(context, fields), fields)
     except ConfigurationError as error:
         made = content(refused=str(error))
     return Message(made, reply_to=message)

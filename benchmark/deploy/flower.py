@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmark.deploy.agreement import Agreement, state_folder
 from benchmark.deploy.client import Site, answered
+from benchmark.deploy.outcome import RunFolder, read_split
 from benchmark.deploy.server import LiveServer, run
 from benchmark.run.cli import prepare_process
 
@@ -34,9 +35,12 @@ def server_app() -> ServerApp:
         prepare_process()
         _tell()
         config = context.run_config
-        server = LiveServer(Agreement.read(config.get("agreement")), grid, float(config["timeout"]))
-        folder = state_folder(config.get("state")) / str(context.run_id) / "server"
-        run(server, folder, int(config["min-clients"]), float(config["wait"]), time.sleep)
+        name = str(config.get("run") or context.run_id)
+        agreement = Agreement.read(config.get("agreement"))
+        split = read_split(config.get("split"), agreement.client_names)
+        server = LiveServer(agreement, grid, float(config["timeout"]), name)
+        folder = state_folder(config.get("state")) / server.name / "server"
+        run(server, RunFolder(folder, split), int(config["min-clients"]), float(config["wait"]), time.sleep)
         LOG.info("written: %s", folder)
 
     return app

@@ -1,24 +1,23 @@
 """The server of a deployment: a rule's rounds over whatever carries its messages."""
 
-import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
-import pandas as pd
 from flwr.app import Message, MessageType, RecordDict
 
 from benchmark.delivery import Delivery
-from benchmark.deploy.agreement import Agreement, versions
-from benchmark.deploy.messages import content, fields_of, line, packed, size_of, to_client, unpacked
+from benchmark.deploy.agreement import Agreement, run_name, versions
+from benchmark.deploy.messages import content, fields_of, line, size_of, to_client, unpacked
+from benchmark.engine.communication import Traffic
 from benchmark.engine.refusals.payload_checks import check_aggregate, check_together, selected, start, unchanged
+from benchmark.engine.rounds import VOID
 from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
-from benchmark.files import make_folder, write_bytes, write_text
 from benchmark.predict.loaded import known_federation
 
 log = logging.getLogger("benchmark.deploy")
@@ -27,6 +26,12 @@ log = logging.getLogger("benchmark.deploy")
 MOST_METRICS = 1000
 #: Its name: point, split and metric.
 METRIC = re.compile(r"(server|local)/[a-z0-9_]{1,100}/[a-z0-9_]{1,100}", re.ASCII)
+SPLIT = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
+#: Attributes of a server that are plain values, kept as they are.
+PLAIN = (
+    *("finished", "evaluated", "metrics", "refused", "sizes", "held_out", "facts", "seconds"),
+    *("bytes_down", "bytes_up"),
+)
 
 
 class Carrier(Protocol):
@@ -39,6 +44,19 @@ class Carrier(Protocol):
         """Send messages and return the answers that come in time."""
 
 
+class Outcome(Protocol):
+    """Keeps what a server has, and writes what has come of its rounds."""
+
+    def take_up(self, server: "LiveServer") -> None:
+        """Have a server go on from what was kept, if anything was."""
+
+    def keep(self, server: "LiveServer") -> None:
+        """Keep what a server has after a round or an evaluation."""
+
+    def write(self, server: "LiveServer") -> None:
+        """Write what has come of all rounds."""
+
+
 class LiveServer:
     """Runs a rule over clients of elsewhere.
 
@@ -46,15 +64,27 @@ class LiveServer:
         agreement: of the deployment.
         grid: carries the messages.
         timeout: seconds that clients may take for an answer.
+        name: of the deployment, under which clients keep what is their own.
 
     Attributes:
         shared: the shared values.
+        finished: the last round that is done.
+        evaluated: the last one that was scored; -1 before any.
         metrics: rows of round, client, point, split, metric and value.
         refused: lines about clients whose messages were refused.
+        sizes: by client, its number of training images.
+        held_out: by client and split, its number of held-out images.
+        facts: per name that the rule reports, by round.
+        traffic: bytes and numbers of tensors, counted as a simulation counts them.
+        bytes_down: of messages with tensors, as they are sent.
+        bytes_up: likewise.
+        seconds: of training and of evaluations.
     """
 
-    def __init__(self, agreement: Agreement, grid: Carrier, timeout: float) -> None:
-        method, self.rule, transform = agreement.constructed()
+    def __init__(self, agreement: Agreement, grid: Carrier, timeout: float, name: str) -> None:
+        self.method, self.rule, transform = agreement.constructed()
+        self.name = run_name(name)
+        method = self.method
         agreement.check(method, self.rule)
         self.agreement, self.terms = agreement, agreement.terms
         evaluate_local = agreement.config["data"].get("evaluate_local")
@@ -68,12 +98,19 @@ class LiveServer:
         self.frozen = method.frozen_hash
         self._expected = initial
         self._grid, self._timeout = grid, timeout
-        #: by node, its client; and by client, its number of training images
+        #: by node, its client
         self.clients: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
-        self.metrics: list[tuple[int, str, str, str, str, float]] = []
+        self.held_out: dict[int, dict[str, int]] = {}
+        self.metrics: list[tuple[int, int, str, str, str, float]] = []
         self.refused: list[str] = []
+        self.facts: dict[str, dict[int, float]] = {}
+        self.traffic = Traffic()
+        self.seconds = {"training": 0.0, "evaluation": 0.0}
         self.bytes_down = self.bytes_up = 0
+        self.finished, self.evaluated = 0, -1
+        #: by client what it said of its last training, since the last evaluation
+        self._reported: dict[int, dict[str, float]] = {}
 
     # ------------------------------------------------------------------ who is there
 
@@ -82,12 +119,13 @@ class LiveServer:
         nodes = {*self._grid.get_node_ids()}
         self.clients = {node: client for node, client in self.clients.items() if node in nodes}
         new = sorted(nodes - self.clients.keys())
-        for node, fields in sorted(self._ask(MessageType.QUERY, {node: content() for node in new}).items()):
+        for node, fields in sorted(self._ask(MessageType.QUERY, {node: self._content() for node in new}).items()):
             if why := self._stranger(fields):
                 self._refuse(f"node {node}: {why}")
             else:
                 self.clients[node] = fields["client"]
                 self.sizes[fields["client"]] = fields["images"]
+                self.held_out[fields["client"]] = _held_out(fields)
 
     def _stranger(self, fields: Mapping[str, Any]) -> str:
         """Return why a node cannot take part, or nothing."""
@@ -100,17 +138,16 @@ class LiveServer:
             return f"{self._who(client)} says it has {line(images)} images; expected 1 to {self.terms.own_row}"
         if images != self.sizes.get(client, images):
             return f"{self._who(client)} had {self.sizes[client]} images before, and has {images} now"
+        if min(_held_out(fields).values(), default=0) < 0:
+            return f"{self._who(client)} says how many held-out images it has in another form"
         if fields.get("versions") != versions():
             return f"{self._who(client)} has {line(fields.get('versions'))}; the server {versions()}"
         if fields.get("frozen") != self.frozen:
             return f"{self._who(client)} has other frozen weights than the server"
         return ""
 
-    def _name(self, client: int) -> str:
-        return line(self.agreement.client_names[client])
-
     def _who(self, client: int) -> str:
-        name = self._name(client)
+        name = line(self.agreement.client_names[client])
         return name if name.startswith("client") else f"client {name}"
 
     def _refuse(self, said: str) -> None:
@@ -119,6 +156,9 @@ class LiveServer:
             log.warning("refused: %s", said)
 
     # ------------------------------------------------------------------ messages
+
+    def _content(self, **fields: Any) -> RecordDict:
+        return content(run=self.name, **fields)
 
     def _ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Mapping[str, Any]]:
         """Send to nodes; return what those answer that have something to say, by node."""
@@ -153,7 +193,7 @@ class LiveServer:
             tensors = to_client(sent, place)
             self.bytes_down += len(tensors)
             of_round = {"clients": list(round.clients)} if round.clients else {}
-            contents[nodes[client]] = content(tensors=tensors, round=round.number, **of_round)
+            contents[nodes[client]] = self._content(tensors=tensors, round=round.number, **of_round)
         answers = self._ask(kind, contents)
         return dict(sorted((self.clients[node], fields) for node, fields in answers.items()))
 
@@ -161,30 +201,45 @@ class LiveServer:
 
     def round(self, number: int) -> None:
         """Train for a round with those of its clients who are there."""
+        began = time.perf_counter()
         round = Round(number, tuple(selected(self.rule, number)), self.terms.seed)
         there = tuple(client for client in round.clients if client in self.clients.values())
         with unchanged(self.shared, f"{self.rule.title}.broadcast"):
             sent = self.rule.broadcast(round, dict(self.shared), there)
+        self.traffic.start_round()
+        for place in range(len(there)):
+            self.traffic.down(1, sent.message(place))
         parcels = []
         for client, fields in self._send(MessageType.TRAIN, round, there, sent).items():
             if (values := self._upload(client, number, fields)) is not None:
                 place = there.index(client)
                 known = sent.common | {name: rows[place] for name, rows in sent.own.items()}
-                began = {name: known[name].unsqueeze(0) for name in values if name in known}
-                parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began, {}))
+                began_with = {name: known[name].unsqueeze(0) for name in values if name in known}
+                parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began_with, {}))
+                self._note(client, fields)
         uploads = Uploads.gathered(parcels, self.sizes, number) if parcels else Uploads.nobody(self._expected)
-        if not parcels and self.rule.empty_rounds == "void":
+        if parcels or self.rule.empty_rounds == "aggregate":
+            self._aggregate(round, uploads)
+        else:
             log.warning("round %s is void: nothing has arrived; the server's values stay as they were", number)
-            return
+            self.facts.setdefault(VOID, {})[number] = 1.0
+        self.finished = number
+        self.seconds["training"] += (seconds := time.perf_counter() - began)
+        facts = {name: of[number] for name, of in self.facts.items() if number in of and name != VOID}
+        told = "".join(f", {name} {value:.4g}" for name, value in facts.items())
+        done, of = f"{number} of {self.terms.rounds}", f"{len(parcels)} of {len(round.clients)} clients"
+        log.info("round %s: %s, %.1f s%s", done, of, seconds, told)
+
+    def _aggregate(self, round: Round, uploads: Uploads) -> None:
         with unchanged(self.shared, f"{self.rule.title}.aggregate"):
             new = self.rule.aggregate(round, self.shared, replace(uploads, now=self.shared))
         check_aggregate(new, f"{self.rule.title}.aggregate", self.shared)
         if spoiled := [name for name, value in new.items() if not value.isfinite().all()]:
-            raise ConfigurationError(f"{self.rule.title} has made {spoiled[0]} of round {number} not finite")
+            raise ConfigurationError(f"{self.rule.title} has made {spoiled[0]} of round {round.number} not finite")
         self.shared |= new
-        facts = {name: value for name, value in self.rule.report(round).items() if isinstance(value, float)}
-        told = "".join(f", {name} {value:.4g}" for name, value in facts.items())
-        log.info("round %s: %s of %s clients%s", number, len(parcels), len(round.clients), told)
+        for name, value in self.rule.report(round).items():
+            if isinstance(value, float):
+                self.facts.setdefault(name, {})[round.number] = value
 
     def _upload(self, client: int, number: int, fields: Mapping[str, Any]) -> Values | None:
         """Return a client's upload, or None if it is refused."""
@@ -197,69 +252,119 @@ class LiveServer:
             self._refuse(f"round {number}: the upload of {self._who(client)}: {line(fault)}")
             return None
         self.bytes_up += len(fields["tensors"])
+        self.traffic.up(1, [*values.values()])
         return values
+
+    def _note(self, client: int, fields: Mapping[str, Any]) -> None:
+        """Note what a client says of its training, such as its loss."""
+        means = {name: value for name, value in fields.items() if name.startswith("local/train/")}
+        if not _are_metrics(means):
+            self._refuse(f"what {self._who(client)} says of its training is no metric")
+            return
+        self._reported[client] = means
 
     def evaluate(self, number: int) -> None:
         """Have the clients that are there score themselves after a round."""
+        began = time.perf_counter()
         clients = tuple(sorted(self.clients.values()))
-        if not clients:
-            return
         round = Round(number, (), self.terms.seed)
-        sent = self.rule.broadcast(round, dict(self.shared), clients)
+        sent = self.rule.broadcast(round, dict(self.shared), clients) if clients else Broadcast()
         for client, fields in self._send(MessageType.EVALUATE, round, clients, sent).items():
-            if len(fields) > MOST_METRICS or not all(
-                type(value) is float and METRIC.fullmatch(name) for name, value in fields.items()
-            ):
+            if _are_metrics(fields):
+                self._add(number, client, fields)
+            else:
                 self._refuse(f"round {number}: the scores of {self._who(client)} are no metrics")
-                continue
-            for name, value in fields.items():
-                point, split, metric = name.split("/")
-                self.metrics.append((number, self._name(client), point, split, metric, value))
+        for client, means in sorted(self._reported.items()):
+            self._add(number, client, means)
+        self._reported, self.evaluated = {}, number
+        self.seconds["evaluation"] += time.perf_counter() - began
+        found = [row[5] for row in self.metrics if row[0] == number and row[2:5] == ("server", "test", "accuracy")]
+        if found:
+            log.info("round %s: test accuracy %.2f %% on average over clients", number, 100 * sum(found) / len(found))
 
-    def write(self, folder: Path) -> None:
-        """Write the shared values, the clients' metrics and what was refused."""
-        make_folder(folder)
-        write_bytes(folder / "shared.safetensors", packed(self.shared))
-        heads = ["round", "client", "point", "split", "metric", "value"]
-        write_text(folder / "metrics.csv", pd.DataFrame(self.metrics, columns=heads).to_csv(index=False))
-        told = {
-            "refused": self.refused,
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
-            "privacy": self.rule.guarantee(),
+    def _add(self, number: int, client: int, fields: Mapping[str, Any]) -> None:
+        for name, value in fields.items():
+            point, split, metric = name.split("/")
+            self.metrics.append((number, client, point, split, metric, value))
+
+    # ------------------------------------------------------------------ going on
+
+    def state(self) -> dict[str, Any]:
+        """Return what a server that is started again goes on from: tensors and plain values."""
+        return {
+            "agreement": self.agreement.digest,
+            "shared": self.shared,
+            "rule": self.rule.state_dict(),
+            "traffic": self.traffic.state_dict(),
+            "reported": self._reported,
+            **{name: getattr(self, name) for name in PLAIN},
         }
-        write_text(folder / "deployed.json", json.dumps(told, indent=1) + "\n")
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state` returned.
+
+        Raises:
+            ConfigurationError: it is of another deployment.
+        """
+        if state.get("agreement") != self.agreement.digest:
+            raise ConfigurationError(f"{self.name} names another deployment; give this one a new name (run)")
+        self.shared = dict(state["shared"])
+        self.rule.load_state_dict(state["rule"])
+        self.traffic.load_state_dict(state["traffic"])
+        self._reported = state["reported"]
+        for name in PLAIN:
+            setattr(self, name, state[name])
 
 
-def run(server: LiveServer, folder: Path, min_clients: int, wait: float, pause: Any) -> None:
-    """Run all rounds of a deployment.
+def _held_out(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a client says of its held-out images, by split; -1 of what is no number of images."""
+    found = {name.partition("/")[2]: value for name, value in fields.items() if name.startswith("held_out/")}
+    right = all(SPLIT.fullmatch(split) and type(n) is int and 0 <= n < 2**31 for split, n in found.items())
+    return found if right and len(found) <= MOST_METRICS else {"": -1}
+
+
+def _are_metrics(fields: Mapping[str, Any]) -> bool:
+    """Return whether fields are values of metrics by their names."""
+    return len(fields) <= MOST_METRICS and all(
+        type(value) is float and METRIC.fullmatch(name) for name, value in fields.items()
+    )
+
+
+def run(server: LiveServer, outcome: Outcome, min_clients: int, wait: float, pause: Callable[[float], None]) -> None:
+    """Run all rounds of a deployment, or those that are left of it.
 
     Args:
         server: of it.
-        folder: to write into after each evaluation.
+        outcome: writes what there is after each round.
         min_clients: without which no round begins.
         wait: seconds to wait for clients at the start of a round.
         pause: of this many seconds, a function.
 
     Raises:
-        ConfigurationError: fewer clients than ``min_clients`` have come.
+        ConfigurationError: fewer clients than ``min_clients`` have come, or the state to go on from is another's.
     """
-    rounds = server.terms.rounds
-    every = server.agreement.config["trainer"].get("check_val_every_n_epoch") or rounds
+    outcome.take_up(server)
+    trainer, rounds = server.agreement.config["trainer"], server.terms.rounds
+    every = trainer.get("check_val_every_n_epoch") or rounds
+    first = 0 if trainer.get("num_sanity_val_steps") else 1
     wanted = len(server.terms.training_clients)
-    for number in range(1, rounds + 1):
+    while server.finished < rounds or server.evaluated < rounds:
         waited = 0.0
         server.meet()
-        while len(server.clients) < (wanted if number == 1 else min_clients) and waited < wait:
+        while len(server.clients) < wanted and waited < wait:
             pause(2.0)
             waited += 2.0
             server.meet()
+        wanted = min_clients  # it is waited for all when the server starts
         if len(server.clients) < min_clients:
             raise ConfigurationError(
-                f"round {number}: {len(server.clients)} clients are connected, and the deployment needs "
+                f"round {server.finished + 1}: {len(server.clients)} clients are connected, and the deployment needs "
                 f"{min_clients} (min-clients); see what the log says of those that were refused"
             )
-        server.round(number)
-        if number % every == 0 or number == rounds:
-            server.evaluate(number)
-            server.write(folder)
+        last = server.finished
+        if last > server.evaluated and last >= first and (last % every == 0 or last == rounds):
+            server.evaluate(last)
+        else:
+            server.round(last + 1)
+        outcome.keep(server)
+    outcome.write(server)

@@ -75,7 +75,8 @@ def _asked_for(arguments: argparse.Namespace) -> "tuple[TrainedRun, ClientModel]
     run = TrainedRun(arguments.run_dir, arguments.data_dir, arguments.device)
     if arguments.new_client is None:
         model = run.client(arguments.client, arguments.point)
-        whose = "the one model of all clients" if arguments.client is None else f"client {model.client} ({model.name})"
+        common = arguments.client is None and run.site is None
+        whose = "the one model of all clients" if common else f"client {model.client} ({model.name})"
         where = POINT_WORDS[model.point]
     else:
         model = run.new_client(arguments.new_client)

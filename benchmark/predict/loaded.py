@@ -5,7 +5,7 @@ from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from pydoc import locate
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
 from benchmark.method import FederatedMethod
+from benchmark.predict.site import SiteModel
 from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.run.choices import LINKED, constructor_parameters
@@ -98,6 +99,11 @@ class RunDirectory:
         """Return what the run has left of its federation; None in runs of older versions."""
         return FederationFacts.read(self.folder)
 
+    @cached_property
+    def site(self) -> SiteModel | None:
+        """Return the model of the site of a deployment whose folder it is; None of a run's directory."""
+        return SiteModel.read(self.folder)
+
     @property
     def recorded_device(self) -> str | None:
         """Return what the run was made on: ``cpu``, or a GPU's name; None of a run without a record."""
@@ -115,8 +121,12 @@ class RunDirectory:
         """Make the method with the run's data.
 
         Raises:
-            ConfigurationError: see :func:`benchmark.run.reload.restore`.
+            ConfigurationError: see :func:`benchmark.run.reload.restore`; or it is a site's, whose images are not named.
         """
+        if self.site is not None:
+            raise ConfigurationError(
+                f"{self.folder} is a site's of a deployment, whose training images it does not name"
+            )
         with isolate_rng(), _one_line():
             method, data = restore(self.folder, self.data_dir, self.device)
         return method.to(self.device), FederationFacts.of(data)
@@ -136,9 +146,13 @@ class RunDirectory:
             seed_everything(config["seed_everything"], workers=True)
             made = constructed(config, facts, self.data_dir)
             method, transform = made.model, made.transform or ImageTransform()
-            trainer = Trainer(**trainer_settings(config, self.device) | {"callbacks": _servers(made, method)})
+            servers = _servers(made, method) if self.site is None else [self.site.server()]
+            trainer = Trainer(**trainer_settings(config, self.device) | {"callbacks": servers})
             data = known_federation(facts, new, transform.for_method(method), config["data"].get("evaluate_local"))
             join(method, data, trainer)
+            if self.site is not None:
+                self.site.load(method)
+                return method.to(self.device)
             content = last_round(self.folder, method)
             if new is not None and content is not None:
                 _add_a_client(content, method)

@@ -21,6 +21,7 @@ from benchmark.predict.client_model import ClientModel, Point
 from benchmark.predict.files import decoded, decoding_of, list_files
 from benchmark.predict.loaded import RunDirectory
 from benchmark.predict.new_client import labelled_images
+from benchmark.predict.site import SiteModel
 from benchmark.records.record_file import is_finished
 from benchmark.run.federation_file import FederationFacts
 from benchmark.run.resume import config_of
@@ -99,7 +100,7 @@ class TrainedRun:
     def remarks(self, model: ClientModel) -> list[str]:
         """Return what a reader of a client's answers must know of them."""
         found = []
-        if self.directory is not None and not is_finished(self.directory.folder):
+        if self.directory is not None and self.site is None and not is_finished(self.directory.folder):
             found.append("the run is not finished: this is its last round so far")
         if self.facts.decoding is None:
             found.append(
@@ -130,7 +131,7 @@ class TrainedRun:
             ConfigurationError: no such client, none where each has its own model, nothing kept of it at this point, or
                 training data are needed and not there.
         """
-        number = self._one_for_all(point) if client is None else self._number(client)
+        number = self._number(client) if client is not None else self._one_for_all(point)
         chosen = self._point(number, point)
         self._take_data(number, chosen)
         return ClientModel(self.method, self.facts, number, chosen)
@@ -148,6 +149,8 @@ class TrainedRun:
         """
         if self.directory is None:
             raise ConfigurationError("a new client needs a run with a directory: fit with run_dir, then TrainedRun")
+        if self.site is not None:
+            raise ConfigurationError("a site of a deployment knows its own model alone: ask for no new client")
         number = len(self.facts.client_names)
         made = labelled_images(user_path(folder), self.facts, number, name)
         counts = torch.bincount(made.labels, minlength=len(self.facts.class_names))
@@ -156,24 +159,31 @@ class TrainedRun:
 
     def _number(self, client: str | int) -> int:
         names = self.client_names
-        if isinstance(client, str) and client in names:
-            return names.index(client)
         try:
-            number = int(client)
+            number = names.index(client) if isinstance(client, str) and client in names else int(client)
         except ValueError:
             number = -1
         if number not in range(len(names)):
             raise ConfigurationError(
                 f"there is no client {client!r}; there are {listed(names)}, or by number 0 to {len(names) - 1}"
             )
+        if self.site is not None and number != self.site.client:
+            raise ConfigurationError(f"this folder holds the model of {names[self.site.client]} alone, not of {client}")
         return number
 
+    @property
+    def site(self) -> SiteModel | None:
+        """Return the only model that is here, where the folder is that of a site of a deployment."""
+        return None if self.directory is None else self.directory.site
+
     def _one_for_all(self, point: Point | None) -> int:
-        """Return any client, where all have one model.
+        """Return any client, where all have one model; in a site's folder the site.
 
         Raises:
             ConfigurationError: each has its own.
         """
+        if self.site is not None:
+            return self.site.client
         method, simulation = self.method, self.method.simulation
         one = len(self.client_names) == 1 or not (
             point == "local"

@@ -163,6 +163,21 @@ class Privacy(TypedDict):
     epsilons: NotRequired[list[Amount | None]]
 
 
+@with_config(ConfigDict(extra="forbid"))
+class Deployed(TypedDict):
+    """What a run between real machines has beside what a simulation has.
+
+    Attributes:
+        down_bytes: of all messages with tensors to clients, those of evaluations too, as they were sent.
+        up_bytes: of all that came from clients.
+        refused: lines about clients whose messages were refused.
+    """
+
+    down_bytes: Count
+    up_bytes: Count
+    refused: list[str]
+
+
 class _File(TypedDict):
     sha256: str
     bytes: Count
@@ -219,6 +234,7 @@ class RunRecord:
         privacy: a :class:`Privacy`; None where nothing is promised.
         own_metrics: per name of a metric of the user's own its ``class_path`` and whether lower is better; not in the
             file where there are none.
+        deployed: a :class:`Deployed` of a run between real machines; not in the file of a simulation.
     """
 
     method: Name
@@ -251,6 +267,7 @@ class RunRecord:
         dict[str, dict[str, Any]] | None,
         _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=100)], _OwnMetric] | None),
     ] = None
+    deployed: Annotated[dict[str, Any] | None, _Form(lambda: Deployed | None)] = None
 
     @property
     def other_server(self) -> str | None:

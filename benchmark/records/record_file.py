@@ -85,8 +85,9 @@ def write_record(
     )
     # Through JSON, so that the hash is of what a reader will see (tuples become lists).
     content = dataclasses.asdict(full)
-    if content["own_metrics"] is None:
-        del content["own_metrics"]
+    for name in ("own_metrics", "deployed"):  # which older records have not
+        if content[name] is None:
+            del content[name]
     payload = json.loads(json.dumps({"schema": SCHEMA, **content}, allow_nan=False))
     payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
     write_json(folder / "record.json", payload)

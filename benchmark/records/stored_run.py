@@ -188,7 +188,7 @@ class StoredRun:
             yield path, "client_names"
             return
         for size, client in zip(self.record.test_sizes, clients, strict=True):
-            counts = client.get("test_classes")
+            counts = client.get("test_classes", [client.get("test_size")])  # only the sites of a deployment know more
             # A client that never trains has its images in another split than "test".
             if not isinstance(counts, list) or not all(map(_is_number, counts)) or size not in (0, sum(counts)):
                 yield path, "test_sizes"

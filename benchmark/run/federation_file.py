@@ -97,6 +97,13 @@ class FederationFacts:
             train_sizes=(*self.train_sizes, size),
         )
 
+    def of_one(self, client: int, labels: Tensor) -> "FederationFacts":
+        """Return the facts with what one client holds: training images of these labels, int64 [n]."""
+        counts, sizes = self.class_counts.clone(), [*self.train_sizes]
+        counts[client] = torch.bincount(labels, minlength=len(self.class_names))
+        sizes[client] = len(labels)
+        return replace(self, class_counts=counts, train_sizes=tuple(sizes))
+
     def federation(self, train_rows: Mapping[int, np.ndarray] = {}) -> Federation:
         """Return the federation as far as it is known without the data.
 

@@ -75,9 +75,9 @@ def _wrapped(module: nn.Module) -> Iterator[ServerRule]:
             yield from _wrapped(part)
 
 
-def _chain(rule: ServerRule) -> str:
+def chain(rule: ServerRule) -> str:
     """Dotted path of a rule's class, with those of the rules that it wraps in brackets."""
-    inner = ", ".join(map(_chain, _wrapped(rule)))
+    inner = ", ".join(map(chain, _wrapped(rule)))
     return f"{_path(rule)}({inner})" if inner else _path(rule)
 
 
@@ -150,7 +150,7 @@ class Recorder(Callback):
         self._git = checkout() if self.run_dir and self._writes else None
         names = {
             "method": type(method).__name__,
-            "server": _chain(method.server.rule),
+            "server": chain(method.server.rule),
             "dataset": data.source.recorded_name,
             "setting": data.partition.description,
             "seed": data.seed,
@@ -314,8 +314,8 @@ class Recorder(Callback):
             communication=method.server.traffic.per_client(),
             seconds=dict(self.seconds),
             peak_memory_bytes=self._peak or _peak_memory(device),
-            server=_chain(method.server.rule),
-            default_server=_chain(method.make_server()),
+            server=chain(method.server.rule),
+            default_server=chain(method.make_server()),
             code=dict(self.code),
             images_sha256=data.split_record.images_sha256,
             tuning=(self.config or {}).get("tuning"),

@@ -1,12 +1,23 @@
 """Being asked to end: SIGTERM and SIGHUP are treated like Ctrl-C, so that both end in the same orderly way."""
 
 import contextlib
+import ctypes
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
 from benchmark.errors import causes
+
+#: prctl(2): the signal that a process gets when the one that started it ends. Linux only.
+PR_SET_PDEATHSIG = 1
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+def end_with_parent() -> None:
+    """Ask the kernel, in a process that was just started, for SIGTERM when the one that started it ends."""
+    if PRCTL is not None:
+        PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -11,6 +11,16 @@ from benchmark.engine.refusals.author_errors import NOT_OWNED, UNKEYED, drawing_
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import global_states
 
+#: Calls that all have to draw, before a draw is the method's and not that of another thread of the process.
+AGAIN = 3
+
+
+def _draws(call: Callable[[], Any], device: torch.device) -> bool:
+    """Return whether a global generator has moved over a call."""
+    before = global_states(device)
+    call()
+    return global_states(device) != before
+
 
 class Watch:
     """Watches the first call of each function in each part of a round, with and without mapping.
@@ -67,7 +77,7 @@ class Watch:
         before = [(value := held[key], value._version) for _, held, key in self._standing]
         numbers = [attributes.get(key) for _, attributes, key in self._numbers]
         yield
-        if global_states(device) != states:
+        if global_states(device) != states and all(_draws(call, device) for _ in range(AGAIN)):
             raise ConfigurationError(f"{place(self._method, name, at=drawing_line(call, device))} {UNKEYED}")
         for (where, held, key), (value, version) in zip(self._standing, before, strict=True):
             if held[key] is not value or value._version != version:

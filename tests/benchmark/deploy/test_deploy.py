@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from federation import CONF, TinyImages, build, clients_and_server, fit
@@ -19,14 +20,20 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load, load_file, save
 
 from benchmark.commands import main
+from benchmark.deploy import client
 from benchmark.deploy.agreement import Agreement
 from benchmark.deploy.app import write_app
 from benchmark.deploy.flower import client_app
 from benchmark.deploy.messages import content, fields_of
+from benchmark.deploy.outcome import RunFolder
 from benchmark.deploy.server import LiveServer, run
+from benchmark.predict.trained_run import TrainedRun
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
 
 ROUNDS = 2
 #: Kept features are made of all images together in a simulation, and may round by where an image stands among them.
+FEW = ("--data.partition=federation.Few",)  # six clients in place of eleven
 OPTIONS = ("--data.clients_per_round=4", "--data.cohort_width=1", "--data.cache_features=false")
 
 
@@ -42,11 +49,10 @@ class Wire:
     Args:
         agreement: of the deployment.
         folder: in which clients keep what is their own.
-        run_id: of the deployment.
     """
 
-    def __init__(self, agreement: Agreement, folder: Path, run_id: int) -> None:
-        self.app, self.run_id, self.folder = client_app(), run_id, folder
+    def __init__(self, agreement: Agreement, folder: Path) -> None:
+        self.app, self.folder = client_app(), folder
         self.config = {"agreement": agreement.text()}
         self.nodes = [100 + client for client in range(len(agreement.client_names))]
         self.tensors: list[bytes] = []
@@ -64,7 +70,7 @@ class Wire:
         for message in reversed([*messages]):
             node = message.metadata.dst_node_id
             config = {"partition-id": node - 100, "state": str(self.folder), **self.node}
-            answer = self.app(message, Context(self.run_id, node, config, RecordDict(), self.config))
+            answer = self.app(message, Context(1, node, config, RecordDict(), self.config))
             for each in (message, answer):
                 tensors = fields_of(each).get("tensors")
                 self.tensors += [] if tensors is None else [bytes(tensors)]
@@ -81,8 +87,8 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Agree
         monkeypatch.setattr(TaskIdentity, name, 1)
 
     def start(agreed: Agreement) -> tuple[LiveServer, Wire]:
-        wire = Wire(Agreement.read(agreed.text()), tmp_path / "sites", next(_runs))
-        return LiveServer(Agreement.read(agreed.text()), wire, 60.0), wire
+        wire = Wire(Agreement.read(agreed.text()), tmp_path / "sites")
+        return LiveServer(Agreement.read(agreed.text()), wire, 60.0, f"run{next(_runs)}"), wire
 
     return start
 
@@ -91,12 +97,12 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Agree
 def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tmp_path: Path) -> None:
     agreed = agreement(conf, *OPTIONS)
     server, wire = deployed(agreed)
-    run(server, tmp_path / "server", len(wire.nodes), 0.0, lambda seconds: None)
+    run(server, RunFolder(tmp_path / "server"), len(wire.nodes), 0.0, lambda seconds: None)
     assert not server.refused
 
     torch.manual_seed(0)
     simulated, data = build(conf, *OPTIONS)
-    fit(simulated, data, ROUNDS)
+    recorder = fit(simulated, data, ROUNDS).callbacks[0]
     expected = clients_and_server(simulated)
     written = load_file(tmp_path / "server" / "shared.safetensors")
     assert written.keys() == {*simulated.roles.shared}
@@ -104,16 +110,16 @@ def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tm
         assert torch.equal(value, expected[name]), name
     trained = 0
     for number in agreed.terms.training_clients:
-        kept = tmp_path / "sites" / str(wire.run_id) / f"client{number}.safetensors"
+        kept = tmp_path / "sites" / server.name / f"client{number}.safetensors"
         for name, value in load_file(kept).items() if kept.exists() else ():
             assert torch.equal(value, expected[f"store.{name}"][number]), (name, number)
             trained += 1
     assert trained or not simulated.store.names
-    scores = {place: of.compute() for place, of in simulated.evaluation.scores.items()}
-    last = [row for row in server.metrics if row[0] == ROUNDS]
-    assert {row[4] for row in last} >= {"accuracy", "loss"}
-    for _, name, point, split, metric, value in last:
-        of_simulation = scores[point, split][metric][agreed.client_names.index(name)].item()
+    recorded = recorder.values
+    found = {row[:1] + row[2:5] for row in server.metrics}
+    assert found == recorded.keys()
+    for round, number, point, split, metric, value in server.metrics:
+        of_simulation = recorded[round, point, split, metric][number].item()
         # A loss may round by how many clients are scored together; which class is the likeliest does not.
         assert value == pytest.approx(of_simulation, rel=1e-6 if metric == "loss" else 0, abs=0, nan_ok=True)
     # Nothing but what the roles say has left a client or the server.
@@ -147,8 +153,8 @@ def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any)
     before = right.clone()
     server.round(1)
     assert len(server.refused) == len(bad)
-    for client, (_, said) in bad.items():
-        told = [line for line in server.refused if f" {agreed.client_names[client]}:" in line]
+    for number, (_, said) in bad.items():
+        told = [line for line in server.refused if f" {agreed.client_names[number]}:" in line]
         assert len(told) == 1
         assert said.replace("'", "") in told[0].replace("'", "")
     assert server.shared[name].isfinite().all()
@@ -178,7 +184,7 @@ def test_strange_scores_are_refused_and_the_others_count(deployed: Any) -> None:
     server.evaluate(0)
     assert len(server.refused) == len(STRANGE_SCORES)
     assert all(line.endswith("are no metrics") for line in server.refused)
-    assert {row[1] for row in server.metrics} == {agreed.client_names[client] for client in range(5, 11)}
+    assert {row[1] for row in server.metrics} == {5, 6, 7, 8, 9, 10}
 
 
 def test_privacy_is_accounted_for_in_what_is_written(deployed: Any, tmp_path: Path) -> None:
@@ -188,8 +194,10 @@ def test_privacy_is_accounted_for_in_what_is_written(deployed: Any, tmp_path: Pa
     server.meet()
     server.round(1)
     assert not server.refused
-    server.write(tmp_path)
-    promised = json.loads((tmp_path / "deployed.json").read_text())["privacy"]
+    server.evaluate(1)
+    RunFolder(tmp_path).write(server)
+    promised = read_record(tmp_path).privacy
+    assert promised is not None
     assert promised["epsilon"] == pytest.approx(4.3772, rel=1e-3)
     assert promised["simulation"] is False
     assert not any("seed" in said for said in promised["not_covered"])
@@ -219,17 +227,107 @@ def test_strangers_are_told_apart_before_they_train(deployed: Any) -> None:
     assert "says it has 1000000 images; expected 1 to 10" in said
 
 
-def test_a_round_is_trained_once_and_goes_on_from_the_disk(deployed: Any) -> None:
-    from benchmark.deploy import client
-
+def test_a_round_may_be_asked_for_again_and_none_before_it(deployed: Any) -> None:
     server, _ = deployed(agreement("FedPer", "--data.cohort_width=1"))
     server.meet()
     server.round(1)
+    before = {name: value.clone() for name, value in server.shared.items()}
+    server.round(2)
+    made = {name: value.clone() for name, value in server.shared.items()}
     assert not server.refused
     client._HERE.clear()  # as if every site's process were new
+    server.shared = before
+    server.round(2)
+    assert not server.refused
+    assert all(torch.equal(value, server.shared[name]) for name, value in made.items())
     server.round(1)
-    assert len(server.refused) == server.terms.participants
+    both = {*server.rule.select(1)} & {*server.rule.select(2)}
+    assert len(server.refused) == len(both) > 0
     assert all("round 1 was trained before" in line for line in server.refused)
+
+
+class KilledError(Exception):
+    """A server's process ends."""
+
+
+@pytest.mark.parametrize("conf", ["PFedPG", "FedPer"])
+def test_killed_servers_and_sites_go_on_to_the_same_numbers(conf: str, deployed: Any, tmp_path: Path) -> None:
+    """After each message to the clients the server is killed once, and all sites with it."""
+    agreed = agreement(conf, *OPTIONS, *FEW)
+    plain, wire = deployed(agreed)
+    run(plain, RunFolder(tmp_path / "plain"), len(wire.nodes), 0.0, lambda seconds: None)
+    server, wire = deployed(agreed)
+    folder = RunFolder(tmp_path / "killed")
+    lives, asked = [1, 2, 3, 3, 3, 3], 0  # exchanges of each process; the first one says hello
+
+    def carry(messages: Iterable[Message], *, timeout: float | None = None, once: Any = wire.send_and_receive) -> Any:
+        nonlocal asked
+        answers, asked = [*once(messages, timeout=timeout)], asked + 1
+        if lives and asked == lives[0]:
+            raise KilledError
+        return answers
+
+    wire.send_and_receive = carry
+    while True:
+        try:
+            run(server, folder, len(wire.nodes), 0.0, lambda seconds: None)
+            break
+        except KilledError:
+            lives.pop(0)
+            asked = 0
+            client._HERE.clear()
+            server = LiveServer(Agreement.read(agreed.text()), wire, 60.0, server.name)
+    assert not lives
+    assert not server.refused
+    for name, value in plain.shared.items():
+        assert torch.equal(server.shared[name], value), name
+    assert [str(row) for row in server.metrics] == [str(row) for row in plain.metrics]
+    with pytest.raises(ConfigurationError, match="names another deployment; give this one a new name"):
+        folder.take_up(LiveServer(agreement("FedVPT"), wire, 60.0, server.name))
+
+
+def test_the_record_is_the_simulations_and_says_that_it_was_deployed(deployed: Any, tmp_path: Path) -> None:
+    agreed, split = Agreement.with_split(
+        [*(f"--config={CONF / name}.yaml" for name in ("base", "FedVPT")), *OPTIONS, f"--trainer.max_epochs={ROUNDS}"]
+    )
+    server, wire = deployed(agreed)
+    run(server, RunFolder(tmp_path / "run", split.manifest), len(wire.nodes), 0.0, lambda seconds: None)
+    record = read_record(tmp_path / "run")
+    assert verify_record(tmp_path / "run") == []
+    torch.manual_seed(0)
+    method, data = build("FedVPT", *OPTIONS)
+    trainer = fit(method, data, ROUNDS)
+    expected = trainer.callbacks[0].record(trainer, method)
+    for name in ("method", "dataset", "setting", "seed", "client_names", "test_sizes", "manifest_hash", "device"):
+        assert getattr(record, name) == getattr(expected, name), name
+    for name in ("rounds", "rounds_trained", "communication", "server", "default_server", "images_sha256"):
+        assert getattr(record, name) == getattr(expected, name), name
+    assert record.deployed is not None
+    assert record.deployed["refused"] == []
+    counted = record.communication["up_bytes"] * 4 * ROUNDS
+    assert counted < record.deployed["up_bytes"] < counted + 2000 * 4 * ROUNDS  # names and shapes beside the numbers
+
+    RunFolder(tmp_path / "own").write(server)
+    assert verify_record(tmp_path / "own") == []
+    assert read_record(tmp_path / "own").setting == "the sites' own images"
+
+
+@pytest.mark.parametrize("conf", ["PFedPG", "FedPGP"])
+def test_a_site_uses_its_own_model_as_a_simulations_client(conf: str, deployed: Any, tmp_path: Path) -> None:
+    options = (*OPTIONS, *FEW, "--data.clients_per_round=6")
+    agreed = agreement(conf, *options)
+    server, wire = deployed(agreed)
+    run(server, RunFolder(tmp_path / "server"), len(wire.nodes), 0.0, lambda seconds: None)
+    torch.manual_seed(0)
+    method, data = build(conf, *options)
+    fit(method, data, ROUNDS)
+    images = data.pool.images[:6]
+    site = TrainedRun(tmp_path / "sites" / server.name / "client3", device="cpu")
+    expected = TrainedRun.of(method, data).predict(images, 3)
+    pd.testing.assert_frame_equal(site.predict(images), expected)
+    assert not TrainedRun.of(method, data).predict(images, 4).equals(expected)
+    with pytest.raises(ConfigurationError, match="holds the model of client 3 alone, not of 4"):
+        site.predict(images, 4)
 
 
 def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deployed: Any, tmp_path: Path) -> None:
@@ -246,24 +344,26 @@ def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deploye
     assert server.sizes == {3: 4}
     server.round(1)
     server.evaluate(1)
-    assert {row[1] for row in server.metrics} == {server.agreement.client_names[3]}
+    assert {row[1] for row in server.metrics} == {3}
     assert not server.refused
 
     (tmp_path / "own" / "train" / "horses").mkdir()
-    wire.nodes, wire.run_id = [104], next(_runs)
+    wire.nodes, server.name = [104], f"run{next(_runs)}"
     server.meet()
     assert len(server.refused) == 1
     assert "horses, of which the run knows nothing; expected folders named as the run's classes" in server.refused[0]
 
 
-def test_a_node_of_no_client_is_told_what_to_give(deployed: Any) -> None:
+def test_a_node_of_no_client_is_told_what_to_give(deployed: Any, tmp_path: Path) -> None:
     server, wire = deployed(agreement("FedVPT", *OPTIONS))
     wire.nodes, wire.node = [100], {"client": "nobody"}
     server.meet()
     assert not server.clients
     assert "node 100: this node is client 'nobody'; expected --node-config 'client=" in server.refused[0]
     with pytest.raises(ConfigurationError, match="round 1: 0 clients are connected, and the deployment needs 1"):
-        run(server, Path("never"), 1, 0.0, lambda seconds: None)
+        run(server, RunFolder(tmp_path), 1, 0.0, lambda seconds: None)
+    with pytest.raises(ConfigurationError, match=r"up to 100 letters, digits, .*; got '\.\./elsewhere'"):
+        LiveServer(server.agreement, wire, 60.0, "../elsewhere")
 
 
 def test_what_cannot_be_deployed_is_refused_in_a_line(

@@ -1,0 +1,176 @@
+"""What an operator types: keys, the server's command, a site's, and a whole deployment on one machine."""
+
+import shlex
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from benchmark.commands import main
+from benchmark.errors import ConfigurationError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from safetensors.torch import load_file
+
+from benchmark.deploy.agreement import Agreement
+from benchmark.deploy.keys import write_keys
+from benchmark.deploy.machines import connection
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import verify_record
+from benchmark.run.reload import restore
+
+CONFIG = "configs/fedvpt_digits.yaml"
+#: Two clients of the digits, as a simulation and a deployment agree to the bit.
+TWO = (
+    "--data.partition=datamodules.partition.IID",
+    "--data.partition.num_clients=2",
+    "--data.cohort_width=1",
+    "--data.cache_features=false",
+    "--trainer.max_epochs=2",
+    "--trainer.check_val_every_n_epoch=2",
+    "--trainer.num_sanity_val_steps=0",
+)
+
+
+def test_keys_are_of_one_root_and_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "keys", str(tmp_path / "keys"), "--host", "hub.org", "--host", "10.0.0.7", "north"]) == 0
+    folder = tmp_path / "keys"
+    assert {path.name for path in folder.iterdir()} == {"ca.pem", "server.pem", "server.key", "north.key", "north.pub"}
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == (0o600 if path.suffix == ".key" else 0o644)
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    root, server = (x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.pem", "server.pem"))
+    server.verify_directly_issued_by(root)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["hub.org", "localhost"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "127.0.0.1"]
+    own = load_ssh_private_key((folder / "north.key").read_bytes(), None)
+    assert own.public_key() == load_ssh_public_key((folder / "north.pub").read_bytes())
+    assert main(["deploy", "keys", str(folder), "--host", "hub.org", "north"]) == 2
+    assert "exists; keys are made once" in capsys.readouterr().err
+    for site in ("../north", "server"):
+        with pytest.raises(ConfigurationError, match=r"letters, digits|can't be called server"):
+            write_keys(tmp_path / "other", ["hub.org"], [site])
+    if shutil.which("openssl"):
+        command = ["openssl", "verify", "-CAfile", str(folder / "ca.pem"), str(folder / "server.pem")]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    """Exit status, printed words and complaint of ``benchmark deploy``."""
+    status = main(["deploy", *arguments, "--print"])
+    said = capsys.readouterr()
+    return status, shlex.split(said.out.strip().splitlines()[-1]) if status == 0 else [], said.err.strip()
+
+
+def test_commands_have_tls_beyond_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys"
+    write_keys(keys, ["hub.org"], ["north"])
+    status, words, _ = typed(capsys, "server")
+    assert status == 0
+    assert words[0].endswith("flower-superlink")
+    assert {"--insecure", "--host=127.0.0.1", "--port=8000"} < {*words}
+    status, words, _ = typed(capsys, "server", "--host=0.0.0.0", f"--keys={keys}")
+    assert {"--enable-supernode-auth", f"--ssl-keyfile={keys / 'server.key'}", "--host=0.0.0.0"} < {*words}
+    assert "--insecure" not in words
+    (tmp_path / "own").mkdir()
+    secured = (f"--root={keys / 'ca.pem'}", f"--key={keys / 'north.key'}")
+    status, words, _ = typed(
+        capsys, "client", "--name=north", "--server=hub.org:8000", *secured, f"--data={tmp_path / 'own'}"
+    )
+    assert status == 0
+    assert words[words.index("--node-config") + 1] == f'client="north" data="{tmp_path / "own"}"'
+    assert {f"--root-certificates={keys / 'ca.pem'}", f"--auth-supernode-private-key={keys / 'north.key'}"} < {*words}
+    text = connection("hub.org:8000", keys / "ca.pem")
+    assert f'root-certificates = "{keys / "ca.pem"}"' in text
+    assert "insecure" not in text
+
+    for arguments, said in (
+        (("server", "--host=0.0.0.0"), "without TLS a deployment stays on this machine"),
+        (("server", "--host=0.0.0.0", f"--keys={tmp_path}"), "ca.pem is missing; `benchmark deploy keys` writes it"),
+        (("client", "--name=a", "--server=hub.org:8000"), "hub.org is another; make keys"),
+        (("client", "--name=a", "--server=localhost:1", secured[0]), "--root and --key belong together"),
+        (("client", "--name=a", "--server=localhost:1", "--data=nowhere"), "--data: nowhere is no folder"),
+        (("client", '--name=a"', "--server=localhost:1"), "quotes and backslashes can't be given to Flower"),
+        (("client", "--name=a", "--server=localhost:1", f"--app={tmp_path}"), "is no app of `benchmark deploy app`"),
+    ):
+        status, _, complaint = typed(capsys, *arguments)
+        assert status == 2
+        assert said in complaint
+        assert len(complaint.splitlines()) == 1
+
+
+def test_an_app_for_folders_that_nobody_else_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sites = (
+        "{class_path: datamodules.Sites, init_args: {sites: [north, south], classes: [cat, dog], most: 9, size: 32}}"
+    )
+    options = [f"--data.source={sites}", "--trainer.max_epochs=2"]
+    assert main(["deploy", "app", CONFIG, str(tmp_path / "app"), *options]) == 0
+    agreement = Agreement.of([f"--config={CONFIG}", *options])
+    assert (agreement.client_names, agreement.class_names) == (("north", "south"), ("cat", "dog"))
+    assert agreement.terms.own_row == 9
+    folder = tmp_path / "own"
+    for split, label in (("train", "cat"), ("train", "dog"), ("test", "dog")):
+        (folder / split / label).mkdir(parents=True)
+        Image.new("RGB", (40, 30)).save(folder / split / label / "1.png")
+    site = ("client", "--server=localhost:1", f"--app={tmp_path / 'app'}")
+    capsys.readouterr()
+    assert typed(capsys, *site, "--name=north", f"--data={folder}")[0] == 0
+    assert "east is none of the clients north, south" in typed(capsys, *site, "--name=east")[2]
+    (folder / "train" / "cow").mkdir()
+    complaint = typed(capsys, *site, "--name=north", f"--data={folder}")[2]
+    assert "cow, of which the run knows nothing; expected folders named as the run's classes: cat, dog" in complaint
+    from benchmark.run.cli import main as fit
+
+    with pytest.raises(SystemExit):
+        fit(["fit", f"--config={CONFIG}", *options, f"--run_dir={tmp_path / 'run'}"])
+    assert "the images of Sites are at the sites" in capsys.readouterr().err
+
+
+def test_processes_on_this_machine_are_the_simulation_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's server and two nodes, each task a process of its own; with the simulation's numbers and its record."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "deployed"
+    assert main(["deploy", "local", CONFIG, str(folder), *TWO]) == 0
+    assert "round 2: test accuracy" in capsys.readouterr().out
+    assert verify_record(folder / "server") == []
+    from benchmark.run.cli import main as fit
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    fit(["fit", f"--config={CONFIG}", *TWO, f"--run_dir={tmp_path / 'simulated'}"])
+    torch.set_num_threads(threads)
+    method, _ = restore(tmp_path / "simulated")
+    for name, value in load_file(folder / "server" / "shared.safetensors").items():
+        assert torch.equal(value, method.get_parameter(name)), name
+    deployed, simulated = (read_record(tmp_path / name) for name in ("deployed/server", "simulated"))
+    assert (deployed.config_hash, deployed.manifest_hash) == (simulated.config_hash, simulated.manifest_hash)
+    assert deployed.communication == simulated.communication
+    tables = [
+        pd.read_parquet(tmp_path / name / "metrics.parquet").sort_values(
+            ["round", "point", "split", "metric", "client"]
+        )
+        for name in ("deployed/server", "simulated")
+    ]
+    pd.testing.assert_frame_equal(*(table.reset_index(drop=True) for table in tables), rtol=1e-6)
+    assert main(["deploy", "local", CONFIG, str(folder), *TWO]) == 2
+    assert "holds a finished deployment" in capsys.readouterr().err
+    assert main(["predict", str(folder / "client1"), str(_an_image(tmp_path))]) == 0
+    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
+    assert not left.split()
+
+
+def _an_image(folder: Path) -> Path:
+    path = folder / "image.png"
+    Image.new("RGB", (32, 32), "white").save(path)
+    return path

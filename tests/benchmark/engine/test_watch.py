@@ -1,0 +1,23 @@
+"""Draws of other threads of the process, which are not the method's."""
+
+import random
+
+import pytest
+import torch
+from federation import build, fit
+
+from benchmark.engine.refusals.watch import Watch
+from benchmark.errors import ConfigurationError
+
+
+def test_only_what_draws_again_is_refused() -> None:
+    method, data = build("FedVPT")
+    fit(method, data, 1)
+    watch, cpu = Watch(method, ()), torch.device("cpu")
+    with watch.over("client_loss", (1,), cpu, lambda: None):
+        random.random()  # as another thread would meanwhile
+    with (
+        pytest.raises(ConfigurationError, match="draws random numbers from a global generator"),
+        watch.over("client_loss", (2,), cpu, random.random),
+    ):
+        random.random()
