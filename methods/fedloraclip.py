@@ -5,6 +5,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from benchmark.backbones.parts import LowRank, Target, TowerPart
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, PositiveFloat
@@ -38,6 +39,7 @@ class FedLoRACLIP(ZeroShotCLIP):
         ConfigurationError: the image tower is a ResNet and to be adapted, or there is no such block.
     """
 
+    clip_class = PromptedCLIP
     paper_names = ()
     shared: tuple[str, ...] = ("text_lora", "image_lora")
     per_example = True

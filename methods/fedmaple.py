@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import Prompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import MiniBatch
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, FewOrNone
@@ -41,6 +42,7 @@ class FedMaPLe(TextPromptMethod):
             than n words, or whose first n are not one token each.
     """
 
+    clip_class = PromptedCLIP
     shared: tuple[str, ...] = ("context", "deep_context", "projection", "deep_projections")
     inputs = ("images",)
     per_example = True

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, Input, Message, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
@@ -150,6 +151,7 @@ class FedMGP(TextPromptMethod):
             L words, or whose first L are not one token each.
     """
 
+    clip_class = PromptedCLIP
     shared: tuple[str, ...] = ()
     personal: tuple[str, ...] = ("context", "image_prompts")
     inputs: tuple[Input, ...] = ("images",)

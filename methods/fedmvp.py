@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import Prompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
@@ -107,6 +108,7 @@ class FedMVP(ZeroShotCLIP):
             attributes that name other classes or of one class more than of another.
     """
 
+    clip_class = PromptedCLIP
     paper_names = ()
     shared: tuple[str, ...] = ("former",)
     inputs = ("images", "features")

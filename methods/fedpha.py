@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms, Values
@@ -86,6 +87,7 @@ class FedPHA(TextPromptMethod):
         ConfigurationError: ``own_lengths`` are not N numbers, or ``shortest`` is above ``longest``.
     """
 
+    clip_class = PromptedCLIP
     personal = ("own_context",)
     per_example = True
 

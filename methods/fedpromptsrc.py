@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import Prompts
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
@@ -115,6 +116,7 @@ class FedPromptSRC(TextPromptMethod):
             are; ``init_words`` of fewer than n tokens.
     """
 
+    clip_class = PromptedCLIP
     shared: tuple[str, ...] = ("context", "deep_context", "image_prompts")
     inputs = ("images", "features")
     per_example = True

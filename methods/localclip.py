@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch, Phase
 from methods.zeroshotclip import ZeroShotCLIP
 
@@ -20,6 +21,7 @@ class LocalCLIP(ZeroShotCLIP):
         training: of the towers; ATPFL's is Adam with lr 1e-3 and a cosine schedule.
     """
 
+    clip_class = PromptedCLIP
     paper_names = ("Local training",)
     personal = (
         "clip.model.visual",

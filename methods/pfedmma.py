@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.parts import Tower, TowerPart
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch, Phase
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, PositiveFloat
@@ -96,6 +97,7 @@ class PFedMMA(ZeroShotCLIP):
         ConfigurationError: an image tower that is a ResNet, or no such block in one of the towers.
     """
 
+    clip_class = PromptedCLIP
     paper_names = ()
     shared: tuple[str, ...] = ("middle",)
     personal: tuple[str, ...] = ("text_down", "text_up", "image_down", "image_up")

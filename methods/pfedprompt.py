@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.masked import in_float32
 from benchmark.ranges import NonNegativeFloat
@@ -78,6 +79,8 @@ class PFedPrompt(PromptFL):
     Raises:
         ConfigurationError: an unknown ``lfa``.
     """
+
+    clip_class = PromptedCLIP
 
     def __init__(
         self,

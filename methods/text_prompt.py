@@ -6,7 +6,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
-from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.backbones.two_towers import TwoTowers
 from benchmark.contract import Client, Input, LocalTraining, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.masked import in_float32
@@ -30,15 +30,15 @@ class TextPromptMethod(FederatedMethod):
     Args:
         num_clients: N.
         class_names: names of all classes, in the order of the labels.
-        clip: CLIP's towers.
+        clip: the two towers: a ``PromptedCLIP``, or ``NamedViT``, which takes no parts.
         num_context: L, tokens of the context.
         training: of the context, and of what a method learns beside it.
         init_words: words whose embeddings the context starts from, such as "a photo of a"; None draws every entry from
             N(0, 0.02^2).
 
     Raises:
-        ConfigurationError: ``init_words`` of fewer than L tokens, or (when the data are known) a prompt longer than the
-            text tower takes.
+        ConfigurationError: ``init_words`` of fewer than L tokens, other towers than the method's, or (when the data
+            are known) a prompt longer than the text tower takes.
     """
 
     shared: tuple[str, ...] = ("context",)
@@ -48,18 +48,25 @@ class TextPromptMethod(FederatedMethod):
     #: hand-written text with ``{}`` for a name, for ``template_features``; set in the constructor
     template: str | None = None
     _template_features: Tensor | None = None
+    #: the model that it can work with; one that puts parts into towers, or looks at patches, needs a CLIP's
+    clip_class: type[TwoTowers] = TwoTowers
 
     def __init__(
         self,
         num_clients: NumClients,
         class_names: list[str],
-        clip: PromptedCLIP,
+        clip: TwoTowers,
         *,
         num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
     ) -> None:
         super().__init__(num_clients)
+        if not isinstance(clip, self.clip_class):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs the tokens of {self.clip_class.__name__}, got {type(clip).__name__}; "
+                "take that, or another method"
+            )
         self.class_names = class_names
         self.clip = clip
         self.num_context = num_context

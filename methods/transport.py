@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.masked import at_least_float32, in_float32
 from benchmark.ranges import PositiveFloat, PositiveInt
 from methods.text_prompt import TextPromptMethod
@@ -51,6 +52,7 @@ class TransportMethod(TextPromptMethod):
         iterations: of the plan.
     """
 
+    clip_class = PromptedCLIP
     per_example = True
     gamma: float = 1.0  #: share of an image that is matched
 

@@ -9,6 +9,20 @@ from torch import Tensor, nn
 class ClassPrompts(nn.Module):
     """The prompts of a list of classes, without their learnable context.
 
+    Args:
+        num_classes: C.
+        num_context: positions L that the context takes.
+    """
+
+    def __init__(self, num_classes: int, num_context: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_context = num_context
+
+
+class CausalPrompts(ClassPrompts):
+    """The prompts of a causal text tower, without their learnable context.
+
     A prompt is ``[start, context, words in common, own words, end]``. What is the same for all classes has P
     positions (start, context and words in common), what is a class's own has S. Own tokens are aligned at
     their end: the end-of-text token is the last, and shorter names have padding before them, which nothing attends to.
@@ -33,9 +47,7 @@ class ClassPrompts(nn.Module):
     own_mask: Tensor
 
     def __init__(self, words: Sequence[Sequence[int]], start_token: int, num_context: int) -> None:
-        super().__init__()
-        self.num_classes = len(words)
-        self.num_context = num_context
+        super().__init__(len(words), num_context)
         common = 0
         while common < min(map(len, words)) - 1 and len({ids[common] for ids in words}) == 1:
             common += 1

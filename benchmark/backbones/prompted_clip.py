@@ -12,18 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.class_prompts import CausalPrompts, ClassPrompts
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
 from benchmark.backbones.fixed_batch_norm import fix_batch_norms
 from benchmark.backbones.parts import Changes, Places, Tower, TowerPart, parts_of
+from benchmark.backbones.two_towers import TwoTowers
 from benchmark.backbones.vit_layers import refuse_hooks, rows_kept
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import Checked, Size
+from benchmark.ranges import Size
 from benchmark.seeds import keyed_initialization
 
 
-class PromptedCLIP(Checked, nn.Module):
+class PromptedCLIP(TwoTowers):
     """A CLIP model whose towers take prompts. Everything in it is frozen unless a method trains it.
 
     All methods are for ONE client and work under ``torch.func.functional_call`` and ``torch.func.vmap``, with the
@@ -114,7 +115,7 @@ class PromptedCLIP(Checked, nn.Module):
 
     # ------------------------------------------------------------------ text
 
-    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> ClassPrompts:
+    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> CausalPrompts:
         """Prompts with a learnable context in front, as in CoOp (Zhou et al., IJCV 2022): class token at the end.
 
         Args:
@@ -196,6 +197,7 @@ class PromptedCLIP(Checked, nn.Module):
             ConfigurationError: a context or deeper prompts of another shape.
         """
         self._refuse_hooks()
+        assert isinstance(prompts, CausalPrompts)
         given = parts_of(parts, self.text_tower)
         places = Places(self._prompted(given, prompts.num_context), 1, [prompts.num_context])
         absent = None if length is None else prompts.num_context - length
@@ -241,7 +243,7 @@ class PromptedCLIP(Checked, nn.Module):
         """
         return self.text_features(self._prompts(texts, 0).to(self.model.positional_embedding.device))
 
-    def _prompts(self, texts: Sequence[str], num_context: int) -> ClassPrompts:
+    def _prompts(self, texts: Sequence[str], num_context: int) -> CausalPrompts:
         """Prompts of a context followed by these texts."""
         if not texts:
             raise ConfigurationError("prompts need at least one class name, got none")
@@ -252,9 +254,9 @@ class PromptedCLIP(Checked, nn.Module):
                     f"the prompt of {text!r} has {length} tokens ({num_context} of them context), the text tower takes "
                     f"{self.context_length}; shorten the name or the context"
                 )
-        return ClassPrompts(words, self.tokenizer.sot_token_id, num_context)
+        return CausalPrompts(words, self.tokenizer.sot_token_id, num_context)
 
-    def _embed_shared(self, prompts: ClassPrompts, context: Tensor | None, absent: Tensor | None) -> Tensor:
+    def _embed_shared(self, prompts: CausalPrompts, context: Tensor | None, absent: Tensor | None) -> Tensor:
         """Input of the first layer at the shared positions, [1 or C, P, w] or [B, 1 or C, P, w].
 
         ``absent``: of the context's tokens, the last so many are not there.

