@@ -275,12 +275,14 @@ class Holdings:
         train_sizes: per client, n_k.
         held_out: per split, per client, the rows it is evaluated on.
         class_counts: int64 [N, C], training images of each class.
+        streams: per split of which images are held against foreign ones, the rows of the latter in their own pool.
     """
 
     train_rows: Mapping[int, np.ndarray]
     train_sizes: Mapping[int, int]
     held_out: Mapping[str, Mapping[int, np.ndarray]]
     class_counts: Tensor
+    streams: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

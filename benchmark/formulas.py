@@ -180,6 +180,66 @@ def auroc_weighted(images: ScoredBatch, times: "Tensor") -> "Tensor":
     return (ranked.auroc.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
 
 
+class Separation(NamedTuple):
+    """How well scores tell images of a client's own from foreign ones; own images are the positive ones.
+
+    Attributes:
+        ood_auroc: share of pairs in which the own image has the higher score; ties count half.
+        fpr95: share of foreign images that pass at the highest score that 95 % of the own images reach.
+        aupr_in: average precision with own images as positive ones and high scores first, without interpolation.
+        aupr_out: the same with foreign images as positive ones and low scores first.
+    """
+
+    ood_auroc: float
+    fpr95: float
+    aupr_in: float
+    aupr_out: float
+
+
+def in_distribution_scores(logits: "Tensor") -> "dict[str, Tensor]":
+    """Return by name how much an image looks as if it were of the known classes, float64 [...]; high: it does.
+
+    ``msp`` is the largest probability (Hendrycks and Gimpel, ICLR 2017), ``energy`` the negative free energy
+    ``logsumexp(logits)`` at temperature 1 (Liu et al., NeurIPS 2020), ``maxlogit`` the largest logit (Hendrycks et al.,
+    ICML 2022).
+
+    Args:
+        logits: [..., C]; where they have no finite largest one, all scores are NaN.
+    """
+    from benchmark.masked import at_least_float32
+
+    exact = at_least_float32(logits).double()
+    largest, energy = exact.amax(-1), exact.logsumexp(-1)
+    made = {"msp": (largest - energy).exp(), "energy": energy, "maxlogit": largest}
+    return {name: score.masked_fill(~largest.isfinite(), float("nan")) for name, score in made.items()}
+
+
+def separation(own: "Tensor", foreign: "Tensor") -> Separation:
+    """Hold the scores of own images, [n], against those of foreign ones, [m]; NaN without either, or where one is NaN.
+
+    All four numbers depend on the scores alone, not on the order of the images.
+    """
+    import torch
+
+    scores = torch.cat([own, foreign])
+    if not len(own) or not len(foreign) or scores.isnan().any():
+        return Separation(*[float("nan")] * 4)
+    ordered, order = scores.sort(descending=True)
+    last = torch.cat([ordered.diff() != 0, torch.ones(1, dtype=torch.bool, device=scores.device)])  # of equal scores
+    kind = order < len(own)
+    # Images with at least each distinct score, and with just that one.
+    right, wrong = (of.cumsum(0)[last].double() for of in (kind, ~kind))
+    hits, false = (above.diff(prepend=above.new_zeros(1)) for above in (right, wrong))
+    rest, below = len(own) - right + hits, len(foreign) - wrong + false
+    reached = int((100 * right >= 95 * len(own)).int().argmax())
+    return Separation(
+        float((false * (right - hits / 2)).sum() / (len(own) * len(foreign))),
+        float(wrong[reached] / len(foreign)),
+        float((hits * right / (right + wrong)).sum() / len(own)),
+        float((false * below / (below + rest)).sum() / len(foreign)),
+    )
+
+
 def average_precision(images: ScoredBatch, times: "Tensor") -> "Tensor":
     """Return the average precision of one class against the rest, mean over classes, [draws]."""
     return _mean_over_classes(ranked_classes(images, times).ap)

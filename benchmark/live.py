@@ -51,6 +51,7 @@ class _OwnData:
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one = False
     record_privacy: RecordLevelPrivacy | None = None
+    stream: Tensor | None = None
     num_workers = 0
     loaders: Loaders | None = None
 

@@ -25,6 +25,8 @@ SETS = ("basic", "clinical")
 EVALUATED = "accuracy"
 #: The accuracy of clients that are not hostile; hostile ones have no value.
 HONEST_ACCURACY = "honest_accuracy"
+#: Scores by which own images are held against a stream of foreign ones. Metrics of the first have no suffix.
+OOD_SCORES = ("msp", "energy", "maxlogit")
 
 
 # --- metrics ---
@@ -51,7 +53,8 @@ class Metric:
             defined": the client has no row in the metrics table and is left out of statistics.
         logs_worst: loggers get the worst client's value beside the average.
         first_in: the first of :data:`SETS` that has it; ``"attacked"`` for what runs with hostile clients have beside;
-            None for one of a user's own (:mod:`benchmark.own_metrics`).
+            ``"ood"`` for what runs with a stream of foreign images have beside; None for one of a user's own
+            (:mod:`benchmark.own_metrics`).
     """
 
     name: str
@@ -64,7 +67,7 @@ class Metric:
     pooled: Literal["images", "counts"] | None = None
     always_defined: bool = True
     logs_worst: bool = False
-    first_in: Literal["basic", "clinical", "attacked"] | None = "basic"
+    first_in: Literal["basic", "clinical", "attacked", "ood"] | None = "basic"
 
 
 def _clinical(
@@ -96,6 +99,24 @@ def _ranked(name: str, of: "Callable[[ScoredBatch, Tensor], Tensor]") -> Metric:
     return Metric(name, (), of_images=once, of_draws=of, pooled="counts", always_defined=False, first_in="clinical")
 
 
+def ood_name(metric: str, score: str) -> str:
+    """Return what a number of :class:`benchmark.formulas.Separation` is called: ``fpr95``, ``fpr95_energy``."""
+    return metric if score == OOD_SCORES[0] else f"{metric}_{score}"
+
+
+def _separating(metric: str, score: str) -> Metric:
+    """Return a metric of a score that tells own images from foreign ones, which is not defined for every client."""
+    return Metric(
+        ood_name(metric, score),
+        (),
+        lower_is_better=metric == "fpr95",
+        per_cent=True,
+        pooled="counts",
+        always_defined=False,
+        first_in="ood",
+    )
+
+
 #: By name, in the order in which people read them.
 METRICS = {
     metric.name: metric
@@ -117,6 +138,7 @@ METRICS = {
         _clinical("ece", formulas.ece, Confidences, lower_is_better=True),
         _clinical("brier", formulas.brier, SquaredErrors, lower_is_better=True),
         Metric(HONEST_ACCURACY, (), per_cent=True, always_defined=False, first_in="attacked"),
+        *(_separating(metric, score) for score in OOD_SCORES for metric in formulas.Separation._fields),
     )
 }
 

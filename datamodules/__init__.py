@@ -18,10 +18,12 @@ from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
 from datamodules.hugging_face import HuggingFaceImages
 from datamodules.imagenet import ImageNet
+from datamodules.letters import Letters
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.medmnist import MedMNIST
 from datamodules.office_caltech import OfficeCaltech10
 from datamodules.office_home import OfficeHome
+from datamodules.ood_stream import OODStream
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex
 from datamodules.oxford_pets import OxfordPets
 from datamodules.pacs import PACS
@@ -92,8 +94,10 @@ __all__ = [
     "ImageSource",
     "ImageTransform",
     "LeaveOneDomainOut",
+    "Letters",
     "MedMNIST",
     "NonOverlapping",
+    "OODStream",
     "OfficeCaltech10",
     "OfficeHome",
     "OxfordPets",

@@ -72,6 +72,21 @@ STYLES: dict[str, Callable[[Strokes, np.random.Generator], NDArray[np.float32]]]
 }
 
 
+def rendered(original: NDArray[np.uint8], style: str, *key: int | str) -> NDArray[np.uint8]:
+    """Render a small grey image in one of :data:`STYLES`.
+
+    Args:
+        original: [8, 8], 255 where there is full ink.
+        style: its name.
+        key: of the style's noise.
+
+    Returns:
+        [32, 32, 3].
+    """
+    pixels = STYLES[style](_enlarged(original), numpy_generator(*key))
+    return np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+
+
 class DigitDomains(ImageSource):
     """Ten digits in six domains, with one fixed split of the handwritten originals.
 
@@ -110,9 +125,9 @@ class DigitDomains(ImageSource):
         labels = digits.target.astype(np.int64)
         # Whole grey levels and Pillow's integer resampling give the same bytes on every machine.
         originals = np.round(digits.images * (255 / 16)).astype(np.uint8)
-        strokes = [_enlarged(image) for image in originals]
         rows = self._rows(labels)
-        images = np.stack([self._render(strokes[digit], digit, domain) for digit, domain, _ in rows])
+        styles = self.domain_names
+        images = np.stack([rendered(originals[n], styles[d], "digits", styles[d], self.seed, n) for n, d, _ in rows])
         group, domains, test = (torch.tensor(column) for column in zip(*rows, strict=True))
         return ImagePool(
             images=torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(),
@@ -135,8 +150,3 @@ class DigitDomains(ImageSource):
                 # Starting at another domain for each class evens out the domains' sizes.
                 rows.append((digit, (place + label) % len(self.domain_names), False))
         return sorted(rows, key=lambda row: (row[1], row[2], row[0]))
-
-    def _render(self, strokes: Strokes, digit: int, domain: int) -> NDArray[np.uint8]:
-        style = self.domain_names[domain]
-        pixels = STYLES[style](strokes, numpy_generator("digits", style, self.seed, digit))
-        return np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)

@@ -22,7 +22,8 @@ from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
 from benchmark.seeds import derived_seed, numpy_generator
 from datamodules.label_orders import flipped, reordered
-from datamodules.manifest import FromManifest, record_split
+from datamodules.manifest import OF_THE_STREAM, FromManifest, record_split
+from datamodules.ood_stream import ForeignImages, OODStream
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
@@ -68,6 +69,9 @@ class FederatedDataModule(Checked, LightningDataModule):
             Matthews' coefficient, AUROC, average precision, calibration error and Brier score, per client and pooled.
             None is ``basic``. A list may hold ``clinical`` and metrics of your own: dotted paths, or
             :class:`benchmark.own_metrics.OwnMetric` with its arguments. The images of the last evaluation are kept.
+        ood: foreign images that each client's model scores in every evaluation, beside the client's own images of split
+            ``test``, ``val`` or ``new``: how well it tells them apart (see
+            :class:`datamodules.ood_stream.OODStream`), for example ``{source: datamodules.Letters, images: 500}``.
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -107,6 +111,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         val_only: bool = False,
         evaluate_local: bool | None = None,
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
+        ood: OODStream | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | str = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -139,6 +144,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.evaluate_local = evaluate_local
         self.metrics = metrics
         check_own_metrics(chosen_metrics(metrics), len(source.class_names))
+        self.ood = ood
+        if ood is not None:
+            ood.check_classes(source)
         if val_only and not val_fraction:
             raise ConfigurationError(
                 "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "
@@ -182,6 +190,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         #: set from the partition: per split that has one, its own classes in the order in which labels are counted
         self.label_spaces: dict[str, tuple[int, ...]] = {}
         self._pool: ImagePool | None = None
+        self._foreign: ForeignImages | None = None
         #: with the labels of the data set
         self._recorded_pool: ImagePool | None = None
         #: what the Trainer iterates over; from the engine, once a method has joined
@@ -198,7 +207,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         """Return what names this split in records; made when first asked for, since every image is hashed for it."""
         assert self._recorded_pool is not None, "setup() comes first"
         made = record_split(self.partition, self._recorded_pool, self.splits, self.source, self.partition_seed)
-        return made.with_fields(label_orders=self.label_orders) if self.label_orders > 1 else made
+        if self.label_orders > 1:
+            made = made.with_fields(label_orders=self.label_orders)
+        return made if self._foreign is None else made.with_fields(**{OF_THE_STREAM: self._foreign.facts})
 
     @property
     def manifest(self) -> Manifest:
@@ -269,6 +280,33 @@ class FederatedDataModule(Checked, LightningDataModule):
             f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "
             f"to {max(sizes):,} training images ({seconds:.1f} s)"
         )
+        self._read_stream(pool)
+
+    def _read_stream(self, pool: ImagePool) -> None:
+        """Read the foreign images that held-out ones are held against, where there are any.
+
+        Raises:
+            ConfigurationError: nobody holds an image that could be held against them.
+        """
+        if self.ood is None:
+            return
+        held = {
+            split: split != "val"
+            for split in ("test", "val", "new")
+            if any(map(len, self.held_out.get(split, {}).values()))
+        }
+        if not held:
+            raise ConfigurationError(
+                "data.ood holds clients' test images against foreign ones, and no client has a test image; give a "
+                "partition with test images, or leave data.ood out"
+            )
+        self._foreign = self.ood.read(pool, held)
+        log.info(f"  out of distribution: {len(self._foreign.images):,} images of {self.ood.source.recorded_name}")
+
+    @property
+    def stream(self) -> torch.Tensor | None:
+        """Foreign images that held-out ones are held against, uint8 [n, 3, H, W]; None where there are none."""
+        return None if self._foreign is None else self._foreign.images
 
     def _hold_out(self, splits: ClientSplits) -> tuple[Rows, dict[str, Rows]]:
         """Training rows, and the rows to evaluate on by split."""
@@ -369,7 +407,9 @@ class FederatedDataModule(Checked, LightningDataModule):
             held_out_row=self._held_out_row,
             poisson_lots=self.record_privacy is not None and self.record_privacy.sampling == "poisson",
         )
-        return Federation(terms, Holdings(self.train_indices, self.train_sizes, self.held_out, self.class_counts))
+        streams = {} if self._foreign is None else self._foreign.rows
+        held = Holdings(self.train_indices, self.train_sizes, self.held_out, self.class_counts, streams)
+        return Federation(terms, held)
 
     # ------------------------------------------------------------------ loaders
 

@@ -136,10 +136,10 @@ class ImageTransform(Checked):
         if noise is not None and self.augment_numbers:
             with torch.autocast(x.device.type, enabled=False):  # a place in an image takes more bits than bfloat16 has
                 if self.augment == "fedbn" and x.shape[-1] > size:  # as FedBN does; else a turn picks single pixels
-                    x = _resized(x, size)
+                    x = _resized(x, (size, size))
                 x = self._resample(x, noise.flatten(0, -2), size)
         elif x.shape[-2:] != (size, size):
-            x = _resized(x, size)
+            x = _resized(x, (size, size))
         mean, std = _on_device(self.statistics, x.device)
         return x.sub_(mean).div_(std).unflatten(0, lead)
 
@@ -164,8 +164,24 @@ class ImageTransform(Checked):
         return sampled if points == 1 else F.avg_pool2d(sampled, points)
 
 
-def _resized(x: Tensor, size: int) -> Tensor:
-    return F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp_(0, 1)
+def _resized(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    return F.interpolate(x, size, mode="bicubic", antialias=True).clamp_(0, 1)
+
+
+def resized_pixels(images: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Bring stored images to another size, as a transform does before it normalises them.
+
+    Args:
+        images: uint8 [n, 3, h, w].
+        size: height H and width W.
+
+    Returns:
+        uint8 [n, 3, H, W]; images of that size already are as they were.
+    """
+    if images.shape[-2:] == torch.Size(size):
+        return images
+    parts = images.split(64)  # in float32 an image takes four times its bytes
+    return torch.cat([_resized(part.float() / 255, size).mul_(255).round_().to(torch.uint8) for part in parts])
 
 
 def crop_boxes(u: Tensor, height: int, width: int) -> Tensor:

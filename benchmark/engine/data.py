@@ -47,6 +47,10 @@ class FederatedData(Protocol):
         """The images, once they are read."""
 
     @property
+    def stream(self) -> Tensor | None:
+        """Foreign images that held-out ones are held against, stored like the pool's; None where there are none."""
+
+    @property
     def federation(self) -> Federation:
         """The facts, once the images are divided."""
 

@@ -66,7 +66,7 @@ class Evaluation:
                 self._score(work, part, cohort)
 
     def _score(self, work: CohortWork, part: Part, cohort: Cohort) -> None:
-        """Score a cohort on the images of a split."""
+        """Score a cohort on the images of a split, and on the stream that they are held against, where there is one."""
         simulation, method = self.simulation, self.simulation.method
         classes = simulation.terms.classes_of(part.split)
         for step, batch in simulation.steps(work, part):
@@ -83,7 +83,7 @@ class Evaluation:
             y = batch.y
             if part.point == "local" and cohort.round.number > 0:
                 y = y.masked_fill(~cohort.participated[:count, None], IGNORE)  # who never trained has no local model
-            self._of(part, classes).update(made, y, step.clients, step.index)
+            self._of(part, classes).update(made, y, step.clients, step.index, step.foreign)
             self._stepped()
 
     def _score_as_server(self, work: CohortWork, part: Part) -> None:
@@ -94,6 +94,8 @@ class Evaluation:
         own = self._of(part, server.num_classes)
         own.add(work.clients, server.counted(work.clients))
         own.keep(server.kept.of(work.clients))
+        if own.stream is not None and server.stream is not None:
+            own.stream.add(server.stream.of(work.clients))
 
     def _stepped(self) -> None:
         for watcher in self.on_step:
@@ -103,12 +105,13 @@ class Evaluation:
         """Return the scores at a part's point on its split."""
         key = part.point, part.split
         if key not in self.scores:
-            self.scores[key] = self._nothing(classes)
+            self.scores[key] = self._nothing(classes, part.split)
         return self.scores[key]
 
-    def _nothing(self, classes: int) -> ClientScores:
+    def _nothing(self, classes: int, split: str) -> ClientScores:
         """Return scores of no image."""
-        return ClientScores(self.simulation.terms.num_clients, classes, self.metrics).to(self.simulation.device)
+        clients, stream = self.simulation.terms.num_clients, split in self.simulation.holdings.streams
+        return ClientScores(clients, classes, self.metrics, stream).to(self.simulation.device)
 
     def values(self, part: Part, received: Broadcast) -> Values:
         """Return what a part's clients differ in at its point; what all have in common is the method's own."""
@@ -184,17 +187,20 @@ class Evaluation:
         }
         for key, scores in self.scores.items():
             named |= scores.kept.columns("/".join(("images", *key, ""))) if self.keeps_images else {}
+            named |= scores.stream.columns("/".join(("stream", *key, ""))) if scores.stream is not None else {}
         parts = ranks.gather("scores", named)
         self.scores = {}
         for key in dict.fromkeys(key for theirs in everybody for key in theirs):
             classes = next(theirs[key][1] for theirs in everybody if key in theirs)
-            whole = self._nothing(classes)
+            whole = self._nothing(classes, key[1])
             for theirs, part in zip(everybody, parts, strict=True):
                 if key in theirs:
                     counted = {kind.name: part["/".join((kind.name, *key))] for kind in whole.kinds}
                     whole.add(theirs[key][0], counted)
                     if self.keeps_images:
                         whole.keep(KeptImages.read(part, "/".join(("images", *key, ""))))
+                    if whole.stream is not None:
+                        whole.stream.add(whole.stream.read(part, "/".join(("stream", *key, ""))))
             self.scores[key] = whole
         whole_federation = range(simulation.terms.num_clients)
         for numbers in ranks.everybody("reports", simulation.reports.of(whole_federation)):

@@ -9,6 +9,7 @@ from torchmetrics import Metric
 
 from benchmark.counts import ClassCounts, Counts, ScoredBatch
 from benchmark.engine.kept_images import KeptImages
+from benchmark.engine.stream_scores import StreamScores
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import Metric as MetricOfClients
 from benchmark.metrics import keep_images, metrics_of, value_of_images
@@ -26,25 +27,35 @@ class ClientScores(Metric):
         num_clients: N.
         num_classes: C.
         chosen: which metrics: one of :data:`benchmark.metrics.SETS`, or themselves.
+        stream: whether the images are held against a stream of foreign ones.
     """
 
     full_state_update = False
     counts: Tensor
     loss_sum: Tensor
 
-    def __init__(self, num_clients: int, num_classes: int, chosen: str | tuple[MetricOfClients, ...] = "basic") -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        num_classes: int,
+        chosen: str | tuple[MetricOfClients, ...] = "basic",
+        stream: bool = False,
+    ) -> None:
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
         self.metrics = metrics_of(chosen) if isinstance(chosen, str) else chosen
         self.keeps_images = keep_images(self.metrics)
         self._kept = [KeptImages.none(num_classes)]
+        self.stream = StreamScores() if stream else None
         used = (kind for metric in self.metrics for kind in metric.counts)
         self.kinds: tuple[type[Counts], ...] = tuple(dict.fromkeys((ClassCounts, *used)))
         for kind in self.kinds:
             zeros = torch.zeros(num_clients, *kind.shape(num_classes), dtype=getattr(torch, kind.dtype))
             self.add_state(kind.name, zeros, dist_reduce_fx="sum")
 
-    def update(self, logits: Tensor, y: Tensor, clients: Sequence[int], index: Tensor | None = None) -> None:
+    def update(
+        self, logits: Tensor, y: Tensor, clients: Sequence[int], index: Tensor | None = None, foreign: bool = False
+    ) -> None:
         """Count one stacked batch.
 
         Args:
@@ -52,7 +63,12 @@ class ClientScores(Metric):
             y: [K, B], -100 where there is no image.
             clients: client ids, K of them.
             index: rows of the image pool [K, B], by which kept images are sorted.
+            foreign: the images are of the stream, and the clients' own are held against them.
         """
+        if self.stream is not None:
+            self.stream.update(logits, y, clients, foreign)
+        if foreign:
+            return
         rows, batch = placed(torch.tensor(clients), logits.device), ScoredBatch(logits, y)
         for kind in self.kinds:
             self._state(kind.name).index_add_(0, rows, kind.count(batch))
@@ -104,7 +120,7 @@ class ClientScores(Metric):
         for client, images in self._by_client().items():
             for name, value in self._of_images(images).items():
                 made[name][client] = value
-        return made
+        return made if self.stream is None else made | self.stream.compute(len(self.counts))
 
     def pooled(self) -> dict[str, float]:
         """Return the metrics of all clients' images together, but for means over images; NaN where not defined."""
@@ -114,7 +130,8 @@ class ClientScores(Metric):
                 sums = (self._state(kind.name).sum(0, keepdim=True) for kind in metric.counts)
                 made[metric.name] = metric.of(*sums).item()
         of_all = self._of_images(self.kept)
-        return made | {each.name: of_all[each.name] for each in self.metrics if each.name in of_all and each.pooled}
+        made |= {each.name: of_all[each.name] for each in self.metrics if each.name in of_all and each.pooled}
+        return made if self.stream is None else made | self.stream.pooled()
 
     def _by_client(self) -> dict[int, KeptImages]:
         """Return the images of each client of whom any are kept."""

@@ -76,6 +76,7 @@ class KnownFederation:
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one: bool = False
     record_privacy: RecordLevelPrivacy | None = None
+    stream: Tensor | None = None
     num_workers: int = 0
     loaders: Loaders | None = field(default=None, repr=False)
 

@@ -7,6 +7,8 @@ from typing import Any
 from benchmark.records.classes import class_of
 
 ROOT = "data.source.init_args.root"
+#: The same of foreign images that held-out ones are held against.
+STREAM_ROOT = "data.ood.source.init_args.root"
 
 
 def moved(config: Mapping[str, Any], data_dir: str | Path | None) -> dict[str, str]:
@@ -19,14 +21,13 @@ def moved(config: Mapping[str, Any], data_dir: str | Path | None) -> dict[str, s
     Returns:
         Values by option; none where the images come with the code or have a folder that is theirs alone.
     """
-    from datamodules.own_images import OwnImages  # slow to import
-
-    source = config["data"]["source"]
-    given = source.get("init_args") or {} if isinstance(source, dict) else {}
-    kind = class_of(source)
-    if data_dir is None or "root" not in given or (kind is not None and issubclass(kind, OwnImages)):
+    root, stream = (_root(part.get("source")) for part in (config["data"], config["data"].get("ood") or {}))
+    if data_dir is None:
         return {}
-    before, options = Path(given["root"]), {ROOT: str(data_dir)}
+    options = {} if stream is None else {STREAM_ROOT: str(data_dir)}
+    if root is None:
+        return options
+    before, options[ROOT] = Path(root), str(data_dir)
     model = config["model"].get("init_args") or {} if isinstance(config["model"], dict) else {}
     for part in ("backbone", "clip"):
         arguments = model[part].get("init_args") or {} if isinstance(model.get(part), dict) else {}
@@ -35,3 +36,12 @@ def moved(config: Mapping[str, Any], data_dir: str | Path | None) -> dict[str, s
             name = f"model.init_args.{part}.init_args.checkpoint_path"
             options[name] = str(Path(data_dir) / Path(path).relative_to(before))
     return options
+
+
+def _root(source: Any) -> str | None:
+    """Return the folder of data sets from which a source reads; None of one with a folder of its own, or without."""
+    from datamodules.own_images import OwnImages  # slow to import
+
+    given = source.get("init_args") or {} if isinstance(source, dict) else {}
+    kind = class_of(source)
+    return None if kind is not None and issubclass(kind, OwnImages) else given.get("root")

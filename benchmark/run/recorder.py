@@ -145,7 +145,7 @@ class Recorder(Callback):
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
         between = (*method.server.rule.modules(), *method.server.delivery.modules())
-        parts = (method, *between, data, data.source, data.partition)
+        parts = (method, *between, data, data.source, data.partition, *([data.ood] if data.ood else []))
         self.code = combined(self.code, code_of(parts, [self.config, *paths_of(data.metrics)]))
         self._git = checkout() if self.run_dir and self._writes else None
         names = {

@@ -77,10 +77,11 @@ def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) ->
 def print_scores(found: Values, client_names: list[str]) -> None:
     """Print for each split and point a table of clients x metrics, of the last evaluation; several of many metrics."""
     basic = {metric.name for metric in metrics_of("basic")}
+    of_streams = {name: place for place, name in enumerate(METRICS) if METRICS[name].first_in == "ood"}
     for point, split in sorted({(p, s) for _, p, s, _ in found}):
         columns = {m: v for (_, p, s, m), v in sorted(found.items()) if (p, s) == (point, split)}
         known = ~columns[EVALUATED].isnan() if EVALUATED in columns else torch.ones(len(client_names), dtype=torch.bool)
-        names = sorted(columns, key=lambda metric: metric not in basic)
+        names = sorted(columns, key=lambda metric: (metric not in basic, of_streams.get(metric, -1)))
         for start in range(0, len(names), SIDE_BY_SIDE):
             shown = {name: columns[name] for name in names[start : start + SIDE_BY_SIDE]}
             _print_table(f"{split} images, {POINT_WORDS[point]}", shown, client_names, known)

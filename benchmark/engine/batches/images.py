@@ -33,6 +33,7 @@ class ImageFeed:
         ranks: the processes.
         cache_features: keep what frozen parts make of an image; ``"auto"`` where it fits into half of the free memory;
             a folder: so, and in a file there for other runs.
+        stream: foreign images that held-out ones are held against; their labels count for nothing.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class ImageFeed:
         federation: Federation,
         ranks: Ranks,
         cache_features: bool | str = "auto",
+        stream: Pool | None = None,
     ) -> None:
         self.method = method
         self.pool = pool
+        self.stream = stream
         self.terms, self.holdings = federation.terms, federation.holdings
         self.ranks = ranks
         self.cache_features = cache_features
@@ -55,6 +58,7 @@ class ImageFeed:
         #: what an image takes in a mini-batch, seen in the last one; 0 before any
         self._image_bytes = 0
         self._tables: FeatureTables | None = None
+        self._stream_tables: FeatureTables | None = None
         self._own: FeatureTables | None = None
 
     def settle(self, device: torch.device, resident: bool) -> None:
@@ -67,6 +71,8 @@ class ImageFeed:
         if resident:
             self.pool.on(device)
         self._feature_tables()
+        if self.stream is not None:
+            self._feature_tables(foreign=True)
         if "own_images" in self.method.inputs:
             self._own_tables()
 
@@ -75,14 +81,15 @@ class ImageFeed:
         assert step.index is not None
         assert step.mask is not None
         mask = step.mask
-        tables = self._feature_tables()
+        tables = self._feature_tables(step.foreign)
         features = tables.rows(step) if tables is not None else None
         if step.images is None:
-            step = self.pool.gather(step, images=features is None or "images" in self.method.inputs)
+            pool = self._pool_of(step.foreign)
+            step = pool.gather(step, images=features is None or "images" in self.method.inputs)
         assert step.images is not None
         assert step.labels is not None
         y = step.labels
-        if step.split in self.terms.label_spaces:
+        if step.split in self.terms.label_spaces and not step.foreign:
             y = self._positions_in(step.split, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
         x = step.images if step.images.shape[-3] == 0 else self.pool.input(step.images, step.uniform, self._kind)
         if features is None:
@@ -107,7 +114,7 @@ class ImageFeed:
     def _together(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Return the first of some steps whose mini-batches can be made in one."""
         first = steps[0]
-        tables = self._feature_tables()
+        tables = self._feature_tables(first.foreign)
         # Features that are made of images now would round by how many there are.
         made_now = "features" in self.method.inputs and (tables is None or tables.augmented)
         if first.index is None or first.images is not None or made_now or not self._image_bytes:
@@ -137,10 +144,26 @@ class ImageFeed:
             self._positions[split, device] = positions.to(device)
         return self._positions[split, device]
 
-    def _feature_tables(self) -> FeatureTables | None:
-        """Return what the frozen parts make of each image, computed at the first step that asks for it."""
+    def _pool_of(self, foreign: bool) -> Pool:
+        """Return the clients' images, or those of the stream."""
+        if not foreign:
+            return self.pool
+        assert self.stream is not None
+        return self.stream
+
+    def _feature_tables(self, foreign: bool = False) -> FeatureTables | None:
+        """Return what the frozen parts make of each image, computed at the first step that asks for it.
+
+        Args:
+            foreign: of the stream's images. They are encoded by themselves, so that the clients' own keep every bit.
+        """
         if self.cache_features is False or "features" not in self.method.inputs:
             return None
+        if foreign:
+            if self._stream_tables is None:
+                rows = np.arange(len(self._pool_of(foreign).labels))
+                self._stream_tables = self._made(rows, self.cache_features is not True, foreign)
+            return self._stream_tables if self._stream_tables.complete else None
         if self._tables is None:
             held = [rows for split in self.holdings.held_out.values() for rows in split.values()]
             trained = [] if self.pool.transform.augment_numbers else list(self.holdings.train_rows.values())
@@ -157,11 +180,11 @@ class ImageFeed:
             self._own = tables if tables is not None and not tables.augmented else self._made(rows, limited=False)
         return self._own
 
-    def _made(self, rows: np.ndarray, limited: bool) -> FeatureTables:
+    def _made(self, rows: np.ndarray, limited: bool, foreign: bool = False) -> FeatureTables:
         with self.precision():
             size, folder = self.terms.eval_batch_size, self.cache_features
             kept_in = folder if isinstance(folder, str) and folder != "auto" else None
-            return FeatureTables(self.method, self.pool, rows, size, limited, self.ranks, kept_in)
+            return FeatureTables(self.method, self._pool_of(foreign), rows, size, limited, self.ranks, kept_in)
 
     def own_images(self, clients: Sequence[int]) -> Values:
         """Return ``Client.own_images`` with a leading K: features, ``label`` and ``mask`` [K, n]."""
@@ -179,7 +202,7 @@ class ImageFeed:
 def _kind_of(step: Step) -> tuple[Any, ...]:
     """Return what is equal for steps whose rows can be put together."""
     assert step.index is not None
-    return step.stage, step.phase, step.split, step.index.shape, step.uniform is None
+    return step.stage, step.phase, step.split, step.foreign, step.index.shape, step.uniform is None
 
 
 def _joined(steps: Sequence[Step]) -> Step:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Literal
 
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmark.contract import Stage
-from benchmark.engine.batches.pool import gather
+from benchmark.engine.batches.pool import Pool, gather
 from benchmark.engine.device.capacity import balanced, widest
 from benchmark.engine.plan.evaluation_plan import evaluated_clients, evaluation_plans
 from benchmark.engine.plan.round_plan import RoundPlan
@@ -118,10 +117,9 @@ class Loaders:
 
         def gathered(share: Share) -> Source:
             """Have loader processes gather the images of all steps, in the order in which they are taken."""
-            pool = self.simulation.images.pool
             # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
             generator = torch_generator(self.simulation.terms.seed, "loader", *key)
-            steps = _Gathered(share, pool.images, pool.labels)
+            steps = _Gathered(share, self.simulation.images.pool, self.simulation.images.stream)
             arriving = iter(DataLoader(steps, batch_size=None, num_workers=self.workers, generator=generator))
             return lambda plan, positions: islice(arriving, len(positions))
 
@@ -134,16 +132,18 @@ class Loaders:
 class _Gathered(Dataset[Step]):
     """The steps of a rank's cohorts, one after the other, with their images: what loader processes do."""
 
-    def __init__(self, share: Share, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, share: Share, pool: Pool, stream: Pool | None) -> None:
         self.places = [
             (plan, position) for _, plan, parts in share.cohorts for part in parts for position in part.positions
         ]
-        self.images = images
-        self.labels = labels
+        self.pools = {False: (pool.images, pool.labels)}
+        if stream is not None:
+            self.pools[True] = stream.images, stream.labels
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, item: int) -> Step:
         plan, position = self.places[item]
-        return gather(plan[position], self.images, self.labels)
+        step = plan[position]
+        return gather(step, *self.pools[step.foreign])

@@ -26,7 +26,8 @@ def drawn_noise(method: ClientMethod, seed: int, step: Step, batch_size: int, li
     Returns:
         Per name [K, ...]; nothing where nothing is needed.
     """
-    key = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
+    of = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
+    key = (*of, "foreign") if step.foreign else of
     return _drawn(method, seed, key, step.clients, step.stage, batch_size, like)
 
 

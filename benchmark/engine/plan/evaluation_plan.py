@@ -60,7 +60,8 @@ def evaluation_plans(
             name: federation.holdings.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)
         }
         if rows:
-            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy, largest))
+            streams = {name: foreign for name, foreign in federation.holdings.streams.items() if name in rows}
+            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy, largest, streams))
     return plans
 
 
@@ -114,7 +115,8 @@ class EvaluationPlan:
 
     As many clients are tested together as their images fit into one step; with fine-tuning, those that are fine-tuned
     together. So the scores do not depend on the width of training's cohorts. The images of a split are cut into equal
-    steps, so that little is padding.
+    steps, so that little is padding. Where a split's images are held against a stream of foreign ones, the steps of a
+    client's own are followed by those of the stream.
 
     Args:
         clients: the clients to evaluate.
@@ -126,6 +128,7 @@ class EvaluationPlan:
         noisy: the scores rest on draws, which are of a step's number of rows: it is one for all clients of a split, so
             that nothing depends on who is tested together, or on which splits are.
         most_images: per split, the most images of any client of the federation; by default of these clients.
+        streams: per split that has one, the stream's rows in its own pool.
     """
 
     def __init__(
@@ -138,8 +141,10 @@ class EvaluationPlan:
         most_clients: int,
         noisy: bool = False,
         most_images: Mapping[str, int] = MappingProxyType({}),
+        streams: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.held_out = held_out
+        self.streams = streams
         self.training = training
         sizes = {split: {client: len(lists[client]) for client in clients} for split, lists in held_out.items()}
         largest = {split: most_images.get(split, max(of.values())) for split, of in sizes.items()}
@@ -154,32 +159,37 @@ class EvaluationPlan:
         self.parts: list[Part] = []
         #: per step its position in ``training``, -1 for a step that scores
         self._source: list[int] = []
-        #: per split, rows of a step
+        #: per step its rows, of one that scores
         self._rows: list[int] = []
         for cohort in self.cohorts:
             for point in points:
                 for part in fitting.get(cohort, ()) if point == "server" else ():
                     steps = [replace(fitted[position], point=point) for position in part.positions]
-                    self._add(replace(part, point=point), steps, part.positions, 0)
+                    self._add(replace(part, point=point), steps, part.positions, [0] * len(steps))
                 for split, of in sizes.items():
                     # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
                     own = max(of[client] for client in cohort)
-                    most = own if training is None and not noisy else largest[split]
-                    rows = rows_of_a_step(most, batch_size)
-                    steps = [
-                        Step(cohort, cohort, Stage.EVALUATE, number=number, point=point, split=split)
-                        for number in range(-(-own // max(rows, 1)))
-                    ]
+                    alone = training is None and not noisy
+                    rows = rows_of_a_step(own if alone else largest[split], batch_size)
+                    first = Step(cohort, cohort, Stage.EVALUATE, point=point, split=split)
+                    steps = [replace(first, number=number) for number in range(-(-own // max(rows, 1)))]
+                    sizes_of = [rows] * len(steps)
+                    if steps and split in streams:
+                        foreign = len(streams[split])
+                        # Many small steps take long; but draws are of as many rows as with the clients' own images.
+                        most = rows_of_a_step(foreign, max(rows, batch_size // len(cohort))) if alone else rows
+                        more = [replace(first, number=number, foreign=True) for number in range(-(-foreign // most))]
+                        steps, sizes_of = steps + more, sizes_of + [most] * len(more)
                     part = Part(cohort, Stage.EVALUATE, 0, point, split, range(0))
-                    self._add(part, steps, [-1] * len(steps), rows)
+                    self._add(part, steps, [-1] * len(steps), sizes_of)
 
-    def _add(self, part: Part, steps: Sequence[Step], sources: Sequence[int], rows: int) -> None:
-        """Add a part with its steps, if it has any."""
+    def _add(self, part: Part, steps: Sequence[Step], sources: Sequence[int], rows: Sequence[int]) -> None:
+        """Add a part with its steps, if it has any; ``rows`` of each."""
         if steps:
             self.parts.append(replace(part, positions=range(len(self.steps), len(self.steps) + len(steps))))
         self.steps += steps
         self._source += sources
-        self._rows += [rows] * len(steps)
+        self._rows += rows
 
     def __getitem__(self, item: int) -> Step:
         step, source, size = self.steps[item], self._source[item], self._rows[item]
@@ -188,7 +198,10 @@ class EvaluationPlan:
             return replace(step, index=drawn.index, mask=drawn.mask, uniform=drawn.uniform)
         held = self.held_out[step.split]
         begin = step.number * size
-        rows = [held[client][begin : begin + size] for client in step.clients]
+        rows = [
+            (self.streams[step.split] if step.foreign else held[client])[begin : begin + size]
+            for client in step.clients
+        ]
         mask = np.arange(size) < np.fromiter(map(len, rows), np.int64, len(rows))[:, np.newaxis]
         index = np.zeros(mask.shape, dtype=np.int64)
         index[mask] = np.concatenate(rows)

@@ -34,7 +34,8 @@ class Step:
         stopping: per client, whether this is its own last step of the phase while others of the cohort go on.
         point: what is evaluated: ``"server"`` or ``"local"``; empty in training.
         split: ``"train"``, or the split that is evaluated: ``"test"``, ``"val"``, ``"new"``, ...
-        index: int64 [K, B], rows of the image pool; 0 where masked out.
+        foreign: the images are of the stream that those of the split are held against; they have no labels.
+        index: int64 [K, B], rows of the image pool, or of the stream's; 0 where masked out.
         mask: bool [K, B], False where a client's last batch is padded.
         uniform: float32 [K, B, m] numbers in [0, 1) for the augmentation of each image, or None.
         images: uint8 [K, B, 3, H, W] and
@@ -50,6 +51,7 @@ class Step:
     stopping: tuple[bool, ...] = ()
     point: str = ""
     split: str = "train"
+    foreign: bool = False
     index: Tensor | None = None
     mask: Tensor | None = None
     uniform: Tensor | None = None
