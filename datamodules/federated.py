@@ -280,28 +280,7 @@ class FederatedDataModule(Checked, LightningDataModule):
             f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "
             f"to {max(sizes):,} training images ({seconds:.1f} s)"
         )
-        self._read_stream(pool)
-
-    def _read_stream(self, pool: ImagePool) -> None:
-        """Read the foreign images that held-out ones are held against, where there are any.
-
-        Raises:
-            ConfigurationError: nobody holds an image that could be held against them.
-        """
-        if self.ood is None:
-            return
-        held = {
-            split: split != "val"
-            for split in ("test", "val", "new")
-            if any(map(len, self.held_out.get(split, {}).values()))
-        }
-        if not held:
-            raise ConfigurationError(
-                "data.ood holds clients' test images against foreign ones, and no client has a test image; give a "
-                "partition with test images, or leave data.ood out"
-            )
-        self._foreign = self.ood.read(pool, held)
-        log.info(f"  out of distribution: {len(self._foreign.images):,} images of {self.ood.source.recorded_name}")
+        self._foreign = None if self.ood is None else self.ood.read(pool, self.held_out)
 
     @property
     def stream(self) -> torch.Tensor | None:

@@ -1,6 +1,7 @@
 """Out-of-distribution streams: images of another data set that clients' held-out images are held against."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,11 @@ from datamodules.manifest import pixels_sha256
 from datamodules.names import listed
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.transform import resized_pixels
+
+log = logging.getLogger(__name__)
+
+#: Splits of clients' own images; others hold images of several clients, or of all classes.
+HELD_AGAINST = ("test", "val", "new")
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,17 @@ class OODStream:
                 f"data.ood.exclude=[{', '.join(both[:3])}{', ...' if len(both) > 3 else ''}]"
             )
 
-    def read(self, pool: ImagePool, splits: Mapping[str, bool]) -> ForeignImages:
+    def read(self, pool: ImagePool, held_out: Collection[str]) -> ForeignImages:
         """Read the source, draw the images and bring them to the size of the federation's.
 
         Args:
             pool: of the federation.
-            splits: names of the splits that are held against foreign images; whether they are test images.
+            held_out: names of the splits that are evaluated.
 
         Raises:
-            ConfigurationError: the source has too few images, or cannot be read.
+            ConfigurationError: the source cannot be read, or has too few images.
         """
+        splits = [name for name in HELD_AGAINST if name in held_out]
         try:
             foreign = load_pool(self.source)
         except ConfigurationError as error:  # which names the options of a federation's own source
@@ -97,17 +104,18 @@ class OODStream:
             )
         order = there[numpy_generator("ood stream", len(foreign.labels)).permutation(len(there))]
         drawn = [np.sort(order[: self.images]), np.sort(order[self.images : 2 * self.images])]
-        if not all(splits.values()) and not len(drawn[1]):
+        if "val" in splits and not len(drawn[1]):
             raise ConfigurationError(
                 f"data.ood.images={self.images} are all images of {name}, and with data.val_fraction split val is held "
                 f"against others; give at most {len(there) - 1}, for example data.ood.images={max(1, len(there) // 2)}"
             )
-        used = drawn if not all(splits.values()) else drawn[:1]
+        used = drawn if "val" in splits else drawn[:1]
         images = resized_pixels(foreign.images[torch.from_numpy(np.concatenate(used))], pool.images.shape[-2:])
+        log.info(f"  out of distribution: {len(images):,} images of {name}")
         tested, held = np.arange(self.images), np.arange(self.images, len(images))
         return ForeignImages(
             images,
-            {split: tested if of_test else held for split, of_test in splits.items()},
+            {split: held if split == "val" else tested for split in splits},
             {"source": name, "images": self.images, "sha256": pixels_sha256(images[: self.images])},
         )
 

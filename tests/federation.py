@@ -54,6 +54,26 @@ class TinyImages(ImageSource):
         )
 
 
+class ForeignImages(ImageSource):
+    """Stripes, of another size than the federation's images."""
+
+    class_names = ("lying", "standing")
+
+    def load(self) -> ImagePool:
+        """24 images of 24 x 24, half of each class, with stripes of different widths and grounds."""
+        numbers = torch.arange(24)
+        stripes = (torch.arange(24) // (1 + numbers // 4)[:, None]) % 2
+        images = (255 - 10 * numbers)[:, None, None] * stripes[:, None, :].expand(-1, 24, -1)
+        images[1::2] = images[1::2].transpose(1, 2)
+        return ImagePool(
+            images=images.to(torch.uint8)[:, None].expand(-1, 3, -1, -1).contiguous(),
+            labels=1 - numbers % 2,
+            test=numbers % 3 == 0,
+            domains=torch.zeros(24, dtype=torch.int64),
+            group=numbers,
+        )
+
+
 class Ragged(Partition):
     """Clients of very different sizes; each is tested on six images."""
 
@@ -236,7 +256,7 @@ class _Made:
         """Read it, and make what it says."""
         args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
         cli = FederatedCLI(args, run=False)
-        others = {"source", "partition", "transform", "record_privacy", *AFTERWARDS}
+        others = {"source", "partition", "transform", "record_privacy", "ood", *AFTERWARDS}
         plain = {name: value for name, value in vars(cli.config.data).items() if name not in others}
         states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002  Lightning seeds it
         return cls(cli.model, cli.datamodule, plain, (*states, os.environ["PL_GLOBAL_SEED"]))
@@ -250,8 +270,8 @@ class _Made:
         files = (yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("data", {}) for name in ("base", conf))
         configured = {name: value for file in files for name, value in file.items() if name in AFTERWARDS}
         objects = copy.deepcopy((self.data.source, self.data.partition, self.data._transform))
-        private = {"record_privacy": self.data.record_privacy}
-        data = FederatedDataModule(*objects, **self.plain | private | configured | afterwards)
+        made = {"record_privacy": self.data.record_privacy, "ood": self.data.ood}
+        data = FederatedDataModule(*objects, **self.plain | made | configured | afterwards)
         data.setup()
         tokenizers = (module.tokenizer for module in self.method.modules() if hasattr(module, "tokenizer"))
         return copy.deepcopy(self.method, {id(each): each for each in tokenizers}), data

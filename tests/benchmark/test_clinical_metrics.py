@@ -10,12 +10,12 @@ from three_clients import scored
 from torchmetrics.functional.classification import multiclass_auroc, multiclass_calibration_error
 
 from benchmark.engine.scores import ClientScores
-from benchmark.metrics import HONEST_ACCURACY, METRICS, STATISTICS, metrics_of
+from benchmark.metrics import METRICS, SETS, STATISTICS, metrics_of
 from benchmark.run.scores import SIDE_BY_SIDE, print_scores
 
 NONE = math.nan
 #: all but that of runs with hostile clients
-OF_EVALUATIONS = [name for name in METRICS if name != HONEST_ACCURACY]
+OF_EVALUATIONS = [name for name in METRICS if METRICS[name].first_in in SETS]
 #: per metric of three clients, and of all their images; from scikit-learn 1.9.1 and torchmetrics 1.9.0, or by hand from
 #: the confusion [1,0,1][1,1,0][0,0,1] | [1,1,0][0,1,1][0,0,0] | [0,0,0][0,0,0][1,0,2]
 EXPECTED = {

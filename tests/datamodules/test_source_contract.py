@@ -202,6 +202,7 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "CoOpSource": coop,
     "DermoscopicFL": dermoscopic,
     "DigitDomains": lambda kind: {},  # made of what comes with scikit-learn
+    "Letters": lambda kind: {},  # drawn with the fonts that come with matplotlib
     "DomainFolders": own_folders(("ink", "oil"), ("cat", "dog")),
     "DomainNet10": domains("domainnet"),
     "DomainSource": named_domains,

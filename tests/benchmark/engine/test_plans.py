@@ -233,6 +233,48 @@ def test_where_scores_rest_on_draws_steps_have_as_many_rows_whoever_is_tested_to
                 assert sorted(seen) == sorted(row for rows in held[name].values() for row in rows)
 
 
+STREAMS = {"test": np.arange(10), "new": np.arange(3)}
+
+
+@pytest.mark.parametrize(("width", "noisy"), [(0, False), (0, True), (1, False), (2, False), (3, False)])
+def test_every_client_scores_the_whole_stream_after_its_own_images(width: int, noisy: bool) -> None:
+    """In steps that do not depend on the other clients where copies are fitted, or where scores rest on draws."""
+    held, largest = {"test": INDICES, "val": INDICES}, {"test": 7, "val": 7}
+    copies = fitting(width) if width else None
+    made = EvaluationPlan([0, 1, 2], held, copies, ("server", "local"), 6, 9, noisy, largest, STREAMS)
+    without = EvaluationPlan([0, 1, 2], held, copies, ("server", "local"), 6, 9, noisy, largest)
+    assert made.cohorts == without.cohorts
+    kept = [made[i] for i, step in enumerate(made.steps) if not step.foreign]
+    for step, same in zip(kept, (without[i] for i in range(len(without.steps))), strict=True):
+        assert (step.clients, step.point, step.split, step.number) == (
+            same.clients,
+            same.point,
+            same.split,
+            same.number,
+        )
+        assert torch.equal(step.index, same.index)
+    for point in ("server", "local"):
+        foreign = [made[i] for i, step in enumerate(made.steps) if step.foreign and step.point == point]
+        assert {step.split for step in foreign} == {"test"}
+        seen = [
+            (client, row)
+            for step in foreign
+            for client, index, mask in zip(step.clients, step.index, step.mask, strict=True)
+            for row in index[mask].tolist()
+        ]
+        assert sorted(seen) == [(client, row) for client in range(3) for row in range(10)]
+        if width or noisy:
+            assert {step.index.shape[1] for step in foreign} == {4}
+        else:
+            assert all(step.index.numel() <= 6 for step in foreign)
+
+
+def test_who_has_no_image_scores_no_stream() -> None:
+    held = {"test": {0: np.arange(0), 1: np.arange(2)}}
+    made = EvaluationPlan([0, 1], held, None, ("server",), 2, 1, streams=STREAMS)
+    assert {step.clients for step in made.steps} == {(1,)}
+
+
 def test_fine_tuned_clients_are_tested_in_steps_that_do_not_depend_on_the_width() -> None:
     for width in (1, 2, 3):
         made = EvaluationPlan([0, 1, 2], {"test": INDICES}, fitting(width), ("server",), 4, most_clients=9)
