@@ -19,7 +19,10 @@ TABLES: dict[str, dict[str, Any]] = {
     for path in sorted((ROOT / "configs/tables").glob("*.yaml"))
 }
 #: Tables that no paper has.
-OWN = ("compressed_uploads", "floors", "hostile_clients", "lost_uploads", "low_rank", "private_prompts", "text_prompts")
+OWN = (
+    *("compressed_uploads", "floors", "hostile_clients", "lost_uploads", "low_rank", "ood_prompts", "private_prompts"),
+    "text_prompts",
+)
 
 
 @pytest.fixture(autouse=True)
