@@ -267,6 +267,19 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class CorruptedRows:
+    """Corrupted versions of test images; a row of their pool is the image's number times V plus the version's.
+
+    Attributes:
+        rows: per client, those that it scores, int64.
+        versions: what the accuracy on each is called, V of them; the first is of the images as they were.
+    """
+
+    rows: Mapping[int, np.ndarray] = field(default_factory=dict)
+    versions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Holdings:
     """Facts that only the holder of the images knows; a simulation has those of all clients.
 
@@ -276,6 +289,7 @@ class Holdings:
         held_out: per split, per client, the rows it is evaluated on.
         class_counts: int64 [N, C], training images of each class.
         streams: per split of which images are held against foreign ones, the rows of the latter in their own pool.
+        corrupted: of images of split ``test``.
     """
 
     train_rows: Mapping[int, np.ndarray]
@@ -283,6 +297,7 @@ class Holdings:
     held_out: Mapping[str, Mapping[int, np.ndarray]]
     class_counts: Tensor
     streams: Mapping[str, np.ndarray] = field(default_factory=dict)
+    corrupted: CorruptedRows = field(default_factory=CorruptedRows)
 
 
 @dataclass(frozen=True)

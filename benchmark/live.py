@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from benchmark.contract import Stage
 from benchmark.engine.batches.loaders import Loaders
-from benchmark.engine.batches.pool import Transform
-from benchmark.engine.data import Images
+from benchmark.engine.batches.pool import Images, Transform
+from benchmark.engine.plan.work import Shown
 from benchmark.engine.roles import overrides
 from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
@@ -51,7 +52,7 @@ class _OwnData:
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one = False
     record_privacy: RecordLevelPrivacy | None = None
-    stream: Tensor | None = None
+    others: Mapping[Shown, Images] = MappingProxyType({})
     num_workers = 0
     loaders: Loaders | None = None
 

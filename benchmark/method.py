@@ -200,11 +200,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
             places = [0 if client in clients else -1 for client in range(terms.num_clients)]
         self.store = PlacedStore(initial_rows(self, self.roles), places, ranks)
         pool = Pool(data.pool.images, data.pool.labels, data.transform)
-        foreign = data.stream
-        stream = (
-            None if foreign is None else Pool(foreign, torch.zeros(len(foreign), dtype=torch.int64), data.transform)
-        )
-        images = ImageFeed(self, pool, federation, ranks, data.cache_features, stream)
+        images = ImageFeed(self, pool, federation, ranks, data.cache_features, data.others)
         self.simulation = Simulation(
             self, self.roles, self.slots, self.store, federation, images, data.one_by_one, data.record_privacy
         )

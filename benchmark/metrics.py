@@ -27,6 +27,11 @@ EVALUATED = "accuracy"
 HONEST_ACCURACY = "honest_accuracy"
 #: Scores by which own images are held against a stream of foreign ones. Metrics of the first have no suffix.
 OOD_SCORES = ("msp", "energy", "maxlogit")
+#: What happens to corrupted images, at five severities each; and what an image is called to which nothing does.
+CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "brightness", "contrast", "jpeg", "pixelate")
+CLEAN = "clean"
+#: The mean accuracy over corruptions, and how far it lies below that of the same images without one.
+CORRUPTED_ACCURACY, CORRUPTED_DROP = "corrupted_accuracy", "corrupted_drop"
 
 
 # --- metrics ---
@@ -53,8 +58,8 @@ class Metric:
             defined": the client has no row in the metrics table and is left out of statistics.
         logs_worst: loggers get the worst client's value beside the average.
         first_in: the first of :data:`SETS` that has it; ``"attacked"`` for what runs with hostile clients have beside;
-            ``"ood"`` for what runs with a stream of foreign images have beside; None for one of a user's own
-            (:mod:`benchmark.own_metrics`).
+            ``"ood"`` for what runs with a stream of foreign images have beside, ``"corrupted"`` for what those with
+            corrupted images have in the last round; None for one of a user's own (:mod:`benchmark.own_metrics`).
     """
 
     name: str
@@ -67,7 +72,7 @@ class Metric:
     pooled: Literal["images", "counts"] | None = None
     always_defined: bool = True
     logs_worst: bool = False
-    first_in: Literal["basic", "clinical", "attacked", "ood"] | None = "basic"
+    first_in: Literal["basic", "clinical", "attacked", "ood", "corrupted"] | None = "basic"
 
 
 def _clinical(
@@ -117,6 +122,24 @@ def _separating(metric: str, score: str) -> Metric:
     )
 
 
+def version_name(kind: str, severity: int) -> str:
+    """Return what the accuracy on images of a kind of corruption is called: ``accuracy_jpeg_3``."""
+    return f"{EVALUATED}_{kind}_{severity}"
+
+
+def _on_corrupted(name: str) -> Metric:
+    """Return a metric of corrupted images, which only the last round has."""
+    return Metric(
+        name,
+        (),
+        lower_is_better=name == CORRUPTED_DROP,
+        per_cent=True,
+        pooled="counts",
+        always_defined=False,
+        first_in="corrupted",
+    )
+
+
 #: By name, in the order in which people read them.
 METRICS = {
     metric.name: metric
@@ -139,6 +162,8 @@ METRICS = {
         _clinical("brier", formulas.brier, SquaredErrors, lower_is_better=True),
         Metric(HONEST_ACCURACY, (), per_cent=True, always_defined=False, first_in="attacked"),
         *(_separating(metric, score) for score in OOD_SCORES for metric in formulas.Separation._fields),
+        *map(_on_corrupted, (CORRUPTED_ACCURACY, CORRUPTED_DROP)),
+        *(_on_corrupted(version_name(kind, severity)) for kind in CORRUPTIONS for severity in range(1, 6)),
     )
 }
 

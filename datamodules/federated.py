@@ -13,14 +13,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from benchmark.engine.batches.loaders import Loaders
-from benchmark.engine.plan.work import Share
+from benchmark.engine.batches.pool import Images
+from benchmark.engine.plan.work import Share, Shown
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Federation, Holdings, Terms
+from benchmark.federation import CorruptedRows, Federation, Holdings, Terms
 from benchmark.hostile import hostile_clients
 from benchmark.own_metrics import check_own_metrics, chosen_metrics
 from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
 from benchmark.seeds import derived_seed, numpy_generator
+from datamodules.corruptions import CorruptedTests
 from datamodules.label_orders import flipped, reordered
 from datamodules.manifest import OF_THE_STREAM, FromManifest, record_split
 from datamodules.ood_stream import ForeignImages, OODStream
@@ -72,6 +74,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         ood: foreign images that each client's model scores in every evaluation, beside the client's own images of split
             ``test``, ``val`` or ``new``: how well it tells them apart (see
             :class:`datamodules.ood_stream.OODStream`), for example ``{source: datamodules.Letters, images: 500}``.
+        corruptions: some test images of each client are scored in corrupted versions, too, in the last round:
+            ``default``, or what differs from it, for example ``{kinds: [jpeg], severities: [1, 5], images: 50}`` (see
+            :class:`datamodules.corruptions.CorruptedTests`).
         new_clients: fraction of the clients, drawn by ``partition_seed``, that never train; they are tested as split
             ``new``, after a copy was fitted as the method says.
         cache_features: compute what the method makes of an image with frozen parts once for each image, where the
@@ -112,6 +117,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         evaluate_local: bool | None = None,
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
         ood: OODStream | None = None,
+        corruptions: CorruptedTests | Literal["default"] | None = None,
         new_clients: BelowOne = 0.0,
         cache_features: bool | str = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
@@ -147,6 +153,11 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.ood = ood
         if ood is not None:
             ood.check_classes(source)
+        self.corruptions = CorruptedTests() if corruptions == "default" else corruptions
+        if corruptions is not None and val_only:
+            raise ConfigurationError(
+                "data.corruptions corrupts test images, and data.val_only scores none; leave one of them out"
+            )
         if val_only and not val_fraction:
             raise ConfigurationError(
                 "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "
@@ -190,7 +201,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         #: set from the partition: per split that has one, its own classes in the order in which labels are counted
         self.label_spaces: dict[str, tuple[int, ...]] = {}
         self._pool: ImagePool | None = None
+        #: further images that clients score, of `ood` and `corruptions`
+        self.others: dict[Shown, Images] = {}
         self._foreign: ForeignImages | None = None
+        self._corrupted = CorruptedRows()
         #: with the labels of the data set
         self._recorded_pool: ImagePool | None = None
         #: what the Trainer iterates over; from the engine, once a method has joined
@@ -280,12 +294,10 @@ class FederatedDataModule(Checked, LightningDataModule):
             f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "
             f"to {max(sizes):,} training images ({seconds:.1f} s)"
         )
-        self._foreign = None if self.ood is None else self.ood.read(pool, self.held_out)
-
-    @property
-    def stream(self) -> torch.Tensor | None:
-        """Foreign images that held-out ones are held against, uint8 [n, 3, H, W]; None where there are none."""
-        return None if self._foreign is None else self._foreign.images
+        if self.ood is not None:
+            self._foreign = self.others[Shown.FOREIGN] = self.ood.read(pool, self.held_out)
+        if self.corruptions is not None:
+            self.others[Shown.CORRUPTED], self._corrupted = self.corruptions.read(pool, self.held_out["test"])
 
     def _hold_out(self, splits: ClientSplits) -> tuple[Rows, dict[str, Rows]]:
         """Training rows, and the rows to evaluate on by split."""
@@ -387,8 +399,8 @@ class FederatedDataModule(Checked, LightningDataModule):
             poisson_lots=self.record_privacy is not None and self.record_privacy.sampling == "poisson",
         )
         streams = {} if self._foreign is None else self._foreign.rows
-        held = Holdings(self.train_indices, self.train_sizes, self.held_out, self.class_counts, streams)
-        return Federation(terms, held)
+        of_all = self.train_indices, self.train_sizes, self.held_out, self.class_counts
+        return Federation(terms, Holdings(*of_all, streams, self._corrupted))
 
     # ------------------------------------------------------------------ loaders
 

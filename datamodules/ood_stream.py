@@ -36,6 +36,11 @@ class ForeignImages:
     rows: Mapping[str, np.ndarray]
     facts: dict[str, str | int]
 
+    @property
+    def labels(self) -> Tensor:
+        """Return zeros, int64 [n]: no image is of a class of the federation."""
+        return torch.zeros(len(self.images), dtype=torch.int64)
+
 
 @checked
 @dataclass(frozen=True)

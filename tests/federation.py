@@ -256,7 +256,7 @@ class _Made:
         """Read it, and make what it says."""
         args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
         cli = FederatedCLI(args, run=False)
-        others = {"source", "partition", "transform", "record_privacy", "ood", *AFTERWARDS}
+        others = {"source", "partition", "transform", "record_privacy", "ood", "corruptions", *AFTERWARDS}
         plain = {name: value for name, value in vars(cli.config.data).items() if name not in others}
         states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002  Lightning seeds it
         return cls(cli.model, cli.datamodule, plain, (*states, os.environ["PL_GLOBAL_SEED"]))
@@ -270,7 +270,7 @@ class _Made:
         files = (yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("data", {}) for name in ("base", conf))
         configured = {name: value for file in files for name, value in file.items() if name in AFTERWARDS}
         objects = copy.deepcopy((self.data.source, self.data.partition, self.data._transform))
-        made = {"record_privacy": self.data.record_privacy, "ood": self.data.ood}
+        made = {name: getattr(self.data, name) for name in ("record_privacy", "ood", "corruptions")}
         data = FederatedDataModule(*objects, **self.plain | made | configured | afterwards)
         data.setup()
         tokenizers = (module.tokenizer for module in self.method.modules() if hasattr(module, "tokenizer"))

@@ -1,28 +1,16 @@
 """Interfaces that a datamodule and the module of a method offer to the engine."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from torch import Tensor
-
 from benchmark.engine.batches.loaders import Loaders
-from benchmark.engine.batches.pool import Transform
+from benchmark.engine.batches.pool import Images, Transform
+from benchmark.engine.plan.work import Shown
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Federation, Values
 from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.server import Declared
-
-
-class Images(Protocol):
-    """All images of a data set: uint8 [n, 3, H, W], and their labels, int64 [n]."""
-
-    @property
-    def images(self) -> Tensor:
-        """The pixels."""
-
-    @property
-    def labels(self) -> Tensor:
-        """Classes."""
 
 
 class FederatedData(Protocol):
@@ -47,8 +35,8 @@ class FederatedData(Protocol):
         """The images, once they are read."""
 
     @property
-    def stream(self) -> Tensor | None:
-        """Foreign images that held-out ones are held against, stored like the pool's; None where there are none."""
+    def others(self) -> Mapping[Shown, Images]:
+        """Further images that clients score: foreign ones, whose labels count for nothing, and corrupted ones."""
 
     @property
     def federation(self) -> Federation:

@@ -11,7 +11,7 @@ from benchmark.engine.client_state import LAST
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.device.precision import float32_outside_of_steps
 from benchmark.engine.kept_images import KeptImages
-from benchmark.engine.plan.work import CohortWork, Part
+from benchmark.engine.plan.work import CohortWork, Part, Shown
 from benchmark.engine.refusals.author_errors import place
 from benchmark.engine.refusals.payload_checks import unchanged
 from benchmark.engine.scores import ClientScores
@@ -56,14 +56,17 @@ class Evaluation:
             self.fit(work, fitting, received, round, rule)
         # Before the first round a client's own state is the server's, which was scored just before.
         untrained = round.number == 0 and not fitting and not self._sent(received, len(work.clients))
+        cohort: Cohort | None = None
         for part in scoring:
             if part.point == "local" and untrained:
                 self._score_as_server(work, part)
-            else:
+                continue
+            # Corrupted images come after the same ones as they are, at the same point on the same split.
+            if cohort is None or part.shown is not Shown.CORRUPTED:
                 fitted = bool(fitting) and part.point == "server"
                 values = simulation.slots.detached() if fitted else self.values(part, received)
                 cohort = simulation.gather(work.clients, Stage.EVALUATE, round, received, values, part.split)
-                self._score(work, part, cohort)
+            self._score(work, part, cohort)
 
     def _score(self, work: CohortWork, part: Part, cohort: Cohort) -> None:
         """Score a cohort on the images of a split, and on the stream that they are held against, where there is one."""
@@ -83,13 +86,15 @@ class Evaluation:
             y = batch.y
             if part.point == "local" and cohort.round.number > 0:
                 y = y.masked_fill(~cohort.participated[:count, None], IGNORE)  # who never trained has no local model
-            self._of(part, classes).update(made, y, step.clients, step.index, step.foreign)
+            self._of(part, classes).update(made, y, step.clients, step.index, step.shown)
             self._stepped()
 
     def _score_as_server(self, work: CohortWork, part: Part) -> None:
         """Take the scores of the server's state for the clients' own, which is equal to it."""
         for _ in work.steps(part, self.simulation.device):
             self._stepped()
+        if part.shown is Shown.CORRUPTED:
+            return  # taken with the others
         server = self.scores["server", part.split]
         own = self._of(part, server.num_classes)
         own.add(work.clients, server.counted(work.clients))
@@ -110,8 +115,10 @@ class Evaluation:
 
     def _nothing(self, classes: int, split: str) -> ClientScores:
         """Return scores of no image."""
-        clients, stream = self.simulation.terms.num_clients, split in self.simulation.holdings.streams
-        return ClientScores(clients, classes, self.metrics, stream).to(self.simulation.device)
+        clients, holdings = self.simulation.terms.num_clients, self.simulation.holdings
+        versions = holdings.corrupted.versions if split == "test" else ()
+        scores = ClientScores(clients, classes, self.metrics, split in holdings.streams, versions)
+        return scores.to(self.simulation.device)
 
     def values(self, part: Part, received: Broadcast) -> Values:
         """Return what a part's clients differ in at its point; what all have in common is the method's own."""
@@ -195,7 +202,7 @@ class Evaluation:
             whole = self._nothing(classes, key[1])
             for theirs, part in zip(everybody, parts, strict=True):
                 if key in theirs:
-                    counted = {kind.name: part["/".join((kind.name, *key))] for kind in whole.kinds}
+                    counted = {name: part["/".join((name, *key))] for name in whole.states}
                     whole.add(theirs[key][0], counted)
                     if self.keeps_images:
                         whole.keep(KeptImages.read(part, "/".join(("images", *key, ""))))

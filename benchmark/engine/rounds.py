@@ -120,7 +120,12 @@ class Server(Callback):
         self.delivery.start(terms)
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
-            simulation, data.cohort_width, data.num_workers, self.rule, self.next_clients
+            simulation,
+            data.cohort_width,
+            data.num_workers,
+            self.rule,
+            self.next_clients,
+            lambda: stage == "test" or self.finished_rounds >= simulation.rounds,
         )
         self.on_divergence = data.on_divergence
 

@@ -1,7 +1,7 @@
 """Per-client scores, kept as counts so that they do not depend on how clients and images were batched."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,11 +9,15 @@ from torchmetrics import Metric
 
 from benchmark.counts import ClassCounts, Counts, ScoredBatch
 from benchmark.engine.kept_images import KeptImages
+from benchmark.engine.plan.work import Shown
 from benchmark.engine.stream_scores import StreamScores
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import CORRUPTED_ACCURACY, CORRUPTED_DROP, keep_images, metrics_of, value_of_images
 from benchmark.metrics import Metric as MetricOfClients
-from benchmark.metrics import keep_images, metrics_of, value_of_images
 from benchmark.placing import placed
+
+#: State that counts corrupted images.
+VERSIONS = "right_of_versions"
 
 
 class ClientScores(Metric):
@@ -28,6 +32,7 @@ class ClientScores(Metric):
         num_classes: C.
         chosen: which metrics: one of :data:`benchmark.metrics.SETS`, or themselves.
         stream: whether the images are held against a stream of foreign ones.
+        versions: what the accuracies on corrupted versions of images are called; the first is of images as they were.
     """
 
     full_state_update = False
@@ -40,6 +45,7 @@ class ClientScores(Metric):
         num_classes: int,
         chosen: str | tuple[MetricOfClients, ...] = "basic",
         stream: bool = False,
+        versions: Sequence[str] = (),
     ) -> None:
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
@@ -52,9 +58,21 @@ class ClientScores(Metric):
         for kind in self.kinds:
             zeros = torch.zeros(num_clients, *kind.shape(num_classes), dtype=getattr(torch, kind.dtype))
             self.add_state(kind.name, zeros, dist_reduce_fx="sum")
+        self.versions = tuple(versions)
+        if versions:  # right predictions and images of each
+            self.add_state(
+                VERSIONS, torch.zeros(num_clients, len(versions), 2, dtype=torch.int64), dist_reduce_fx="sum"
+            )
+        #: names of what is counted
+        self.states = [*(kind.name for kind in self.kinds), *([VERSIONS] if versions else [])]
 
     def update(
-        self, logits: Tensor, y: Tensor, clients: Sequence[int], index: Tensor | None = None, foreign: bool = False
+        self,
+        logits: Tensor,
+        y: Tensor,
+        clients: Sequence[int],
+        index: Tensor | None = None,
+        shown: Shown = Shown.OWN,
     ) -> None:
         """Count one stacked batch.
 
@@ -62,18 +80,27 @@ class ClientScores(Metric):
             logits: [K, B, C].
             y: [K, B], -100 where there is no image.
             clients: client ids, K of them.
-            index: rows of the image pool [K, B], by which kept images are sorted.
-            foreign: the images are of the stream, and the clients' own are held against them.
+            index: rows of the images' pool [K, B]: kept images are sorted by them, corrupted ones have their versions.
+            shown: whose pool. The clients' own images are held against foreign ones; no other metric knows these.
         """
+        if shown is Shown.CORRUPTED and index is not None:
+            self._count_versions(ScoredBatch(logits, y), clients, index)
+            return
         if self.stream is not None:
-            self.stream.update(logits, y, clients, foreign)
-        if foreign:
+            self.stream.update(logits, y, clients, shown is Shown.FOREIGN)
+        if shown is Shown.FOREIGN:
             return
         rows, batch = placed(torch.tensor(clients), logits.device), ScoredBatch(logits, y)
         for kind in self.kinds:
             self._state(kind.name).index_add_(0, rows, kind.count(batch))
         if self.keeps_images:
             self._kept.append(KeptImages.of_batch(logits, y, clients, index))
+
+    def _count_versions(self, batch: ScoredBatch, clients: Sequence[int], index: Tensor) -> None:
+        """Count corrupted images by version."""
+        place = index % len(self.versions) + placed(torch.tensor(clients), index.device)[:, None] * len(self.versions)
+        numbers = torch.stack([(batch.predictions == batch.y) & batch.there, batch.there], -1).long()
+        self.versions_counted.view(-1, 2).index_add_(0, place.flatten(), numbers.flatten(0, 1))
 
     def add(self, clients: Sequence[int], counted: Mapping[str, Tensor]) -> None:
         """Add what was counted elsewhere.
@@ -103,7 +130,7 @@ class ClientScores(Metric):
 
     def counted(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return the counts of some clients, by kind, [K, ...]."""
-        return {kind.name: self._state(kind.name)[[*clients]] for kind in self.kinds}
+        return {name: self._state(name)[[*clients]] for name in self.states}
 
     def scored(self) -> list[int]:
         """Return the clients of whom an image was counted."""
@@ -120,7 +147,27 @@ class ClientScores(Metric):
         for client, images in self._by_client().items():
             for name, value in self._of_images(images).items():
                 made[name][client] = value
-        return made if self.stream is None else made | self.stream.compute(len(self.counts))
+        made |= {} if self.stream is None else self.stream.compute(len(self.counts))
+        return made | self._of_versions(lambda counts: counts)
+
+    @property
+    def versions_counted(self) -> Tensor:
+        """Return right predictions and images of each version of corrupted images, int64 [N, V, 2]."""
+        return self._state(VERSIONS)
+
+    def _of_versions(self, summed: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the metrics of corrupted images by name, float64 [N]; none before any is scored.
+
+        Args:
+            summed: sums counts, [N, V, 2], over clients, or leaves them.
+        """
+        if not self.versions or not self.versions_counted.any():
+            return {}
+        right, images = summed(self.versions_counted).double().unbind(-1)
+        clean, *corrupted = (right / images).unbind(1)
+        mean = torch.stack(corrupted, 1).mean(1)
+        of_versions = dict(zip(self.versions[1:], corrupted, strict=True))
+        return {CORRUPTED_ACCURACY: mean, CORRUPTED_DROP: clean - mean} | of_versions
 
     def pooled(self) -> dict[str, float]:
         """Return the metrics of all clients' images together, but for means over images; NaN where not defined."""
@@ -131,7 +178,9 @@ class ClientScores(Metric):
                 made[metric.name] = metric.of(*sums).item()
         of_all = self._of_images(self.kept)
         made |= {each.name: of_all[each.name] for each in self.metrics if each.name in of_all and each.pooled}
-        return made if self.stream is None else made | self.stream.pooled()
+        made |= {} if self.stream is None else self.stream.pooled()
+        of_versions = self._of_versions(lambda counts: counts.sum(0, keepdim=True))
+        return made | {name: value.item() for name, value in of_versions.items()}
 
     def _by_client(self) -> dict[int, KeptImages]:
         """Return the images of each client of whom any are kept."""

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from benchmark.delivery import Delivery
 from benchmark.engine.batches.loaders import Loaders
-from benchmark.engine.batches.pool import Transform
+from benchmark.engine.batches.pool import Images, Transform
+from benchmark.engine.plan.work import Shown
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
@@ -76,7 +77,7 @@ class KnownFederation:
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one: bool = False
     record_privacy: RecordLevelPrivacy | None = None
-    stream: Tensor | None = None
+    others: Mapping[Shown, Images] = field(default_factory=dict)
     num_workers: int = 0
     loaders: Loaders | None = field(default=None, repr=False)
 

@@ -27,7 +27,9 @@ RESULT_FREE_KEYS = frozenset(
 
 
 #: A key of one of these names with None is as good as absent: configurations of before do not have it.
-LATER_KEYS = frozenset({"delivery", "bits", "evaluate_local", "metrics", "label_flipping", "record_privacy", "ood"})
+LATER_KEYS = frozenset(
+    {"delivery", "bits", "evaluate_local", "metrics", "label_flipping", "record_privacy", "ood", "corruptions"}
+)
 
 #: A key of one of these names with None is hashed as this value, which older configurations write out.
 WRITTEN_OUT = {"pretrained_tag": "openai"}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from federation import ForeignImages, Ragged, TinyImages
 
+from benchmark.engine.plan.work import Shown
 from benchmark.errors import ConfigurationError
 from benchmark.records.hashes import config_hash, manifest_hash
 from datamodules.dtd import DTD
@@ -24,6 +25,11 @@ def data_of(stream: OODStream | None, partition: Partition | None = None, **sett
     data = FederatedDataModule(TinyImages(), partition or Ragged(), ood=stream, **settings)
     data.setup()
     return data
+
+
+def foreign_of(data: FederatedDataModule) -> torch.Tensor:
+    """The images of its stream."""
+    return data.others[Shown.FOREIGN].images
 
 
 class Cats(ForeignImages):
@@ -45,13 +51,12 @@ class Nothing(ImageSource):
 
 def test_the_stream_is_drawn_once_for_all_and_as_large_as_the_federations_images() -> None:
     data = data_of(OODStream(ForeignImages(), images=10))
-    assert data.stream is not None
-    assert data.stream.shape == (10, 3, 32, 32)
-    assert data.stream.dtype == torch.uint8
-    assert len(torch.unique(data.stream.flatten(1), dim=0)) == 10
+    assert foreign_of(data).shape == (10, 3, 32, 32)
+    assert foreign_of(data).dtype == torch.uint8
+    assert len(torch.unique(foreign_of(data).flatten(1), dim=0)) == 10
     # Neither seed, nor partition, nor method matter.
     for other in ({"seed": 5, "partition_seed": 7}, {"partition": Ragged(4)}):
-        assert torch.equal(data_of(OODStream(ForeignImages(), images=10), **other).stream, data.stream)  # type: ignore[arg-type]
+        assert torch.equal(foreign_of(data_of(OODStream(ForeignImages(), images=10), **other)), foreign_of(data))
     streams = data.federation.holdings.streams
     assert {split: rows.tolist() for split, rows in streams.items()} == {"test": [*range(10)]}
 
@@ -68,20 +73,18 @@ def test_images_of_the_federations_size_stay_as_they_are() -> None:
 
 def test_split_val_is_held_against_other_images() -> None:
     data = data_of(OODStream(ForeignImages(), images=10), Ragged(2), val_fraction=0.3, new_clients=0.5)
-    assert data.stream is not None
     streams = data.federation.holdings.streams
     assert streams["test"].tolist() == streams["new"].tolist() == [*range(10)]
     assert streams["val"].tolist() == [*range(10, 20)]
-    assert len(torch.unique(data.stream.flatten(1), dim=0)) == 20
-    assert torch.equal(data.stream[:10], data_of(OODStream(ForeignImages(), images=10)).stream)  # type: ignore[arg-type]
+    assert len(torch.unique(foreign_of(data).flatten(1), dim=0)) == 20
+    assert torch.equal(foreign_of(data)[:10], foreign_of(data_of(OODStream(ForeignImages(), images=10))))
     fewer = data_of(OODStream(ForeignImages(), images=20), val_fraction=0.3, partition=Ragged(1))
     assert fewer.federation.holdings.streams["val"].tolist() == [20, 21, 22, 23]
 
 
 def test_the_manifest_names_the_stream_and_without_one_it_is_as_before(tmp_path: Path) -> None:
     data, without = data_of(OODStream(ForeignImages(), images=10)), data_of(None)
-    assert data.stream is not None
-    said = {"source": "ForeignImages", "images": 10, "sha256": pixels_sha256(data.stream)}
+    said = {"source": "ForeignImages", "images": 10, "sha256": pixels_sha256(foreign_of(data))}
     assert data.manifest == without.manifest | {"ood": said}
     assert data.split_record.hash == manifest_hash(data.manifest) != without.split_record.hash
     state = data.state_dict()

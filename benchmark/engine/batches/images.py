@@ -1,9 +1,10 @@
 """Mini-batches of steps: gathered, augmented and normalised on the device, or taken from kept features."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from benchmark.contract import ClientMethod, MiniBatch
 from benchmark.engine.batches.features import FeatureTables
-from benchmark.engine.batches.pool import Pool
+from benchmark.engine.batches.pool import Images, Pool
 from benchmark.engine.parameters import Parameters
-from benchmark.engine.plan.work import Step
+from benchmark.engine.plan.work import Shown, Step
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.federation import Federation, Values
 from benchmark.masked import IGNORE
@@ -33,7 +34,7 @@ class ImageFeed:
         ranks: the processes.
         cache_features: keep what frozen parts make of an image; ``"auto"`` where it fits into half of the free memory;
             a folder: so, and in a file there for other runs.
-        stream: foreign images that held-out ones are held against; their labels count for nothing.
+        others: further images that clients score, see :class:`benchmark.engine.plan.work.Shown`.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class ImageFeed:
         federation: Federation,
         ranks: Ranks,
         cache_features: bool | str = "auto",
-        stream: Pool | None = None,
+        others: Mapping[Shown, Images] = MappingProxyType({}),
     ) -> None:
         self.method = method
         self.pool = pool
-        self.stream = stream
+        self._others = others
+        self._pools = {Shown.OWN: pool}
         self.terms, self.holdings = federation.terms, federation.holdings
         self.ranks = ranks
         self.cache_features = cache_features
@@ -57,8 +59,7 @@ class ImageFeed:
         self.parameters = Parameters(method)
         #: what an image takes in a mini-batch, seen in the last one; 0 before any
         self._image_bytes = 0
-        self._tables: FeatureTables | None = None
-        self._stream_tables: FeatureTables | None = None
+        self._tables: dict[Shown, FeatureTables] = {}
         self._own: FeatureTables | None = None
 
     def settle(self, device: torch.device, resident: bool) -> None:
@@ -71,8 +72,8 @@ class ImageFeed:
         if resident:
             self.pool.on(device)
         self._feature_tables()
-        if self.stream is not None:
-            self._feature_tables(foreign=True)
+        if Shown.FOREIGN in self._others:
+            self._feature_tables(Shown.FOREIGN)
         if "own_images" in self.method.inputs:
             self._own_tables()
 
@@ -81,15 +82,15 @@ class ImageFeed:
         assert step.index is not None
         assert step.mask is not None
         mask = step.mask
-        tables = self._feature_tables(step.foreign)
+        tables = self._feature_tables(step.shown)
         features = tables.rows(step) if tables is not None else None
         if step.images is None:
-            pool = self._pool_of(step.foreign)
+            pool = self.pool_of(step.shown)
             step = pool.gather(step, images=features is None or "images" in self.method.inputs)
         assert step.images is not None
         assert step.labels is not None
         y = step.labels
-        if step.split in self.terms.label_spaces and not step.foreign:
+        if step.split in self.terms.label_spaces and step.shown is not Shown.FOREIGN:
             y = self._positions_in(step.split, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
         x = step.images if step.images.shape[-3] == 0 else self.pool.input(step.images, step.uniform, self._kind)
         if features is None:
@@ -114,7 +115,7 @@ class ImageFeed:
     def _together(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Return the first of some steps whose mini-batches can be made in one."""
         first = steps[0]
-        tables = self._feature_tables(first.foreign)
+        tables = self._feature_tables(first.shown)
         # Features that are made of images now would round by how many there are.
         made_now = "features" in self.method.inputs and (tables is None or tables.augmented)
         if first.index is None or first.images is not None or made_now or not self._image_bytes:
@@ -144,33 +145,29 @@ class ImageFeed:
             self._positions[split, device] = positions.to(device)
         return self._positions[split, device]
 
-    def _pool_of(self, foreign: bool) -> Pool:
-        """Return the clients' images, or those of the stream."""
-        if not foreign:
-            return self.pool
-        assert self.stream is not None
-        return self.stream
+    def pool_of(self, shown: Shown) -> Pool:
+        """Return the images of a pool, which is made when it is first asked for."""
+        if shown not in self._pools:
+            images = self._others[shown]
+            self._pools[shown] = Pool(images.images, images.labels, self.pool.transform)
+        return self._pools[shown]
 
-    def _feature_tables(self, foreign: bool = False) -> FeatureTables | None:
-        """Return what the frozen parts make of each image, computed at the first step that asks for it.
+    def _feature_tables(self, shown: Shown = Shown.OWN) -> FeatureTables | None:
+        """Return what the frozen parts make of each image of a pool, computed at the first step that asks for it.
 
-        Args:
-            foreign: of the stream's images. They are encoded by themselves, so that the clients' own keep every bit.
+        Pools are encoded apart, so that the clients' own images keep every bit. Corrupted ones are seen once, and none
+        of theirs are kept.
         """
-        if self.cache_features is False or "features" not in self.method.inputs:
+        if self.cache_features is False or "features" not in self.method.inputs or shown is Shown.CORRUPTED:
             return None
-        if foreign:
-            if self._stream_tables is None:
-                rows = np.arange(len(self._pool_of(foreign).labels))
-                self._stream_tables = self._made(rows, self.cache_features is not True, foreign)
-            return self._stream_tables if self._stream_tables.complete else None
-        if self._tables is None:
-            held = [rows for split in self.holdings.held_out.values() for rows in split.values()]
-            trained = [] if self.pool.transform.augment_numbers else list(self.holdings.train_rows.values())
-            rows = np.unique(np.concatenate(held + trained))
-            limited = self.cache_features is not True
-            self._tables = self._made(rows, limited)
-        return self._tables if self._tables.complete else None
+        if shown not in self._tables:
+            rows = np.arange(len(self.pool_of(shown).labels))
+            if shown is Shown.OWN:
+                held = [rows for split in self.holdings.held_out.values() for rows in split.values()]
+                trained = [] if self.pool.transform.augment_numbers else list(self.holdings.train_rows.values())
+                rows = np.unique(np.concatenate(held + trained))
+            self._tables[shown] = self._made(rows, self.cache_features is not True, shown)
+        return self._tables[shown] if self._tables[shown].complete else None
 
     def _own_tables(self) -> FeatureTables:
         """Return what the frozen parts make of each client's training images without augmentation."""
@@ -180,11 +177,11 @@ class ImageFeed:
             self._own = tables if tables is not None and not tables.augmented else self._made(rows, limited=False)
         return self._own
 
-    def _made(self, rows: np.ndarray, limited: bool, foreign: bool = False) -> FeatureTables:
+    def _made(self, rows: np.ndarray, limited: bool, shown: Shown = Shown.OWN) -> FeatureTables:
         with self.precision():
             size, folder = self.terms.eval_batch_size, self.cache_features
             kept_in = folder if isinstance(folder, str) and folder != "auto" else None
-            return FeatureTables(self.method, self._pool_of(foreign), rows, size, limited, self.ranks, kept_in)
+            return FeatureTables(self.method, self.pool_of(shown), rows, size, limited, self.ranks, kept_in)
 
     def own_images(self, clients: Sequence[int]) -> Values:
         """Return ``Client.own_images`` with a leading K: features, ``label`` and ``mask`` [K, n]."""
@@ -202,7 +199,7 @@ class ImageFeed:
 def _kind_of(step: Step) -> tuple[Any, ...]:
     """Return what is equal for steps whose rows can be put together."""
     assert step.index is not None
-    return step.stage, step.phase, step.split, step.foreign, step.index.shape, step.uniform is None
+    return step.stage, step.phase, step.split, step.shown, step.index.shape, step.uniform is None
 
 
 def _joined(steps: Sequence[Step]) -> Step:

@@ -8,11 +8,12 @@ from typing import Literal
 from torch.utils.data import DataLoader, Dataset
 
 from benchmark.contract import Stage
-from benchmark.engine.batches.pool import Pool, gather
+from benchmark.engine.batches.images import ImageFeed
+from benchmark.engine.batches.pool import gather
 from benchmark.engine.device.capacity import balanced, widest
 from benchmark.engine.plan.evaluation_plan import evaluated_clients, evaluation_plans
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.plan.work import Plan, Share, Source, Step
+from benchmark.engine.plan.work import Part, Plan, Share, Shown, Source, Step
 from benchmark.engine.simulation import Simulation
 from benchmark.seeds import torch_generator
 from benchmark.server import ServerRule
@@ -32,6 +33,7 @@ class Loaders:
         workers: loader processes that gather the images; 0 gathers on the device.
         rule: the server's, started.
         select: gives the clients of a round, by its number.
+        is_last: says whether an evaluation that begins is of the last round, or of a finished run.
     """
 
     def __init__(
@@ -41,17 +43,18 @@ class Loaders:
         workers: int,
         rule: ServerRule,
         select: Callable[[int], list[int]],
+        is_last: Callable[[], bool] = lambda: False,
     ) -> None:
         self.simulation = simulation
         self.workers = workers
         self.rule = rule
         self.select = select
+        self.is_last = is_last
         #: what ``auto`` chose; part of a checkpoint, for bit-identical arithmetic
         self.chosen: int | None = None if cohort_width == "auto" else cohort_width
         #: of this rank's clients together, in the round that was laid out last
         self.local_steps = 0
-        #: steps of the evaluation that was laid out last, of this rank
-        self.evaluation_steps = 0
+        self._evaluation: Share | None = None
         #: the clients that this rank trains in that round, and those that it scores
         self.trained: list[int] = []
         self.scored: list[int] = []
@@ -87,10 +90,17 @@ class Loaders:
         }
         alone = simulation.clients.one_by_one
         plans = evaluation_plans(simulation.method, simulation.roles, federation, splits, fitting, alone)
-        share = self._share(plans, "evaluate")
-        self.evaluation_steps = sum(len(part.positions) for _, _, parts in share.cohorts for part in parts)
+        self._evaluation = share = self._share(plans, "evaluate")
         self.scored = self._mine(share)
         return share
+
+    @property
+    def evaluation_steps(self) -> int:
+        """Return this rank's steps of the evaluation that was laid out last."""
+        return 0 if self._evaluation is None else len(self._evaluation.positions)
+
+    def _wanted(self, part: Part) -> bool:
+        return part.shown is not Shown.CORRUPTED or self.is_last()
 
     def begin(self, clients: Sequence[int]) -> None:
         """Have what the steps of these clients need, before the first; called by all ranks, each with its own."""
@@ -113,17 +123,17 @@ class Loaders:
     def _share(self, plans: Sequence[Plan], *key: int | str) -> Share:
         ranks = self.simulation.ranks
         if not self.workers:
-            return Share(plans, ranks.rank, ranks.count, together=TOGETHER)
+            return Share(plans, ranks.rank, ranks.count, together=TOGETHER, wanted=self._wanted)
 
         def gathered(share: Share) -> Source:
             """Have loader processes gather the images of all steps, in the order in which they are taken."""
             # A generator of its own: otherwise the loader draws from the global one, at another moment after a resume.
             generator = torch_generator(self.simulation.terms.seed, "loader", *key)
-            steps = _Gathered(share, self.simulation.images.pool, self.simulation.images.stream)
+            steps = _Gathered(share, self.simulation.images)
             arriving = iter(DataLoader(steps, batch_size=None, num_workers=self.workers, generator=generator))
             return lambda plan, positions: islice(arriving, len(positions))
 
-        return Share(plans, ranks.rank, ranks.count, gathered)
+        return Share(plans, ranks.rank, ranks.count, gathered, wanted=self._wanted)
 
     def _mine(self, share: Share) -> list[int]:
         return [client for client, owner in share.owners.items() if owner == self.simulation.ranks.rank]
@@ -132,13 +142,11 @@ class Loaders:
 class _Gathered(Dataset[Step]):
     """The steps of a rank's cohorts, one after the other, with their images: what loader processes do."""
 
-    def __init__(self, share: Share, pool: Pool, stream: Pool | None) -> None:
-        self.places = [
-            (plan, position) for _, plan, parts in share.cohorts for part in parts for position in part.positions
-        ]
-        self.pools = {False: (pool.images, pool.labels)}
-        if stream is not None:
-            self.pools[True] = stream.images, stream.labels
+    def __init__(self, share: Share, images: ImageFeed) -> None:
+        self.places = share.positions
+        shown = {plan.steps[position].shown for plan, position in self.places}
+        pools = {each: images.pool_of(each) for each in shown}
+        self.pools = {each: (pool.images, pool.labels) for each, pool in pools.items()}
 
     def __len__(self) -> int:
         return len(self.places)
@@ -146,4 +154,4 @@ class _Gathered(Dataset[Step]):
     def __getitem__(self, item: int) -> Step:
         plan, position = self.places[item]
         step = plan[position]
-        return gather(step, *self.pools[step.foreign])
+        return gather(step, *self.pools[step.shown])

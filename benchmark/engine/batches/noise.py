@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, Stage
-from benchmark.engine.plan.work import Step
+from benchmark.engine.plan.work import Shown, Step
 from benchmark.engine.refusals.author_errors import tensors
 from benchmark.engine.roles import overrides
 from benchmark.federation import Values
@@ -27,7 +27,7 @@ def drawn_noise(method: ClientMethod, seed: int, step: Step, batch_size: int, li
         Per name [K, ...]; nothing where nothing is needed.
     """
     of = (step.stage.value, step.point, step.split, step.round, step.phase, step.number)
-    key = (*of, "foreign") if step.foreign else of
+    key = of if step.shown is Shown.OWN else (*of, step.shown.value)
     return _drawn(method, seed, key, step.clients, step.stage, batch_size, like)
 
 

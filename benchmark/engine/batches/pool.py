@@ -21,6 +21,18 @@ class Transform(Protocol):
         """Make uint8 [..., 3, h, w] into float32 [..., 3, H, W]."""
 
 
+class Images(Protocol):
+    """All images of a data set: uint8 [n, 3, H, W], and their labels, int64 [n]."""
+
+    @property
+    def images(self) -> Tensor:
+        """The pixels."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes."""
+
+
 class Pool:
     """Images and labels of a data set.
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.plan.work import Part, Share, Step, by_cohort
+from benchmark.engine.plan.work import Part, Share, Shown, Step, by_cohort
 from benchmark.engine.roles import Roles, overrides
 from benchmark.federation import Federation
 
@@ -61,7 +61,9 @@ def evaluation_plans(
         }
         if rows:
             streams = {name: foreign for name, foreign in federation.holdings.streams.items() if name in rows}
-            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy, largest, streams))
+            corrupted = federation.holdings.corrupted.rows if "test" in rows else {}
+            others = streams, corrupted
+            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy, largest, *others))
     return plans
 
 
@@ -129,6 +131,7 @@ class EvaluationPlan:
             that nothing depends on who is tested together, or on which splits are.
         most_images: per split, the most images of any client of the federation; by default of these clients.
         streams: per split that has one, the stream's rows in its own pool.
+        corrupted: per client, the rows of corrupted versions of its images of split ``test`` in their own pool.
     """
 
     def __init__(
@@ -142,9 +145,11 @@ class EvaluationPlan:
         noisy: bool = False,
         most_images: Mapping[str, int] = MappingProxyType({}),
         streams: Mapping[str, np.ndarray] = MappingProxyType({}),
+        corrupted: Rows = MappingProxyType({}),
     ) -> None:
         self.held_out = held_out
         self.streams = streams
+        self.corrupted = corrupted
         self.training = training
         sizes = {split: {client: len(lists[client]) for client in clients} for split, lists in held_out.items()}
         largest = {split: most_images.get(split, max(of.values())) for split, of in sizes.items()}
@@ -155,6 +160,7 @@ class EvaluationPlan:
             images = {client: max(of[client] for of in sizes.values()) for client in clients}
             fit = max(1, batch_size // max(1, *images.values())) if noisy else most_clients
             self.cohorts = filling(clients, images, batch_size, min(fit, most_clients))
+        alone = training is None and not noisy
         self.steps: list[Step] = []
         self.parts: list[Part] = []
         #: per step its position in ``training``, -1 for a step that scores
@@ -169,19 +175,41 @@ class EvaluationPlan:
                 for split, of in sizes.items():
                     # The cohorts of fine-tuning are as wide as those of training, on which no result may depend.
                     own = max(of[client] for client in cohort)
-                    alone = training is None and not noisy
                     rows = rows_of_a_step(own if alone else largest[split], batch_size)
                     first = Step(cohort, cohort, Stage.EVALUATE, point=point, split=split)
-                    steps = [replace(first, number=number) for number in range(-(-own // max(rows, 1)))]
-                    sizes_of = [rows] * len(steps)
-                    if steps and split in streams:
-                        foreign = len(streams[split])
-                        # Many small steps take long; but draws are of as many rows as with the clients' own images.
-                        most = rows_of_a_step(foreign, max(rows, batch_size // len(cohort))) if alone else rows
-                        more = [replace(first, number=number, foreign=True) for number in range(-(-foreign // most))]
-                        steps, sizes_of = steps + more, sizes_of + [most] * len(more)
-                    part = Part(cohort, Stage.EVALUATE, 0, point, split, range(0))
-                    self._add(part, steps, [-1] * len(steps), sizes_of)
+                    self._add_scoring(first, rows, batch_size if alone else 0)
+
+    def _add_scoring(self, first: Step, rows: int, most: int) -> None:
+        """Add what scores a cohort on a split: its own images, then the stream; and a part of corrupted images.
+
+        Args:
+            first: step of the cohort at the point on the split.
+            rows: of a step with own images.
+            most: images in a step with others; 0 where scores rest on draws or fitted copies, and it has as many rows.
+        """
+        part = Part(first.cohort, first.stage, 0, first.point, first.split, range(0))
+        steps, sizes = self._cut(first, rows, 0)
+        if steps and first.split in self.streams:
+            more, of_more = self._cut(replace(first, shown=Shown.FOREIGN), rows, most)
+            steps, sizes = steps + more, sizes + of_more
+        self._add(part, steps, [-1] * len(steps), sizes)
+        if steps and self.corrupted and first.split == "test":
+            steps, sizes = self._cut(replace(first, shown=Shown.CORRUPTED), rows, most)
+            self._add(replace(part, shown=Shown.CORRUPTED), steps, [-1] * len(steps), sizes)
+
+    def _cut(self, first: Step, rows: int, most: int) -> tuple[list[Step], list[int]]:
+        """Cut the images that a step's clients are shown into steps; return them with the rows of each."""
+        longest = max(len(self._shown_to(client, first)) for client in first.clients)
+        if most:  # many small steps take long
+            rows = rows_of_a_step(longest, max(rows, most // len(first.clients)))
+        steps = [replace(first, number=number) for number in range(-(-longest // max(rows, 1)))]
+        return steps, [rows] * len(steps)
+
+    def _shown_to(self, client: int, step: Step) -> np.ndarray:
+        """Return the rows of their pool that a client is shown in steps such as this one."""
+        if step.shown is Shown.FOREIGN:
+            return self.streams[step.split]
+        return self.corrupted[client] if step.shown is Shown.CORRUPTED else self.held_out[step.split][client]
 
     def _add(self, part: Part, steps: Sequence[Step], sources: Sequence[int], rows: Sequence[int]) -> None:
         """Add a part with its steps, if it has any; ``rows`` of each."""
@@ -196,12 +224,8 @@ class EvaluationPlan:
         if source >= 0 and self.training is not None:
             drawn = self.training[source]
             return replace(step, index=drawn.index, mask=drawn.mask, uniform=drawn.uniform)
-        held = self.held_out[step.split]
         begin = step.number * size
-        rows = [
-            (self.streams[step.split] if step.foreign else held[client])[begin : begin + size]
-            for client in step.clients
-        ]
+        rows = [self._shown_to(client, step)[begin : begin + size] for client in step.clients]
         mask = np.arange(size) < np.fromiter(map(len, rows), np.int64, len(rows))[:, np.newaxis]
         index = np.zeros(mask.shape, dtype=np.int64)
         index[mask] = np.concatenate(rows)

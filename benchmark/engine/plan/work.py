@@ -9,6 +9,7 @@ alone, so the plan of one client is the same in any cohort.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import islice
 from typing import Any, Protocol
 
@@ -18,6 +19,14 @@ from torch import Tensor
 from benchmark.contract import Stage
 from benchmark.engine.ranks.ranks import dealt
 from benchmark.placing import placed_together
+
+
+class Shown(StrEnum):
+    """Which pool a step's images are of."""
+
+    OWN = "own"  #: the clients' images
+    FOREIGN = "foreign"  #: a stream that those of the split are held against; they have no labels
+    CORRUPTED = "corrupted"  #: corrupted versions of images of the split, which the last round scores
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,8 @@ class Step:
         stopping: per client, whether this is its own last step of the phase while others of the cohort go on.
         point: what is evaluated: ``"server"`` or ``"local"``; empty in training.
         split: ``"train"``, or the split that is evaluated: ``"test"``, ``"val"``, ``"new"``, ...
-        foreign: the images are of the stream that those of the split are held against; they have no labels.
-        index: int64 [K, B], rows of the image pool, or of the stream's; 0 where masked out.
+        shown: which pool the images are of.
+        index: int64 [K, B], rows of that pool; 0 where masked out.
         mask: bool [K, B], False where a client's last batch is padded.
         uniform: float32 [K, B, m] numbers in [0, 1) for the augmentation of each image, or None.
         images: uint8 [K, B, 3, H, W] and
@@ -51,7 +60,7 @@ class Step:
     stopping: tuple[bool, ...] = ()
     point: str = ""
     split: str = "train"
-    foreign: bool = False
+    shown: Shown = Shown.OWN
     index: Tensor | None = None
     mask: Tensor | None = None
     uniform: Tensor | None = None
@@ -70,6 +79,7 @@ class Part:
         point: what is evaluated; empty in training.
         split: which images.
         positions: of the steps in their plan.
+        shown: corrupted versions of the split's images, or these with the stream that they are held against.
     """
 
     cohort: tuple[int, ...]
@@ -78,6 +88,7 @@ class Part:
     point: str
     split: str
     positions: range
+    shown: Shown = Shown.OWN
 
 
 class Plan(Protocol):
@@ -158,6 +169,7 @@ class Share:
         count: of ranks.
         source: of the steps, made anew whenever the cohorts are iterated over; by default the plans themselves.
         together: steps that are placed on the device at a time.
+        wanted: asked of each part whenever the cohorts are iterated over; the others are passed over.
 
     Attributes:
         owners: per client of the plans, the rank that steps it.
@@ -172,6 +184,7 @@ class Share:
         count: int = 1,
         source: Callable[["Share"], Source] = lambda share: drawn,
         together: int = 1,
+        wanted: Callable[[Part], bool] = lambda part: True,
     ) -> None:
         pieces = []
         for plan in plans:
@@ -187,16 +200,24 @@ class Share:
         self.cohorts = [piece for piece, owner in zip(pieces, ranks, strict=True) if owner == rank]
         self.source = source
         self.together = together
+        self.wanted = wanted
 
     def __len__(self) -> int:
         return max(1, len(self.cohorts))
+
+    @property
+    def positions(self) -> list[tuple[Plan, int]]:
+        """Return the plan and the position of every step that is taken now, in order."""
+        parts = [(plan, part) for _, plan, of in self.cohorts for part in of if self.wanted(part)]
+        return [(plan, position) for plan, part in parts for position in part.positions]
 
     def __iter__(self) -> Iterator[CohortWork]:
         source = self.source(self)
         if not self.cohorts:
             yield CohortWork((), None, (), source, self.together, last=True)
         for number, (clients, plan, parts) in enumerate(self.cohorts, start=1):
-            yield CohortWork(clients, plan, parts, source, self.together, last=number == len(self.cohorts))
+            wanted = [part for part in parts if self.wanted(part)]
+            yield CohortWork(clients, plan, wanted, source, self.together, last=number == len(self.cohorts))
 
 
 def by_cohort(parts: Sequence[Part]) -> dict[tuple[int, ...], list[Part]]:

@@ -11,6 +11,7 @@ from over_ranks import over_ranks
 from sklearn.metrics import roc_auc_score
 from torch.func import functional_call
 
+from benchmark.engine.plan.work import Shown
 from benchmark.metrics import METRICS, POOLED_CLIENT
 from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
@@ -45,7 +46,7 @@ def test_every_clients_own_model_scores_its_images_and_the_whole_stream() -> Non
 
         with torch.no_grad():
             known = scores(data.pool.images[torch.from_numpy(data.splits.test[client])])
-            foreign = scores(data.stream)
+            foreign = scores(data.others[Shown.FOREIGN].images)
         expected = roc_auc_score([1] * len(known) + [0] * 10, known + foreign)
         assert values["ood_auroc"][client].item() == pytest.approx(expected, abs=1e-6)
         pooled[0] += known

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmark.contract import Group, Phase, Stage
 from benchmark.engine.plan.evaluation_plan import EvaluationPlan
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.plan.work import CohortWork, Share, Step, cohorts, steps_per_epoch
+from benchmark.engine.plan.work import CohortWork, Share, Shown, Step, cohorts, steps_per_epoch
 from benchmark.seeds import derived_seed
 
 TERMS = terms(3, batch_size=3, row=3)
@@ -244,7 +244,7 @@ def test_every_client_scores_the_whole_stream_after_its_own_images(width: int, n
     made = EvaluationPlan([0, 1, 2], held, copies, ("server", "local"), 6, 9, noisy, largest, STREAMS)
     without = EvaluationPlan([0, 1, 2], held, copies, ("server", "local"), 6, 9, noisy, largest)
     assert made.cohorts == without.cohorts
-    kept = [made[i] for i, step in enumerate(made.steps) if not step.foreign]
+    kept = [made[i] for i, step in enumerate(made.steps) if step.shown is Shown.OWN]
     for step, same in zip(kept, (without[i] for i in range(len(without.steps))), strict=True):
         assert (step.clients, step.point, step.split, step.number) == (
             same.clients,
@@ -254,7 +254,7 @@ def test_every_client_scores_the_whole_stream_after_its_own_images(width: int, n
         )
         assert torch.equal(step.index, same.index)
     for point in ("server", "local"):
-        foreign = [made[i] for i, step in enumerate(made.steps) if step.foreign and step.point == point]
+        foreign = [made[i] for i, step in enumerate(made.steps) if step.shown is Shown.FOREIGN and step.point == point]
         assert {step.split for step in foreign} == {"test"}
         seen = [
             (client, row)

@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from three_clients import HELD, LOGITS
 
+from benchmark.engine.plan.work import Shown
 from benchmark.engine.scores import ClientScores
 from benchmark.engine.stream_scores import StreamScores
 from benchmark.formulas import Separation, in_distribution_scores, separation
@@ -77,7 +78,7 @@ def scored(order: tuple[int, ...] = (0, 1, 2), at_once: int = 6, foreign_first: 
                 some = torch.tensor(images[start : start + at_once])
                 logits, y = torch.zeros(1, at_once, 3), torch.full((1, at_once), IGNORE)
                 logits[0, : len(some)], y[0, : len(some)] = some, 0
-                scores.update(logits, y, (client,), foreign=foreign)
+                scores.update(logits, y, (client,), shown=Shown.FOREIGN if foreign else Shown.OWN)
     return scores
 
 
@@ -122,7 +123,7 @@ def test_a_client_without_images_or_with_one_that_has_no_score_has_no_value() ->
     scores = ClientScores(3, 2, stream=True)
     good, bad = [[2.0, 0.0]], [[math.nan, 0.0]]
     scores.update(torch.tensor([good, bad]), torch.zeros(2, 1, dtype=torch.int64), (0, 1))
-    scores.update(torch.tensor([good, good]), torch.zeros(2, 1, dtype=torch.int64), (0, 1), foreign=True)
+    scores.update(torch.tensor([good, good]), torch.zeros(2, 1, dtype=torch.int64), (0, 1), shown=Shown.FOREIGN)
     assert scores.compute()["ood_auroc"].isnan().tolist() == [False, True, True]
     assert math.isnan(scores.pooled()["ood_auroc"])
 
