@@ -43,6 +43,7 @@ def other_versions(record: RunRecord) -> list[str]:
     """Where this machine's Python and packages differ from the run's: ``"torch 2.14.0, now 2.15.0"``."""
     then = {"python": record.environment.get("python"), **record.environment.get("versions", {})}
     now = {"python": platform.python_version(), **_versions()}
+    then.setdefault("pillow", now.get("pillow"))  # which older records do not name
     return [
         f"{name} {then.get(name) or 'absent'}, now {now.get(name) or 'absent'}"
         for name in sorted(set(then) | set(now))
@@ -113,6 +114,7 @@ def _versions() -> dict[str, str]:
         "numpy",
         "pandas",
         "scikit-learn",
+        "pillow",
     ):
         try:
             versions[package] = metadata.version(package)

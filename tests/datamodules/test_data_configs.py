@@ -31,6 +31,7 @@ OWN = [
     ("sources/imagenet", "partitions/base_to_novel"),
     ("sources/medmnist", "partitions/dirichlet_shared"),
     ("sources/vlcs", "partitions/domain_per_client"),
+    ("sources/letters", "partitions/domain_per_client"),
 ]
 
 
