@@ -154,10 +154,6 @@ class FederatedDataModule(Checked, LightningDataModule):
         if ood is not None:
             ood.check_classes(source)
         self.corruptions = CorruptedTests() if corruptions == "default" else corruptions
-        if corruptions is not None and val_only:
-            raise ConfigurationError(
-                "data.corruptions corrupts test images, and data.val_only scores none; leave one of them out"
-            )
         if val_only and not val_fraction:
             raise ConfigurationError(
                 "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "
@@ -296,7 +292,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         )
         if self.ood is not None:
             self._foreign = self.others[Shown.FOREIGN] = self.ood.read(pool, self.held_out)
-        if self.corruptions is not None:
+        if self.corruptions is not None and "test" in self.held_out:
             self.others[Shown.CORRUPTED], self._corrupted = self.corruptions.read(pool, self.held_out["test"])
 
     def _hold_out(self, splits: ClientSplits) -> tuple[Rows, dict[str, Rows]]:

@@ -146,11 +146,11 @@ def test_settings_that_corrupt_nothing_are_refused(made: dict[str, Any], said: s
         CorruptedTests(**made)
 
 
-def test_what_cannot_be_scored_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"data\.corruptions corrupts test images, and data\.val_only scores n"
-    ):
-        data_of("default", val_only=True, val_fraction=0.5)
+def test_where_test_images_are_not_scored_none_are_corrupted() -> None:
+    assert data_of("default", val_only=True, val_fraction=0.2, partition=Ragged(1)).others == {}
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corruptions, "free_memory", lambda device: 1e6)
     with pytest.raises(
         ConfigurationError, match=r"19 versions of 66 images take 4 MB, and half of the free .* is 0 MB; give fewer ima"
