@@ -152,6 +152,8 @@ class Agreement:
             why = "record-level privacy (data.record_privacy) has noise from the run's seed, which all know here"
         elif self.config["data"].get("ood") is not None:
             why = "foreign images (data.ood) are scored in a simulation alone"
+        elif self.config["data"].get("corruptions") is not None:
+            why = "corrupted images (data.corruptions) are scored in a simulation alone"
         elif overrides(method, "take"):
             why = "clients would have to wait for the server's answer (take)"
         elif method.sends_of_its_own:

@@ -374,6 +374,8 @@ def test_what_cannot_be_deployed_is_refused_in_a_line(
         agreement("FedVPT", "--data.new_clients=0.2")
     with pytest.raises(ConfigurationError, match="labels are flipped on purpose"):
         agreement("FedVPT", "--data.label_flipping=0.3")
+    with pytest.raises(ConfigurationError, match=r"corrupted images .* are scored in a simulation alone"):
+        agreement("FedVPT", "--data.corruptions=default")
     with pytest.raises(ConfigurationError, match=r"record-level privacy .* has noise from the run's seed"):
         agreement("FedVPT", "--data.record_privacy={clip: 1.0, noise_multiplier: 1.0}")
     with pytest.raises(ConfigurationError, match="a deployment's network is its delivery"):
