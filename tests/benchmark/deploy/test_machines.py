@@ -1,9 +1,13 @@
 """What an operator types: keys, the server's command, a site's, and a whole deployment on one machine."""
 
+import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +25,7 @@ from safetensors.torch import load_file
 from benchmark.deploy.agreement import Agreement
 from benchmark.deploy.keys import write_keys
 from benchmark.deploy.machines import connection
+from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.reload import restore
@@ -135,6 +140,23 @@ def test_an_app_for_folders_that_nobody_else_has(tmp_path: Path, capsys: pytest.
     assert "the images of Sites are at the sites" in capsys.readouterr().err
 
 
+def beside_its_simulation(folder: Path, run_dir: Path, *arguments: str) -> tuple[RunRecord, RunRecord]:
+    """Simulate what was deployed in a folder, compare values and scores, and return the records of both."""
+    from benchmark.run.cli import main as fit
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    fit(["fit", f"--config={arguments[0]}", *arguments[1:], f"--run_dir={run_dir}"])
+    torch.set_num_threads(threads)
+    method, _ = restore(run_dir)
+    for name, value in load_file(folder / "server" / "shared.safetensors").items():
+        assert torch.equal(value, method.get_parameter(name)), name
+    order = ["round", "point", "split", "metric", "client"]
+    tables = [pd.read_parquet(each / "metrics.parquet").sort_values(order) for each in (folder / "server", run_dir)]
+    pd.testing.assert_frame_equal(*(table.reset_index(drop=True) for table in tables), rtol=1e-6)
+    return read_record(folder / "server"), read_record(run_dir)
+
+
 def test_processes_on_this_machine_are_the_simulation_bit_for_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,30 +166,41 @@ def test_processes_on_this_machine_are_the_simulation_bit_for_bit(
     assert main(["deploy", "local", CONFIG, str(folder), *TWO]) == 0
     assert "round 2: test accuracy" in capsys.readouterr().out
     assert verify_record(folder / "server") == []
-    from benchmark.run.cli import main as fit
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    fit(["fit", f"--config={CONFIG}", *TWO, f"--run_dir={tmp_path / 'simulated'}"])
-    torch.set_num_threads(threads)
-    method, _ = restore(tmp_path / "simulated")
-    for name, value in load_file(folder / "server" / "shared.safetensors").items():
-        assert torch.equal(value, method.get_parameter(name)), name
-    deployed, simulated = (read_record(tmp_path / name) for name in ("deployed/server", "simulated"))
+    deployed, simulated = beside_its_simulation(folder, tmp_path / "simulated", CONFIG, *TWO)
     assert (deployed.config_hash, deployed.manifest_hash) == (simulated.config_hash, simulated.manifest_hash)
     assert deployed.communication == simulated.communication
-    tables = [
-        pd.read_parquet(tmp_path / name / "metrics.parquet").sort_values(
-            ["round", "point", "split", "metric", "client"]
-        )
-        for name in ("deployed/server", "simulated")
-    ]
-    pd.testing.assert_frame_equal(*(table.reset_index(drop=True) for table in tables), rtol=1e-6)
     assert main(["deploy", "local", CONFIG, str(folder), *TWO]) == 2
     assert "holds a finished deployment" in capsys.readouterr().err
     assert main(["predict", str(folder / "client1"), str(_an_image(tmp_path))]) == 0
     left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
     assert not left.split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedvpt", "pfedpg", "pfedbayespt"])
+def test_a_killed_deployment_goes_on_to_the_simulations_numbers(method: str, tmp_path: Path) -> None:
+    """The command and all of Flower's processes are killed in the second round, and the command is given again."""
+    folder, config = tmp_path / "deployed", f"configs/{method}_digits.yaml"
+    options = (*TWO[:-3], "--trainer.max_epochs=3", *TWO[-2:])
+    options = tuple(each.replace("every_n_epoch=2", "every_n_epoch=1") for each in options)
+    command = [sys.executable, "-m", "benchmark.commands", "deploy", "local", config, str(folder), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("round 1:"):
+                break
+        time.sleep(4)  # within the messages of the second round
+        os.killpg(process.pid, signal.SIGKILL)
+    subprocess.run(["pkill", "-9", "-f", str(folder)], check=False)
+    again = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=900)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert "round 1 of 3" not in again.stdout
+    assert "round 3 of 3: 2 of 2 clients" in again.stdout
+    deployed, simulated = beside_its_simulation(folder, tmp_path / "simulated", config, *options)
+    assert deployed.config_hash == simulated.config_hash
 
 
 def _an_image(folder: Path) -> Path:
