@@ -142,7 +142,11 @@ def show(arguments: argparse.Namespace) -> int:
         f"{record.communication['up_bytes']:.0f} bytes up and {record.communication['down_bytes']:.0f} down "
         "per participating client and round"
     )
-    for said in filter(None, (tuned, record.corrected)):
+    deployed = ""
+    if record.deployed is not None:
+        up, down = (record.deployed[name] for name in ("up_bytes", "down_bytes"))
+        deployed = f"deployed: {up:,} bytes of messages up and {down:,} down, {len(record.deployed['refused'])} refused"
+    for said in filter(None, (tuned, record.corrected, deployed)):
         console.print(_text(said))
     entries = _entries(record.summary)
     there = {name for *_, entry in entries for name in entry["last"]}
