@@ -1,7 +1,7 @@
 """One client of a deployment: the engine at width 1 over the images of one holder, without a Trainer or a server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -190,7 +190,7 @@ class LocalClient:
             By point and split the scores, of which this client's row counts.
         """
         evaluation = self.method.evaluation
-        self._relay.received = received
+        self._relay.received = self._known(received)
         evaluation.start()
         self.method.eval()
         share = self._loaders.evaluation([*self._data.federation.holdings.held_out])
@@ -200,6 +200,18 @@ class LocalClient:
                 evaluation.score(work, Round(round, (), self.terms.seed), self._relay)
         self.method.train()
         return evaluation.scores
+
+    def _known(self, received: Broadcast) -> Broadcast:
+        """Return a broadcast with the method's own parameters for values that are equal, as before the first round.
+
+        A simulation sends these parameters themselves then, and draws of an evaluation rest on that.
+        """
+        own = dict(self.method.named_parameters())
+        common = {
+            name: own[name].detach() if name in own and torch.equal(own[name], value) else value
+            for name, value in received.common.items()
+        }
+        return replace(received, common=common)
 
     def state(self) -> Values:
         """Return what the client keeps between rounds, by name: never to be sent."""

@@ -63,12 +63,15 @@ def client_command(
     Raises:
         ConfigurationError: TLS is missing, a file of it, or a path that Flower's configuration cannot hold.
     """
+    host, _, number = server.rpartition(":")
+    if not host or not number.isdecimal():
+        raise ConfigurationError(f"--server is a host and a port, such as hub.example.org:{PORT}; got {server!r:.100}")
     config = " ".join(f"{key}={_quoted(value)}" for key, value in {"client": name, **settings}.items())
     command = [installed("flower-supernode"), f"--superlink={server}", "--node-config", config]
     if port is not None:
         command.append(f"--port={port}")
     if keys is None:
-        _check_loopback(server.rpartition(":")[0])
+        _check_loopback(host)
         return [*command, "--insecure"]
     root, key = keys
     for path in keys:
@@ -108,7 +111,7 @@ def _check_loopback(host: str) -> None:
         inside = False
     if not inside:
         raise ConfigurationError(
-            f"without TLS a deployment stays on this machine (127.0.0.1), and {host or 'this'} is another; make keys "
+            f"without TLS a deployment stays on this machine (127.0.0.1), and {host} is another machine; make keys "
             "with `benchmark deploy keys`, and give them with --keys at the server, --root and --key at a site"
         )
 

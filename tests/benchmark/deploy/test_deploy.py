@@ -93,7 +93,10 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Agree
     return start
 
 
-@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg"])
+SLOW = [pytest.param(conf, marks=pytest.mark.slow) for conf in ("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP")]
+
+
+@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", *SLOW])
 def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tmp_path: Path) -> None:
     agreed = agreement(conf, *OPTIONS)
     server, wire = deployed(agreed)

@@ -101,7 +101,11 @@ def test_commands_have_tls_beyond_this_machine(tmp_path: Path, capsys: pytest.Ca
     for arguments, said in (
         (("server", "--host=0.0.0.0"), "without TLS a deployment stays on this machine"),
         (("server", "--host=0.0.0.0", f"--keys={tmp_path}"), "ca.pem is missing; `benchmark deploy keys` writes it"),
-        (("client", "--name=a", "--server=hub.org:8000"), "hub.org is another; make keys"),
+        (("client", "--name=a", "--server=hub.org:8000"), "hub.org is another machine; make keys"),
+        (
+            ("client", "--name=a", "--server=hub.org"),
+            "--server is a host and a port, such as hub.example.org:8000; got",
+        ),
         (("client", "--name=a", "--server=localhost:1", secured[0]), "--root and --key belong together"),
         (("client", "--name=a", "--server=localhost:1", "--data=nowhere"), "--data: nowhere is no folder"),
         (("client", '--name=a"', "--server=localhost:1"), "quotes and backslashes can't be given to Flower"),
