@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pydoc import locate
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import Namespace
 
@@ -87,7 +87,9 @@ def no_such_class(given: str, hint: Any) -> str:
         like = get_close_matches(given.rpartition(".")[2].lower(), by_letters)
         said += f" (did you mean {' or '.join(by_letters[name] for name in like)}?)" if like else ""
         said += _file_of_name(given, hint)
+    words = [str(word) for part in get_args(hint) if get_origin(part) is Literal for word in get_args(part)]
     listed = f"one of {', '.join(names)}, or " if chosen and names else ""
+    listed = f"{', '.join(words)}, or " if words else listed
     return f"{said}; expected {listed}the dotted path of a class{' of your own' if chosen else ''}"
 
 

@@ -95,6 +95,7 @@ OPTIONS = {
     ),
     "num_classes": (["--model.init_args.num_classes=3"], "model.init_args.num_classes comes from the data"),
     "num_clients": (["--model.num_clients=3"], "model.init_args.num_clients comes from the data and is not given"),
+    "word": (["--data.corruptions=defalt"], "there is no 'defalt'; expected default, or the dotted path of a class"),
     "optimizer": (["--optimizer=torch.optim.Adam"], "there is no option 'optimizer'; expected one of "),
     "optimizer.lr": (["--optimizer.lr=0.1"], "there is no option 'optimizer'; expected one of "),
     "lr_scheduler": (["--lr_scheduler=StepLR"], "there is no option 'lr_scheduler'; expected one of "),
