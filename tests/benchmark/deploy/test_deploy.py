@@ -98,13 +98,13 @@ SLOW = [pytest.param(conf, marks=pytest.mark.slow) for conf in ("PFedBayesPT", "
 
 @pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", *SLOW])
 def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tmp_path: Path) -> None:
-    agreed = agreement(conf, *OPTIONS)
+    agreed = agreement(conf, *OPTIONS, *FEW)
     server, wire = deployed(agreed)
     run(server, RunFolder(tmp_path / "server"), len(wire.nodes), 0.0, lambda seconds: None)
     assert not server.refused
 
     torch.manual_seed(0)
-    simulated, data = build(conf, *OPTIONS)
+    simulated, data = build(conf, *OPTIONS, *FEW)
     recorder = fit(simulated, data, ROUNDS).callbacks[0]
     expected = clients_and_server(simulated)
     written = load_file(tmp_path / "server" / "shared.safetensors")
@@ -291,14 +291,19 @@ def test_killed_servers_and_sites_go_on_to_the_same_numbers(conf: str, deployed:
 
 def test_the_record_is_the_simulations_and_says_that_it_was_deployed(deployed: Any, tmp_path: Path) -> None:
     agreed, split = Agreement.with_split(
-        [*(f"--config={CONF / name}.yaml" for name in ("base", "FedVPT")), *OPTIONS, f"--trainer.max_epochs={ROUNDS}"]
+        [
+            *(f"--config={CONF / name}.yaml" for name in ("base", "FedVPT")),
+            *OPTIONS,
+            *FEW,
+            f"--trainer.max_epochs={ROUNDS}",
+        ]
     )
     server, wire = deployed(agreed)
     run(server, RunFolder(tmp_path / "run", split.manifest), len(wire.nodes), 0.0, lambda seconds: None)
     record = read_record(tmp_path / "run")
     assert verify_record(tmp_path / "run") == []
     torch.manual_seed(0)
-    method, data = build("FedVPT", *OPTIONS)
+    method, data = build("FedVPT", *OPTIONS, *FEW)
     trainer = fit(method, data, ROUNDS)
     expected = trainer.callbacks[0].record(trainer, method)
     for name in ("method", "dataset", "setting", "seed", "client_names", "test_sizes", "manifest_hash", "device"):
