@@ -34,6 +34,7 @@ from methods.fedvpt import FedVPT
 from methods.fedvptdeep import FedVPTDeep
 from methods.ffalora import FFALoRA
 from methods.flora import FLoRA
+from methods.focoop import FOCoOp
 from methods.headtune import HeadTune
 from methods.local import Local
 from methods.localclip import LocalCLIP
@@ -71,6 +72,7 @@ __all__ = [
     "CoOp",
     "FFALoRA",
     "FLoRA",
+    "FOCoOp",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
