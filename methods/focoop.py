@@ -101,16 +101,16 @@ class FOCoOp(TextPromptMethod):
         ema: UnitInterval = 0.5,
         mix: Mix = "barycenter",
         ood_select: Select = "slot",
-        init_words: str | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(*arguments, init_words=init_words, **settings)
+        super().__init__(*arguments, **settings)
         if ood_words is not None and len(ood_words) != num_ood:
             raise ConfigurationError(f"FOCoOp: {len(ood_words)} ood_words for num_ood={num_ood}; give a word for each")
         if class_specific:
             with keyed_initialization("contexts of classes"):
                 drawn = 0.02 * torch.randn(len(self.class_names), *self.context.shape)
-            self.context = nn.Parameter(self.context.detach().expand_as(drawn).clone() if init_words else drawn)
+            words = settings.get("init_words")
+            self.context = nn.Parameter(self.context.detach().expand_as(drawn).clone() if words else drawn)
         self.own_context = nn.Parameter(self.context.detach().clone())
         if num_ood:
             with keyed_initialization("contexts of no class"):
@@ -148,7 +148,7 @@ class FOCoOp(TextPromptMethod):
     # ------------------------------------------------------------------ the objective
 
     @in_float32
-    def losses(self, images: Tensor, classes: Tensor, foreign: Tensor, y: Tensor) -> Tensor:
+    def losses(self, images: Tensor, classes: Tensor, foreign: Tensor, *, y: Tensor) -> Tensor:
         """Return each image's cross-entropy over all columns, plus the weighted L_det: [B]."""
         columns = self.logits(images, torch.cat([classes, foreign]))
         losses = F.cross_entropy(columns, y.clamp(min=0), reduction="none")
@@ -157,7 +157,9 @@ class FOCoOp(TextPromptMethod):
         return losses + self.det_weight * unevenness(columns[:, len(classes) :])
 
     @in_float32
-    def moved(self, images: Tensor, classes: Tensor, foreign: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def moved(
+        self, images: Tensor, classes: Tensor, foreign: Tensor, *, y: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return classes [C, e] and others [K, e], moved to where the mean loss is greater, and normalised again.
 
         So many ``steps`` ``d <- Proj(d + (rho / 2) g / ||g||)`` on every row of the classes, then of the others: g is
@@ -168,7 +170,7 @@ class FOCoOp(TextPromptMethod):
 
         def loss(*away: Tensor) -> Tensor:
             rows = [F.normalize(row + d, dim=-1) for row, d in zip(fixed, away, strict=True)]
-            return masked_mean(self.losses(images, *rows, y), mask)
+            return masked_mean(self.losses(images, *rows, y=y), mask)
 
         away = [torch.zeros_like(rows) for rows in fixed]
         for place in range(2):
@@ -185,8 +187,8 @@ class FOCoOp(TextPromptMethod):
         images, classes = self.image_features(batch), self.text_features(batch.split)
         foreign = self.foreign_features(classes)
         if self.rho:
-            classes, foreign = self.moved(images, classes, foreign, batch.y, batch.mask)
-        losses = self.losses(images, classes, foreign, batch.y)
+            classes, foreign = self.moved(images, classes, foreign, y=batch.y, mask=batch.mask)
+        losses = self.losses(images, classes, foreign, y=batch.y)
         return soft_maximum(losses, batch.mask, self.dro_tau) if self.dro_tau else masked_mean(losses, batch.mask)
 
     # ------------------------------------------------------------------ evaluation and the server

@@ -38,6 +38,7 @@ TRAINED = [name for name in METHODS if name not in (*UNTRAINED, *SUMMED)]
 #: What changes in every round, trained or not.
 RENEWED = {
     "FLoRA": ("lora.a.",),
+    "FOCoOp": ("context",),
     "FedMGP": ("store.context", "store.image_prompts", "server."),
     "FedPromptSRC": ("server.",),
     "PEPFedPT": ("prototype", "server."),
