@@ -177,7 +177,7 @@ def clip(files: dict[str, Any]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("conf", ["PromptFL", "FedPGP", "FedCoCoOp"])
+@pytest.mark.parametrize("conf", ["PromptFL", "FedPGP", "FedCoCoOp", "FOCoOp"])
 def test_methods_learn_a_context_of_it_at_every_width(conf: str, files: dict[str, Any]) -> None:
     short = [] if conf == "FedCoCoOp" else ["--model.num_context=3"]
     found = []

@@ -41,6 +41,7 @@ PLAIN = "--data.record_privacy={clip: 1e9, noise_multiplier: 0.0, sampling: epoc
 NOISY = "--data.record_privacy={clip: 0.5, noise_multiplier: 1.0}"
 
 REFUSED = {
+    "FOCoOp": "does not say that its loss is a mean over single images",
     "FedProGrad": "does not say that its loss is a mean over single images",
     "FedRoD": "does not say that its loss is a mean over single images",
     "FederatedRidge": "does not say that its loss is a mean over single images",
