@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from federation import build
 from live_client import client_of, constructed, gradients, mini_batch, parameters_of, train
+from sklearn.metrics import roc_auc_score
 from text_prompts import BASE_TO_NOVEL, assert_same_scores, metrics, open_clip_text, run
 
 from benchmark.contract import Stage
+from benchmark.engine.plan.work import Shown
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.formulas import in_distribution_scores
@@ -162,6 +164,25 @@ def test_the_energy_of_a_clients_logits_is_in_the_order_of_its_own_score() -> No
     torch.testing.assert_close(in_distribution_scores(logits)["energy"], expected.log(), rtol=1e-4, atol=1e-4)
     plain = method.logits(batch.features["image"], client.prepared["text"])
     torch.testing.assert_close(logits.softmax(-1), plain.softmax(-1), rtol=1e-4, atol=1e-6)
+
+
+def test_foreign_images_are_held_against_the_own_score() -> None:
+    """AUROC of each client's energy, against that of the probability of all classes among all columns."""
+    options = ("--data.ood={source: federation.ForeignImages, images: 10}", "--data.evaluate_local=false")
+    method = run("FOCoOp", *options, "--data.partition=federation.Few", "--data.clients_per_round=4", rounds=1)
+    data, found = method.trainer.datamodule, method.evaluation.scores["server", "test"].compute()
+    for client in range(6):
+        own = method.store.all_rows("own_context")[client]
+        contexts = method.frac * method.context + (1 - method.frac) * own
+        with torch.no_grad():
+            classes = method.clip.text_features(method.class_prompts("test"), contexts.unsqueeze(0))[0]
+            every = torch.cat([classes, method.foreign_features(classes)])
+            scores = []
+            for images in (data.pool.images[data.splits.test[client]], data.others[Shown.FOREIGN].images):
+                f = method.clip.image_features(data.transform(images, None))
+                scores.append((method.clip.logit_scale * f @ every.T).double().softmax(-1)[:, :8].sum(-1))
+        expected = roc_auc_score([1] * len(scores[0]) + [0] * 10, torch.cat(scores))
+        assert found["ood_auroc_energy"][client].item() == pytest.approx(expected, abs=1e-6)
 
 
 # --- the server ---

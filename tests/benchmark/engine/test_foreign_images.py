@@ -55,8 +55,9 @@ def test_every_clients_own_model_scores_its_images_and_the_whole_stream() -> Non
     assert method.evaluation.scores["server", "test"].pooled()["ood_auroc"] == pytest.approx(expected, abs=1e-6)
 
 
-#: Personal heads, fitted copies, scores that rest on draws, kept features of a ViT, text prompts and a local point.
-KINDS = ("FedPer", "FedBABU", "PFedBayesPT", "HeadTune", "PromptAMP")
+#: Personal heads, fitted copies, scores that rest on draws, kept features of a ViT, text prompts and a local point, and
+#: logits that say how foreign an image is.
+KINDS = ("FedPer", "FedBABU", "PFedBayesPT", "HeadTune", "PromptAMP", "FOCoOp")
 
 
 @pytest.mark.parametrize("conf", KINDS)
