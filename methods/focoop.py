@@ -37,7 +37,7 @@ class FOCoOp(TextPromptMethod):
     ``P_c = (1 - frac) L_c + frac G_c``. K shared contexts O_j stand for images of no class; their prompts hold no name.
     An image has the logits s over the C + K text features. Objective: the mean over images of cross-entropy over all
     C + K columns plus ``det_weight`` times ``L_det = logsumexp_j s_j - mean_j s_j`` over the K last ones, where text
-    features are moved, each by at most rho, to where it is greater (``moved``). The server averages G, weighted with
+    features are moved first, each by at most rho, to where it is greater (``moved``). The server averages G, weighted with
     n_k, mixes into it those O that look like somebody's classes, and chooses new O (``ContextMatching``); L never
     leaves. Evaluated with the new G and O and the client's own L, the initial one if it was never selected. Message: G
     and O, (C + K) L w numbers each way. With ``num_ood=0``, ``robust=none`` and ``class_specific=False`` it is PromptFL
@@ -45,7 +45,7 @@ class FOCoOp(TextPromptMethod):
 
     Its own score of images of no class, the probability of all C columns together, is in the order of the logits'
     energy: a client's logits are its C columns less ``logsumexp`` of the K others, which changes no probability among
-    the classes. So ``ood_auroc_energy`` and ``fpr95_energy`` are the paper's numbers.
+    the classes. So ``ood_auroc_energy`` and ``fpr95_energy`` are those of that probability, where K is above 0.
 
     Readings: the paper could not be read in full; formulas are its abstract and its code. The code's objective
     (``dro``, off by default there) moves features by noise of norm 4 on features of norm 1, weighs it with factors that

@@ -11,6 +11,8 @@ from live_client import client_of, constructed, gradients, mini_batch, parameter
 from sklearn.metrics import roc_auc_score
 from text_prompts import BASE_TO_NOVEL, assert_same_scores, metrics, open_clip_text, run
 
+from benchmark.checks.methods import MethodUnderCheck
+from benchmark.checks.privacy import check_single_images
 from benchmark.contract import Stage
 from benchmark.engine.plan.work import Shown
 from benchmark.errors import ConfigurationError
@@ -310,6 +312,24 @@ def test_without_contexts_of_no_class_there_is_one_column_a_class() -> None:
     )
     assert method.shared == ("context",)
     assert set(parameters_of(method)) == {"context", "own_context"}
+
+
+def test_without_contexts_of_no_class_classes_may_move_all_the_same() -> None:
+    method, plain = (constructed("FOCoOp", num_ood=0, robust=robust) for robust in ("ball", "none"))
+    batch, client = mini_batch(method), client_of(method)
+    logits = method.logits(batch.features["image"], method.text_features("train"))
+    torch.testing.assert_close(plain.client_loss(client_of(plain), batch), F.cross_entropy(logits, batch.y))
+    assert method.client_loss(client, batch) > plain.client_loss(client_of(plain), batch)
+    assert run("FOCoOp", f"{INIT}num_ood=0", rounds=1).context.isfinite().all()
+
+
+def test_record_level_privacy_takes_it_where_images_do_not_move_features_together() -> None:
+    record = "--data.record_privacy={clip: 0.5, noise_multiplier: 1.0}"
+    few = ("--data.partition=federation.Few", "--data.clients_per_round=4")
+    check_single_images(MethodUnderCheck(lambda *options: build("FOCoOp", f"{INIT}robust=none", *few, *options)))
+    for together in ("robust=ball", "dro_tau=1"):
+        with pytest.raises(ConfigurationError, match="does not say that its loss is a mean over single images"):
+            run("FOCoOp", f"{INIT}robust=none", f"{INIT}{together}", record, *few, rounds=1)
 
 
 def test_at_fraction_1_the_run_is_promptfls_bit_for_bit() -> None:
