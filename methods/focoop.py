@@ -33,15 +33,15 @@ class FOCoOp(TextPromptMethod):
     """FOCoOp (Liao et al., "FOCoOp: Enhancing Out-of-Distribution Robustness in Federated Prompt Learning for
     Vision-Language Models", ICML 2025, arXiv:2506.16218).
 
-    Each class has a shared context G_c and one of the client's own, L_c, which are mixed before the text tower:
-    ``P_c = (1 - frac) L_c + frac G_c``. K shared contexts O_j stand for images of no class; their prompts hold no name.
-    An image has the logits s over the C + K text features. Objective: the mean over images of cross-entropy over all
-    C + K columns plus ``det_weight`` times ``L_det = logsumexp_j s_j - mean_j s_j`` over the K last ones, where text
-    features are moved first, each by at most rho, to where it is greater (``moved``). The server averages G, weighted with
-    n_k, mixes into it those O that look like somebody's classes, and chooses new O (``ContextMatching``); L never
-    leaves. Evaluated with the new G and O and the client's own L, the initial one if it was never selected. Message: G
-    and O, (C + K) L w numbers each way. With ``num_ood=0``, ``robust=none`` and ``class_specific=False`` it is PromptFL
-    at ``frac=1`` and CoOp at ``frac=0``.
+    Each class has a shared context G_c and one of the client's own, L_c, which are mixed before the text tower: ``P_c =
+    (1 - frac) L_c + frac G_c``. K shared contexts O_j stand for images of no class; their prompts hold no name. An
+    image has the logits s over the C + K text features. Objective: the mean over images of cross-entropy over all C + K
+    columns plus ``det_weight`` times ``L_det = logsumexp_j s_j - mean_j s_j`` over the K last ones, where text features
+    are moved first, each by at most rho, to where it is greater (``moved``). The server averages G, weighted with n_k,
+    mixes into it those O that look like somebody's classes, and chooses new O (``ContextMatching``); L never leaves.
+    Evaluated with the new G and O and the client's own L, the initial one if it was never selected. Message: G and O,
+    (C + K) L w numbers each way. With ``num_ood=0``, ``robust=none`` and ``class_specific=False`` it is PromptFL at
+    ``frac=1`` and CoOp at ``frac=0``.
 
     Its own score of images of no class, the probability of all C columns together, is in the order of the logits'
     energy: a client's logits are its C columns less ``logsumexp`` of the K others, which changes no probability among
