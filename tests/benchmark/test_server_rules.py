@@ -17,6 +17,7 @@ from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.engine.plan.work import Share
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
+from benchmark.live import Relay
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.robust import RobustAggregation
 from benchmark.server import ServerRule, WrappedRule
@@ -39,7 +40,8 @@ AROUND: dict[type[ServerRule], Callable[[], ServerRule]] = {
 }
 #: Rules that any method can be given.
 FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__), *AROUND]
-RULES = sorted({*subclasses(ServerRule)} - {servers.ServerOptimizer, WrappedRule}, key=lambda rule: rule.__name__)
+NOT_BY_ITSELF = {servers.ServerOptimizer, WrappedRule, Relay}
+RULES = sorted({*subclasses(ServerRule)} - NOT_BY_ITSELF, key=lambda rule: rule.__name__)
 #: Rules that keep FedAvg's mean.
 AVERAGING = [rule for rule in RULES if rule.aggregate is ServerRule.aggregate]
 
