@@ -43,7 +43,7 @@ AROUND: dict[type[ServerRule], Callable[[], ServerRule]] = {
 FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__), *AROUND]
 NOT_BY_ITSELF = {servers.ServerOptimizer, WrappedRule, Relay}
 RULES = sorted({*subclasses(ServerRule)} - NOT_BY_ITSELF, key=lambda rule: rule.__name__)
-#: Rules that make other values of equal uploads: with noise, by adding to frozen weights, by mixing contexts.
+#: Rules that make other values of equal uploads: with noise, with new factors in every round, by mixing contexts.
 MOVES = (UserLevelPrivacy, StackingRule, ContextMatching)
 #: Rules that keep FedAvg's mean.
 AVERAGING = [rule for rule in RULES if rule.aggregate is ServerRule.aggregate]
@@ -160,7 +160,6 @@ def test_the_order_of_arrival_changes_nothing(kind: type[ServerRule]) -> None:
         assert_same_sent(sent, results[0][1])
 
 
-#: UserLevelPrivacy adds noise; StackingRule begins every round with new factors.
 @pytest.mark.parametrize("kind", [kind for kind in RULES if kind not in MOVES])
 def test_clients_that_return_what_they_received_change_no_shared_value(kind: type[ServerRule]) -> None:
     part = part_of(kind)
