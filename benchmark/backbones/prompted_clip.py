@@ -21,7 +21,6 @@ from benchmark.backbones.two_towers import TwoTowers
 from benchmark.backbones.vit_layers import refuse_hooks, rows_kept
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Size
-from benchmark.seeds import keyed_initialization
 
 
 class PromptedCLIP(TwoTowers):
@@ -115,60 +114,10 @@ class PromptedCLIP(TwoTowers):
 
     # ------------------------------------------------------------------ text
 
-    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> CausalPrompts:
-        """Prompts with a learnable context in front, as in CoOp (Zhou et al., IJCV 2022): class token at the end.
-
-        Args:
-            class_names: in the order of the labels; underscores become spaces.
-            num_context: positions L of the context, 0 for fixed words alone.
-            template: what follows the context, with ``{}`` for the name. MaPLe's context of 2 tokens has
-                ``"of a {}."``; fixed words are ``"a photo of a {}."`` with ``num_context=0``.
-
-        Raises:
-            ConfigurationError: names that are no list or that have the same tokens, a template without its one ``{}``,
-                or a prompt longer than the text tower.
-        """
-        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
-            raise ConfigurationError(
-                f"class_names is a list in the order of the labels, got a {type(class_names).__name__}; a set has no "
-                "order, and prompts would go to the wrong classes"
-            )
-        if template.count("{}") != 1:
-            raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
-        if num_context < 0:
-            raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
-        prompts = self._prompts([template.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
-        seen: dict[tuple[int, ...], str] = {}
-        for name, ids in zip(class_names, map(tuple, prompts.own_tokens.tolist()), strict=True):
-            if ids in seen:
-                raise ConfigurationError(
-                    f"the classes {seen[ids]!r} and {name!r} have the same tokens for CLIP, which could not tell them "
-                    "apart: give one of them another name, or make them one class"
-                )
-            seen[ids] = name
-        return prompts
-
-    def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
-        """Initial values of a context, [L, w]: every entry from N(0, 0.02^2), or the embeddings of words.
-
-        Args:
-            num_context: tokens L.
-            init_words: words such as ``"a photo of a"``; the first L of their tokens are taken.
-
-        Raises:
-            ConfigurationError: the words have fewer tokens than L.
-        """
-        if init_words is None:
-            with keyed_initialization("context"):
-                return 0.02 * torch.randn(num_context, self.text_width)
-        ids = self.tokenizer.encode(init_words.replace("_", " "))
-        if len(ids) < num_context:
-            raise ConfigurationError(
-                f"init_words={init_words!r} has {len(ids)} tokens, num_context is {num_context}; give as many words, "
-                "or none for a random context"
-            )
-        table = self.model.token_embedding.weight
-        return table[torch.tensor(ids[:num_context], dtype=torch.long, device=table.device)].detach().clone()
+    @property
+    def word_embeddings(self) -> Tensor:
+        """Return the text tower's embeddings of its tokens, [V, w]."""
+        return self.model.token_embedding.weight
 
     def text_features(
         self,
@@ -231,20 +180,8 @@ class PromptedCLIP(TwoTowers):
         features = (self.model.ln_final(own) @ self.model.text_projection)[..., -1, :]
         return F.normalize(features, dim=-1) if normalize else features
 
-    @torch.no_grad()
-    def text_features_of(self, texts: Sequence[str]) -> Tensor:
-        """Features of whole texts, such as ``"a photo of a cat."``, without gradient.
-
-        Returns:
-            [len(texts), e], L2-normalised.
-
-        Raises:
-            ConfigurationError: a text longer than the text tower.
-        """
-        return self.text_features(self._prompts(texts, 0).to(self.model.positional_embedding.device))
-
-    def _prompts(self, texts: Sequence[str], num_context: int) -> CausalPrompts:
-        """Prompts of a context followed by these texts."""
+    def prompts_of(self, texts: Sequence[str], num_context: int) -> CausalPrompts:
+        """Return prompts of a context followed by these texts."""
         if not texts:
             raise ConfigurationError("prompts need at least one class name, got none")
         words = [[*self.tokenizer.encode(text), self.tokenizer.eot_token_id] for text in texts]
@@ -262,17 +199,7 @@ class PromptedCLIP(TwoTowers):
         ``absent``: of the context's tokens, the last so many are not there.
         """
         words = self.model.token_embedding(prompts.shared_tokens)
-        L, C = prompts.num_context, prompts.num_classes
-        if context is None:
-            context = words.new_zeros(0, self.text_width)
-        shape = context.shape
-        if not 2 <= context.ndim <= 4 or shape[-2:] != (L, self.text_width) or (len(shape) == 4 and shape[1] != C):
-            raise ConfigurationError(
-                f"the context has shape {list(shape)}; these prompts take [{L}, {self.text_width}], "
-                f"[B, {L}, {self.text_width}] or [B, {C}, {L}, {self.text_width}]"
-            )
-        if context.ndim < 4:
-            context = context.unsqueeze(-3)
+        L, context = prompts.num_context, self.context_for(prompts, context)
         words = words.expand(*context.shape[:-2], -1, -1)
         embedded = torch.cat([words[..., :1, :], context, words[..., 1 + L :, :]], dim=-2)
         positions = self.model.positional_embedding[: embedded.shape[-2]]

@@ -1,14 +1,16 @@
-"""What methods that learn text prompts ask of a model with an image tower and a text tower."""
+"""Say what methods that learn text prompts ask of a model, and check what all such models are given."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import Tower, TowerPart
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
+from benchmark.seeds import keyed_initialization
 
 
 class TwoTowers(Checked, nn.Module):
@@ -54,13 +56,94 @@ class TwoTowers(Checked, nn.Module):
         """Return the factor from cosines to logits, a scalar."""
         raise NotImplementedError
 
-    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> ClassPrompts:
-        """Return prompts of classes with a learnable context in front."""
+    @property
+    def word_embeddings(self) -> Tensor:
+        """Return the text tower's embeddings of its tokens, [V, w]."""
         raise NotImplementedError
 
-    def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
-        """Return initial values of a context, [L, w]: random ones, or the embeddings of words."""
+    def prompts_of(self, texts: Sequence[str], num_context: int) -> ClassPrompts:
+        """Return prompts of a context followed by these texts, a class each.
+
+        Raises:
+            ConfigurationError: no text, or one that is too long with the context.
+        """
         raise NotImplementedError
+
+    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> ClassPrompts:
+        """Prompts with a learnable context in front, as in CoOp (Zhou et al., IJCV 2022): class token at the end.
+
+        Args:
+            class_names: in the order of the labels; underscores become spaces.
+            num_context: positions L of the context, 0 for fixed words alone.
+            template: what follows the context, with ``{}`` for the name. MaPLe's context of 2 tokens has
+                ``"of a {}."``; fixed words are ``"a photo of a {}."`` with ``num_context=0``.
+
+        Raises:
+            ConfigurationError: names that are no list or that have the same tokens, a template without its one ``{}``,
+                or a prompt longer than the text tower.
+        """
+        if isinstance(class_names, str) or not isinstance(class_names, Sequence):
+            raise ConfigurationError(
+                f"class_names is a list in the order of the labels, got a {type(class_names).__name__}; a set has no "
+                "order, and prompts would go to the wrong classes"
+            )
+        if template.count("{}") != 1:
+            raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
+        if num_context < 0:
+            raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
+        prompts = self.prompts_of([template.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
+        seen: dict[tuple[int, ...], str] = {}
+        for name, ids in zip(class_names, map(tuple, prompts.own_tokens.tolist()), strict=True):
+            if ids in seen:
+                raise ConfigurationError(
+                    f"the classes {seen[ids]!r} and {name!r} have the same tokens, and could not be told apart: give "
+                    "one of them another name, or make them one class"
+                )
+            seen[ids] = name
+        return prompts
+
+    def initial_context(self, num_context: int, init_words: str | None = None) -> Tensor:
+        """Initial values of a context, [L, w]: every entry from N(0, 0.02^2), or the embeddings of words.
+
+        Args:
+            num_context: tokens L.
+            init_words: words such as ``"a photo of a"``; the first L of their tokens are taken.
+
+        Raises:
+            ConfigurationError: the words have fewer tokens than L.
+        """
+        if init_words is None:
+            with keyed_initialization("context"):
+                return 0.02 * torch.randn(num_context, self.text_width)
+        ids = self.tokenizer.encode(init_words.replace("_", " "))
+        if len(ids) < num_context:
+            raise ConfigurationError(
+                f"init_words={init_words!r} has {len(ids)} tokens, num_context is {num_context}; give as many words, "
+                "or none for a random context"
+            )
+        table = self.word_embeddings
+        return table[torch.tensor(ids[:num_context], dtype=torch.long, device=table.device)].detach().clone()
+
+    def context_for(self, prompts: ClassPrompts, context: Tensor | None) -> Tensor:
+        """Return a context with its axis of classes, [1, L, w], [B, 1, L, w] or [B, C, L, w].
+
+        Args:
+            prompts: of ``class_prompts``.
+            context: [L, w], the same for all classes; [B, L, w], one for each image; [B, C, L, w]; None where L is 0.
+
+        Raises:
+            ConfigurationError: it has another shape.
+        """
+        L, C, w = prompts.num_context, prompts.num_classes, self.text_width
+        if context is None:
+            context = self.word_embeddings.new_zeros(0, w)
+        shape = context.shape
+        if not 2 <= context.ndim <= 4 or shape[-2:] != (L, w) or (len(shape) == 4 and shape[1] != C):
+            raise ConfigurationError(
+                f"the context has shape {list(shape)}; these prompts take [{L}, {w}], [B, {L}, {w}] or [B, {C}, {L}, "
+                f"{w}]"
+            )
+        return context if context.ndim == 4 else context.unsqueeze(-3)
 
     def text_features(
         self,
@@ -73,9 +156,17 @@ class TwoTowers(Checked, nn.Module):
         """Return features of all classes under a context, [C, e]."""
         raise NotImplementedError
 
+    @torch.no_grad()
     def text_features_of(self, texts: Sequence[str]) -> Tensor:
-        """Return features of whole texts, without gradient, [len(texts), e], L2-normalised."""
-        raise NotImplementedError
+        """Features of whole texts, such as ``"a photo of a cat."``, without gradient.
+
+        Returns:
+            [len(texts), e], L2-normalised.
+
+        Raises:
+            ConfigurationError: a text longer than the text tower.
+        """
+        return self.text_features(self.prompts_of(texts, 0).to(self.word_embeddings.device))
 
     def image_features(self, x: Tensor, *parts: TowerPart | Tensor, normalize: bool = True) -> Tensor:
         """Return features of images [B, 3, H, W], [B, e]."""

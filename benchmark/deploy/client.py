@@ -81,10 +81,8 @@ class Site:
 
     def hello(self, fields: Mapping[str, Any]) -> RecordDict:
         """Say who is here, how many images it has, and on what its results depend."""
-        frozen, held_out = (
-            self.client.method.frozen_hash,
-            {f"held_out/{split}": n for split, n in self.held_out.items()},
-        )
+        frozen = self.client.method.frozen_hash
+        held_out = {f"held_out/{split}": count for split, count in self.held_out.items()}
         return content(client=self.number, images=self.images, frozen=frozen, versions=versions(), **held_out)
 
     def train(self, fields: Mapping[str, Any]) -> RecordDict:

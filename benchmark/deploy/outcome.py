@@ -1,8 +1,7 @@
-"""What a deployment's server keeps of its rounds, and the run's directory that it leaves."""
+"""Keep a deployment's server after each round, and write the directory of its run."""
 
 import io
 import json
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from benchmark.records.hashes import OF_THE_IMAGES, manifest_hash
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import write_record
 from benchmark.records.source_code import code_of
-from benchmark.run.recorder import chain
+from benchmark.run.recorder import chain, peak_memory
 from benchmark.run.scores import Values, long_table, print_scores
 from datamodules.manifest import MOST_BYTES
 
@@ -97,7 +96,7 @@ class RunFolder:
             rounds_trained=server.finished,
             communication=server.traffic.per_client(),
             seconds={**seconds, "total": sum(seconds.values())},
-            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_memory_bytes=peak_memory(method.device),
             server=chain(server.rule),
             default_server=chain(method.make_server()),
             code=code_of(parts, [agreement.config, *paths_of(metrics)]),

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flwr.app import Message, MessageType, RecordDict
 
@@ -19,6 +19,9 @@ from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
 from benchmark.predict.loaded import known_federation
+
+if TYPE_CHECKING:  # it needs this module
+    from benchmark.deploy.outcome import RunFolder
 
 log = logging.getLogger("benchmark.deploy")
 
@@ -44,19 +47,6 @@ class Carrier(Protocol):
         """Send messages and return the answers that come in time."""
 
 
-class Outcome(Protocol):
-    """Keeps what a server has, and writes what has come of its rounds."""
-
-    def take_up(self, server: "LiveServer") -> None:
-        """Have a server go on from what was kept, if anything was."""
-
-    def keep(self, server: "LiveServer") -> None:
-        """Keep what a server has after a round or an evaluation."""
-
-    def write(self, server: "LiveServer") -> None:
-        """Write what has come of all rounds."""
-
-
 class LiveServer:
     """Runs a rule over clients of elsewhere.
 
@@ -76,8 +66,8 @@ class LiveServer:
         held_out: by client and split, its number of held-out images.
         facts: per name that the rule reports, by round.
         traffic: bytes and numbers of tensors, counted as a simulation counts them.
-        bytes_down: of messages with tensors, as they are sent.
-        bytes_up: likewise.
+        bytes_down: of tensors sent to clients, with their names, evaluations too.
+        bytes_up: of uploads that were taken, likewise.
         seconds: of training and of evaluations.
     """
 
@@ -125,7 +115,7 @@ class LiveServer:
             else:
                 self.clients[node] = fields["client"]
                 self.sizes[fields["client"]] = fields["images"]
-                self.held_out[fields["client"]] = _held_out(fields)
+                self.held_out[fields["client"]] = _held_out(fields) or {}
 
     def _stranger(self, fields: Mapping[str, Any]) -> str:
         """Return why a node cannot take part, or nothing."""
@@ -138,7 +128,7 @@ class LiveServer:
             return f"{self._who(client)} says it has {line(images)} images; expected 1 to {self.terms.own_row}"
         if images != self.sizes.get(client, images):
             return f"{self._who(client)} had {self.sizes[client]} images before, and has {images} now"
-        if min(_held_out(fields).values(), default=0) < 0:
+        if _held_out(fields) is None:
             return f"{self._who(client)} says how many held-out images it has in another form"
         if fields.get("versions") != versions():
             return f"{self._who(client)} has {line(fields.get('versions'))}; the server {versions()}"
@@ -182,7 +172,7 @@ class LiveServer:
             except ConfigurationError as error:
                 self._refuse(f"{who}: {error}")
         for node in sorted(contents.keys() - found.keys()):
-            log.info("nothing to go on with from node %s", node)
+            log.info("no answer of node %s can be used", node)
         return found
 
     def _send(self, kind: str, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, Mapping[str, Any]]:
@@ -316,11 +306,11 @@ class LiveServer:
             setattr(self, name, state[name])
 
 
-def _held_out(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a client says of its held-out images, by split; -1 of what is no number of images."""
+def _held_out(fields: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return how many held-out images a client says it has, by split; None where that is no number of images."""
     found = {name.partition("/")[2]: value for name, value in fields.items() if name.startswith("held_out/")}
     right = all(SPLIT.fullmatch(split) and type(n) is int and 0 <= n < 2**31 for split, n in found.items())
-    return found if right and len(found) <= MOST_METRICS else {"": -1}
+    return found if right and len(found) <= MOST_METRICS else None
 
 
 def _are_metrics(fields: Mapping[str, Any]) -> bool:
@@ -330,12 +320,14 @@ def _are_metrics(fields: Mapping[str, Any]) -> bool:
     )
 
 
-def run(server: LiveServer, outcome: Outcome, min_clients: int, wait: float, pause: Callable[[float], None]) -> None:
+def run(
+    server: LiveServer, outcome: "RunFolder", min_clients: int, wait: float, pause: Callable[[float], None]
+) -> None:
     """Run all rounds of a deployment, or those that are left of it.
 
     Args:
         server: of it.
-        outcome: writes what there is after each round.
+        outcome: keeps what there is after each round, and writes what has come of all.
         min_clients: without which no round begins.
         wait: seconds to wait for clients at the start of a round.
         pause: of this many seconds, a function.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -14,7 +13,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Values
 from benchmark.files import make_folder, open_regular, write_bytes, write_text
-from benchmark.live import Relay
+from benchmark.live import Relay, restore_client
 from benchmark.method import FederatedMethod
 from benchmark.run.federation_file import FederationFacts
 
@@ -98,9 +97,5 @@ class SiteModel:
         """
         if method.frozen_hash != self.frozen:
             raise ConfigurationError("the site's model was trained with other frozen weights than those loaded now")
-        store = method.store
-        here = {name: store.rows(name, [self.client], torch.device("cpu"))[0] for name in store.names}
-        if {n: v.shape for n, v in here.items()} != {n: v.shape for n, v in self.state.items()}:
-            raise ConfigurationError(f"the site's model is of another method than {type(method).__name__}")
-        store.write_all({name: ([self.client], value.unsqueeze(0)) for name, value in self.state.items()})
+        restore_client(method, self.client, self.state)
         method.eval()

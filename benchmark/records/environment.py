@@ -1,4 +1,4 @@
-"""Where a run takes place: code, versions and machine."""
+"""Describe where a run takes place: code, versions and machine."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from benchmark.records.record import Environment, Git, RunRecord
 
 
 def environment(git: Git | None = None) -> Environment:
-    """Where and when a run takes place: ``git``, ``python``, ``versions``, ``platform``, ``hardware``, ``date`` (UTC).
+    """Return where and when a run takes place: git, Python, versions, platform, hardware and date (UTC), by name.
 
     ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
     holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
@@ -40,7 +40,7 @@ def environment(git: Git | None = None) -> Environment:
 
 
 def other_versions(record: RunRecord) -> list[str]:
-    """Where this machine's Python and packages differ from the run's: ``"torch 2.14.0, now 2.15.0"``."""
+    """Return where this machine's Python and packages differ from the run's: ``"torch 2.14.0, now 2.15.0"``."""
     then = {"python": record.environment.get("python"), **record.environment.get("versions", {})}
     now = {"python": platform.python_version(), **_versions()}
     then.setdefault("pillow", now.get("pillow"))  # which older records do not name
@@ -73,7 +73,7 @@ def commit_days(revisions: Iterable[str]) -> dict[str, str]:
 
 
 def _asked_git(*arguments: str) -> str:
-    """What git says of the checkout that this package runs from.
+    """Return what git says of the checkout that this package runs from.
 
     Raises:
         OSError, subprocess.SubprocessError: there is none, or no git.

@@ -165,11 +165,11 @@ class Privacy(TypedDict):
 
 @with_config(ConfigDict(extra="forbid"))
 class Deployed(TypedDict):
-    """What a run between real machines has beside what a simulation has.
+    """Facts of a run between real machines that a simulation does not have.
 
     Attributes:
-        down_bytes: of all messages with tensors to clients, those of evaluations too, as they were sent.
-        up_bytes: of all that came from clients.
+        down_bytes: of all tensors sent to clients, with their names, those of evaluations too.
+        up_bytes: of all uploads that were taken, likewise.
         refused: lines about clients whose messages were refused.
     """
 

@@ -121,7 +121,7 @@ class StoredRun:
 
     @functools.cached_property
     def problems(self) -> list[str]:
-        """What does not fit together, one sentence each; see :func:`verify_record`."""
+        """List what does not fit together, one sentence each; see :func:`verify_record`."""
         problems: list[str] = []
         missing = self.record.files["manifest.json"]["bytes"] > KEPT_MANIFEST_BYTES
         for name in self.record.files:
@@ -288,7 +288,7 @@ def verify_record(run_dir: str | Path) -> list[str]:
 
 
 def _state(path: str) -> tuple[int, int, int] | None:
-    """What changes when a file is written anew; None where there is none."""
+    """Return what changes when a file is written anew; None where there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -297,7 +297,7 @@ def _state(path: str) -> tuple[int, int, int] | None:
 
 
 def _inner(config: Any, *keys: str) -> dict[str, Any]:
-    """What stands under these keys; empty where that is no mapping."""
+    """Return what stands under these keys; empty where that is no mapping."""
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return config if isinstance(config, dict) else {}

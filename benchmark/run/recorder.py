@@ -269,7 +269,7 @@ class Recorder(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ask all ranks how much memory they have taken, before they part."""
         method = cast("FederatedMethod", pl_module)
-        self._peak = max(method.simulation.ranks.everybody("peak memory", _peak_memory(method.device)))
+        self._peak = max(method.simulation.ranks.everybody("peak memory", peak_memory(method.device)))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the record, if the run is complete: its presence says so.
@@ -313,7 +313,7 @@ class Recorder(Callback):
             rounds_trained=method.server.finished_rounds,
             communication=method.server.traffic.per_client(),
             seconds=dict(self.seconds),
-            peak_memory_bytes=self._peak or _peak_memory(device),
+            peak_memory_bytes=self._peak or peak_memory(device),
             server=chain(method.server.rule),
             default_server=chain(method.make_server()),
             code=dict(self.code),
@@ -461,7 +461,7 @@ class Recorder(Callback):
         remove_evaluations(run_dir, found)
 
 
-def _peak_memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     """Bytes that this process has taken at most, on its device, or of the host's memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import Buffer
 
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.files import make_folder, open_regular, replacing
 from benchmark.paths import user_path
@@ -64,14 +65,14 @@ class FeatureFile:
         return None
 
     def write(self, made: Values) -> None:
-        """Write the features, per name [m, ...]; the file is there whole or not at all.
-
-        Raises:
-            ConfigurationError: it cannot be written.
-        """
+        """Write the features, per name [m, ...]; the file is there whole or not at all, for example on a full disk."""
         there = {name: value.cpu() for name, value in made.items()}
-        with replacing(self.path) as stream:
-            save_file(there, stream.name, _sums(there))
+        try:
+            with replacing(self.path) as stream:
+                save_file(there, stream.name, _sums(there))
+            log.info("  kept in %s", self.path)
+        except (ConfigurationError, SafetensorError) as error:  # the run goes on without the file
+            log.warning("%s is not kept, and other runs make these features anew: %s", self.path, error)
 
 
 def _bytes(value: Tensor) -> Buffer:

@@ -90,7 +90,6 @@ class FeatureTables:
                     self.tables[name][at : at + len(value)] = value
         if file is not None and not ranks.rank:
             file.write(self.tables)
-            log.info("  kept in %s", file.path)
         return True
 
     @torch.no_grad()

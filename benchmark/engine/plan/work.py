@@ -22,7 +22,7 @@ from benchmark.placing import placed_together
 
 
 class Shown(StrEnum):
-    """Which pool a step's images are of."""
+    """Name the pool that a step's images are of."""
 
     OWN = "own"  #: the clients' images
     FOREIGN = "foreign"  #: a stream that those of the split are held against; they have no labels

@@ -8,6 +8,7 @@ import pytest
 import torch
 from federation import build, fit, learned
 from over_ranks import over_ranks
+from safetensors import SafetensorError
 
 from benchmark.errors import ConfigurationError
 
@@ -82,3 +83,18 @@ def test_two_ranks_read_what_one_has_written(tmp_path: Path) -> None:
 def test_a_word_is_no_folder() -> None:
     with pytest.raises(ConfigurationError, match=r"auto or a folder, written with a slash; got 'ture'"):
         build("HeadTune", "--data.cache_features=ture")
+
+
+def test_features_that_cannot_be_kept_are_used_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    _, expected = trained("true")
+    monkeypatch.setattr("benchmark.engine.batches.feature_file.save_file", full)
+    with caplog.at_level(logging.WARNING):
+        _, found = trained(tmp_path)
+    assert "is not kept, and other runs make these features anew: No space left on device" in caplog.text
+    assert_same(found, expected)
+    assert not [*tmp_path.iterdir()]
