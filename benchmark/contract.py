@@ -146,7 +146,8 @@ class MiniBatch:
         y: labels, [B], -100 in padded rows; counted within the label space of ``split``.
         mask: [B], False in padded rows.
         phase: index into ``local_phases()``.
-        split: ``"train"``, or the split that is evaluated.
+        split: ``"train"``, or the split that is evaluated; where clients have label spaces of their own, with the
+            number of theirs: ``"train/0"``. It is a key of ``set_label_spaces``.
         noise: what ``draw_noise`` returned for this step.
         features: what ``frozen_features`` returns for these images.
     """
@@ -229,7 +230,10 @@ class ClientMethod(nn.Module):
         return []
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Values:
-        """Return what the steps need and do not change; called once a round, fitting or evaluated split."""
+        """Return what the steps need and do not change; called once a round, fitting or evaluated split.
+
+        ``split`` as in the mini-batches.
+        """
         return {}
 
     def frozen_features(self, x: Tensor) -> Values:
@@ -267,7 +271,10 @@ class ClientMethod(nn.Module):
         return {}
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
-        """Take the classes of every split that has a label space of its own; called once, before anything else."""
+        """Take the classes of every split that has a label space of its own; called once, before anything else.
+
+        Where clients have spaces of their own, each of these has a name: ``"train/0"``, ``"train/1"``, ...
+        """
         self.label_spaces = label_spaces
 
     def make_server(self) -> ServerRule:

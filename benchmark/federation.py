@@ -226,6 +226,8 @@ class Terms:
         num_clients: N.
         training_clients: ids of the clients that can be selected, ascending.
         new_clients: ids of those that never train, ascending.
+        testers: per split that is scored once for the federation, with the server's values, the ids of those that hold
+            its images, ascending; they hold no others.
         participants: clients in a round.
         batch_size: B.
         drop_last: drop a client's incomplete last batch if it has a full one.
@@ -234,7 +236,10 @@ class Terms:
         row: rows of a mini-batch, min(B, most training images of any client). A fact of the run: a client's padding and
             draws do not depend on who else takes part in a round.
         own_row: rows of ``Client.own_images``, the most training images of any client.
-        label_spaces: per split that has one, its own classes in the order in which labels are counted.
+        label_spaces: per split that has one, its own classes in the order in which labels are counted; where clients
+            have spaces of their own, those of the split are called ``"<split>/0"``, ``"<split>/1"``, ...
+        own_spaces: per split whose clients have spaces of their own, the number of each client's; -1 where it holds no
+            images of the split.
         held_out_row: per split, the most images of it that any client holds: rows of an evaluation step that draws.
         rounds: of the run, as planned; 0 where that is not known.
         poisson_lots: local training takes each image with probability B/n_k at each step, and not all in an order.
@@ -255,15 +260,30 @@ class Terms:
     held_out_row: Mapping[str, int] = field(default_factory=dict)
     rounds: int = 0
     poisson_lots: bool = False
+    own_spaces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    testers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def lot(self) -> int:
         """Return the rows of a mini-batch of local training; of Poisson lots what is beyond twice B is left out."""
         return min(self.own_row, 2 * self.batch_size) if self.poisson_lots else self.row
 
-    def classes_of(self, split: str) -> int:
-        """Return among how many classes the images of a split are classified."""
-        return len(self.label_spaces.get(split, range(self.num_classes)))
+    def space_of(self, split: str, client: int) -> str:
+        """Return what the label space of a client's images of a split is called."""
+        return f"{split}/{self.own_spaces[split][client]}" if split in self.own_spaces else split
+
+    def spaces_of(self, client: int) -> tuple[int, ...]:
+        """Return what is equal for clients with the same label spaces, who alone can be stepped together."""
+        return tuple(numbers[client] for numbers in self.own_spaces.values())
+
+    def classes_in(self, space: str) -> Sequence[int]:
+        """Return the classes of a label space in the order in which labels are counted."""
+        return self.label_spaces.get(space, range(self.num_classes))
+
+    def most_classes(self, split: str) -> int:
+        """Return among how many classes the images of a split are classified at most."""
+        numbers = {*self.own_spaces.get(split, ())} - {-1}
+        return max(len(self.classes_in(space)) for space in [f"{split}/{n}" for n in numbers] or [split])
 
 
 @dataclass(frozen=True)

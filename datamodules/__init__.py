@@ -43,8 +43,10 @@ from datamodules.partition import (
     QuantitySkew,
     check_splits,
 )
+from datamodules.partition_data_sets import ClassesOfDataSets
 from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, SkewedDomains
 from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
+from datamodules.several_data_sets import SeveralDataSets
 from datamodules.sites import Sites
 from datamodules.source import ImagePool, ImageSource
 from datamodules.stanford_cars import StanfordCars
@@ -67,6 +69,7 @@ __all__ = [
     "BaseToNovel",
     "Caltech101",
     "Camelyon17",
+    "ClassesOfDataSets",
     "ClientSplits",
     "DermoscopicFL",
     "DigitDomains",
@@ -105,6 +108,7 @@ __all__ = [
     "PathologicalPFLlib",
     "PathologicalRandom",
     "QuantitySkew",
+    "SeveralDataSets",
     "Sites",
     "SkewedDomains",
     "StanfordCars",

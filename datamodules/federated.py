@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -21,7 +20,7 @@ from benchmark.hostile import hostile_clients
 from benchmark.own_metrics import check_own_metrics, chosen_metrics
 from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
-from benchmark.seeds import derived_seed, numpy_generator
+from benchmark.seeds import numpy_generator
 from datamodules.corruptions import CorruptedTests
 from datamodules.label_orders import flipped, reordered
 from datamodules.manifest import OF_THE_STREAM, FromManifest, record_split
@@ -31,6 +30,7 @@ from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
+from datamodules.validation import cut_validation
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +166,13 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.num_clients = len(self.client_names)
         self.num_classes = len(source.class_names)
         self.class_names = list(source.class_names)
-        order = numpy_generator(self.partition_seed, "new clients").permutation(self.num_clients).tolist()
-        new = min(round(new_clients * self.num_clients), self.num_clients - 1)
-        self.new_clients = sorted(order[self.num_clients - new :])
-        self.training_clients = sorted(order[: self.num_clients - new])
+        self.class_templates = source.class_templates
+        trained = self.num_clients - partition.testers(source)
+        self.testers = list(range(trained, self.num_clients))
+        order = numpy_generator(self.partition_seed, "new clients").permutation(trained).tolist()
+        new = min(round(new_clients * trained), trained - 1)
+        self.new_clients = sorted(order[trained - new :])
+        self.training_clients = sorted(order[: trained - new])
         #: hostile clients, whose training images have other labels
         self.flipped_clients = hostile_clients(seed, self.training_clients, label_flipping or 0.0)
         available = len(self.training_clients)
@@ -194,8 +197,9 @@ class FederatedDataModule(Checked, LightningDataModule):
                 "were faster; leave it out (small steps are recorded and repeated without it)"
             )
         self.one_by_one = one_by_one
-        #: set from the partition: per split that has one, its own classes in the order in which labels are counted
+        #: set from the partition, as ``Terms`` have them
         self.label_spaces: dict[str, tuple[int, ...]] = {}
+        self.own_spaces: dict[str, tuple[int, ...]] = {}
         self._pool: ImagePool | None = None
         #: further images that clients score, of `ood` and `corruptions`
         self.others: dict[Shown, Images] = {}
@@ -273,7 +277,8 @@ class FederatedDataModule(Checked, LightningDataModule):
             pool = replace(pool, labels=reordered(pool.labels, splits, self.label_orders, self.num_classes))
         self._pool = pool
         self.splits = splits
-        self.label_spaces = dict(splits.label_spaces)
+        self.label_spaces, self.own_spaces = splits.spaces()
+        self._check_own_spaces()
         self.train_indices, self.held_out = self._hold_out(splits)
         if self.flipped_clients:
             scored = [splits.test, *splits.others.values(), *(rows.values() for rows in self.held_out.values())]
@@ -285,9 +290,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.train_sizes = dict(enumerate(rows.sizes.tolist()))
         #: training images of each class, without those held out, [N, C]
         self.class_counts = torch.from_numpy(class_counts(rows, labels, self.num_classes))
-        sizes, seconds = self.train_sizes.values(), time.monotonic() - began
+        trained, seconds = self.num_clients - len(self.testers), time.monotonic() - began
+        sizes = [self.train_sizes[client] for client in range(trained)]
         log.info(
-            f"  {len(labels):,} images of {self.num_classes} classes; {self.num_clients} clients with {min(sizes):,} "
+            f"  {len(labels):,} images of {self.num_classes} classes; {trained} clients with {min(sizes):,} "
             f"to {max(sizes):,} training images ({seconds:.1f} s)"
         )
         if self.ood is not None:
@@ -302,70 +308,38 @@ class FederatedDataModule(Checked, LightningDataModule):
         if not self.val_only:
             for name, lists in {"test": splits.test, **splits.others}.items():
                 rows: Rows = ByClient(ClientRows.of(lists))
-                if self.new_clients:
+                if self.testers:
+                    who = [client for client in self.testers if len(rows[client])] or self.training_clients
+                    rows = {client: rows[client] for client in who}
+                elif self.new_clients:
                     rows = {client: rows[client] for client in self.training_clients}
                 held_out[name] = rows
         if self.val_fraction:
-            cut = self._cut_validation({client: train[client] for client in self.training_clients})
+            trained = {client: train[client] for client in self.training_clients}
+            cut = cut_validation(trained, self.pool, self.val_fraction, self.partition_seed)
             train = {**train, **{client: trained for client, (trained, _) in cut.items()}}
             held_out["val"] = {client: held for client, (_, held) in cut.items()}
         if self.new_clients and not self.val_only:
             held_out["new"] = {client: splits.test[client] for client in self.new_clients}
-        if "train" in self.label_spaces:
-            self.label_spaces |= {n: self.label_spaces["train"] for n in ("val", "new") if n in held_out}
+        for name in ("val", "new"):  # as in training
+            if name in held_out and "train" in self.label_spaces:
+                self.label_spaces[name] = self.label_spaces["train"]
+            elif name in held_out and "train" in self.own_spaces:
+                self.own_spaces[name] = self.own_spaces["train"]
+                for number in set(self.own_spaces["train"]):
+                    self.label_spaces[f"{name}/{number}"] = self.label_spaces[f"train/{number}"]
         return train, held_out
 
-    def _cut_validation(self, train: dict[int, np.ndarray]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Cut the training rows of each client in two, the second of about ``val_fraction``.
-
-        Images that show the same thing are on one side, also where several clients hold them: that on which the first
-        of these clients has them.
-        """
-        group = np.unique(self.pool.group.numpy(), return_inverse=True)[1]
-        sides = np.zeros(group.max() + 1, dtype=np.int8)  # of each group: not drawn yet, trains (1), held out (2)
-        cut = {}
-        for client, rows in train.items():
-            self._draw_sides(client, rows, group[rows], sides)
-            held = sides[group[rows]] == 2
-            cut[client] = rows[~held], rows[held]
-        return cut
-
-    def _draw_sides(self, client: int, rows: np.ndarray, of_rows: np.ndarray, sides: np.ndarray) -> None:
-        """Draw sides for those groups of a client's rows that have none."""
-        groups, first = np.unique(of_rows, return_index=True)
-        if len(groups) < 2:
-            raise ConfigurationError(
-                f"data.val_fraction={self.val_fraction}: client {client} has too few training images to hold any out"
-            )
-        held = max(1, round(self.val_fraction * len(groups)))
-        open_ = sides[groups] == 0
-        missing = min(held - int((sides[groups] == 2).sum()), int(open_.sum()))
-        new, labels = groups[open_], self.pool.labels.numpy()[rows][first[open_]]
-        sides[new] = 1
-        if 0 < missing < len(new):
-            counts = np.unique(labels, return_counts=True)[1]
-            allowed = counts.min() >= 2 and missing >= len(counts) and len(new) - missing >= len(counts)
-            from sklearn.model_selection import train_test_split  # slow to import
-
-            _, drawn = train_test_split(
-                np.arange(len(new)),
-                test_size=missing,
-                stratify=labels if allowed else None,
-                random_state=derived_seed(self.partition_seed, "val", client) % 2**32,
-            )
-            sides[new[drawn]] = 2
-        elif missing > 0:
-            sides[new] = 2
-        if (sides[groups] == 2).all():
-            raise ConfigurationError(
-                f"data.val_fraction={self.val_fraction} leaves client {client} none of its {len(rows)} images to train "
-                "on; lower it"
-            )
-        if (sides[groups] == 1).all():
-            raise ConfigurationError(
-                f"data.val_fraction={self.val_fraction} holds none of client {client}'s images out, as what they show "
-                "trains at other clients; raise it, or take another data.partition_seed"
-            )
+    def _check_own_spaces(self) -> None:
+        """Refuse what compares classes where clients count labels among different ones."""
+        further = chosen_metrics(self.metrics) != chosen_metrics(None)
+        asked = {"metrics": further, "ood": self.ood is not None, "record_privacy": self.record_privacy is not None}
+        for what, given in asked.items():
+            if given and self.own_spaces:
+                raise ConfigurationError(
+                    f"data.{what} compares classes, and with {type(self.partition).__name__} clients tell different "
+                    f"classes apart; leave data.{what} out, or take a partition with one label space"
+                )
 
     @property
     def test_sizes(self) -> tuple[int, ...]:
@@ -393,6 +367,8 @@ class FederatedDataModule(Checked, LightningDataModule):
             label_spaces=self.label_spaces,
             held_out_row=self._held_out_row,
             poisson_lots=self.record_privacy is not None and self.record_privacy.sampling == "poisson",
+            own_spaces=self.own_spaces,
+            testers={name: tuple(rows) for name, rows in self.held_out.items() if set(rows) <= set(self.testers)},
         )
         streams = {} if self._foreign is None else self._foreign.rows
         of_all = self.train_indices, self.train_sizes, self.held_out, self.class_counts

@@ -1,8 +1,9 @@
 """The record of a partition: enough to check it, to compare it and to run on it again."""
 
 import hashlib
+import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular
 from benchmark.records.hashes import OF_THE_IMAGES
-from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.partition import ClientSplits, Indices, LabelSpace, Partition
 from datamodules.partition.client_rows import ClientRows
 from datamodules.source import ImagePool, ImageSource
 from datamodules.split_record import Manifest, SplitRecord, client_lines
@@ -108,11 +109,16 @@ def _further_splits(splits: ClientSplits) -> Manifest:
         }
         further["others_sha256"] = {name: indices_sha256(np.concatenate(held)) for name, held in splits.others.items()}
     if splits.label_spaces:
-        further["label_spaces"] = {name: list(classes) for name, classes in splits.label_spaces.items()}
+        further["label_spaces"] = {
+            name: list(space) if isinstance(space, tuple) else [list(classes) for classes in space]
+            for name, space in splits.label_spaces.items()
+        }
+    if splits.testers:
+        further["testers"] = splits.testers
     return further
 
 
-def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[Indices]], dict[str, tuple[int, ...]]]:
+def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[Indices]], dict[str, LabelSpace], int]:
     """The inverse of ``_further_splits``.
 
     Raises:
@@ -120,7 +126,8 @@ def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[
     """
     count = len(manifest["clients"])
     try:
-        spaces = {str(k): tuple(int(c) for c in v) for k, v in manifest.get("label_spaces", {}).items()}
+        spaces = {str(name): _read_space(space) for name, space in manifest.get("label_spaces", {}).items()}
+        testers = operator.index(manifest.get("testers", 0))
         others = {}
         for name, held in manifest.get("others", {}).items():
             lists = held if held and isinstance(held[0], list) else [held] * count
@@ -133,13 +140,27 @@ def _read_further(manifest: Manifest, path: str | Path) -> tuple[dict[str, list[
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{path} is not a partition manifest: {type(error).__name__}: {error}") from error
     known = range(len(manifest["class_names"]))
-    for name, classes in spaces.items():
-        if name not in ("train", "test", *others) or len({*classes}) < len(classes) or not {*classes} <= {*known}:
-            raise ConfigurationError(
-                f"{path}: the label space of {name!r} must name classes from 0 to {len(known) - 1}, each once, of a "
-                "split that there is; the file was changed after it was written. Get it again from where it was made"
-            )
-    return others, spaces
+    for name, space in spaces.items():
+        for classes in [space] if isinstance(space, tuple) else space:
+            if name not in ("train", "test", *others) or len({*classes}) < len(classes) or not {*classes} <= {*known}:
+                raise ConfigurationError(
+                    f"{path}: the label space of {name!r} must name classes from 0 to {len(known) - 1}, each once, of "
+                    "a split that there is; the file was changed after it was written. Get it again from where it was "
+                    "made"
+                )
+    if not 0 <= testers < count:
+        raise ConfigurationError(
+            f"{path}: of {count} clients, testers must be 0 to {count - 1}, got {testers}; the file was changed after "
+            "it was written. Get it again from where it was made"
+        )
+    return others, spaces, testers
+
+
+def _read_space(space: list[int] | list[list[int]]) -> LabelSpace:
+    """Return the label space of all clients, or those of each."""
+    if space and all(isinstance(classes, list) for classes in space):
+        return [tuple(operator.index(label) for label in classes) for classes in cast(list[list[int]], space)]
+    return tuple(operator.index(label) for label in cast(list[int], space))
 
 
 def write_manifest(path: str | Path, manifest: Manifest) -> None:
@@ -271,6 +292,10 @@ class FromManifest(Partition):
     def client_names(self, source: ImageSource) -> list[str]:
         """The recorded names."""
         return [str(client["name"]) for client in self.manifest["clients"]]
+
+    def testers(self, source: ImageSource) -> int:
+        """The recorded number."""
+        return _read_further(self.manifest, self.path)[2]
 
     def check_names(self, source: ImageSource) -> None:
         """Refuse a data set that names its classes or domains otherwise, or in another order.

@@ -96,6 +96,16 @@ class ImageSource(Checked):
     domain_names: tuple[str, ...] = ("",)
 
     @property
+    def data_sets(self) -> dict[str, tuple[int, ...]]:
+        """Return the labels of each data set in it by name: one, with all classes. Their names differ within each."""
+        return {self.recorded_name: tuple(range(len(self.class_names)))}
+
+    @property
+    def class_templates(self) -> list[str]:
+        """Return the template of each class."""
+        return [self.template] * len(self.class_names)
+
+    @property
     def decoding(self) -> Decoding | None:
         """Return how an image's file becomes stored pixels; None where the data set has no file for each image.
 
@@ -139,8 +149,8 @@ def require_names(source: ImageSource) -> None:
         raise ConfigurationError(
             f"{type(source).__name__} has no class_names; a source sets them, in the class or in its constructor"
         )
-    for kind in ("class_names", "domain_names"):
-        names = list(getattr(source, kind))
+    of_each = [("class_names", [source.class_names[label] for label in labels]) for labels in source.data_sets.values()]
+    for kind, names in [*of_each, ("domain_names", [*source.domain_names])]:
         twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
         if twice is not None:
             raise ConfigurationError(

@@ -30,6 +30,7 @@ from methods.fedrep import FedRep
 from methods.fedrod import FedRoD
 from methods.fedsalora import FedSALoRA
 from methods.fedsdg import FedSDG
+from methods.fedtpg import FedTPG
 from methods.fedvpt import FedVPT
 from methods.fedvptdeep import FedVPTDeep
 from methods.ffalora import FFALoRA
@@ -99,6 +100,7 @@ __all__ = [
     "FedRoD",
     "FedSALoRA",
     "FedSDG",
+    "FedTPG",
     "FedVPT",
     "FedVPTDeep",
     "FederatedRidge",

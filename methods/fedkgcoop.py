@@ -40,7 +40,7 @@ class FedKgCoOp(TextPromptMethod):
 
     Args:
         lam: lambda, weight of the distance to the template.
-        template: with ``{}`` for the name of a class.
+        template: with ``{}`` for the name of a class, or ``own``: what the data set says of each class.
     """
 
     per_example = True
@@ -55,7 +55,7 @@ class FedKgCoOp(TextPromptMethod):
         """Return, in training, the text features w^0, as ``template`` [C, e]."""
         if stage is Stage.EVALUATE or not self.lam:
             return super().prepare(client, stage, split)
-        return {"template": self.template_features()}
+        return {"template": self.template_features(split)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy plus the distance to the template."""

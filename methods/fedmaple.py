@@ -1,7 +1,6 @@
 """FedMaPLe: FedAvg of coupled deep prompts in both towers of CLIP."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,9 +79,9 @@ class FedMaPLe(TextPromptMethod):
             self.shared = ("context", "projection")
         self.depth = depth
 
-    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+    def make_class_prompts(self, split: str) -> ClassPrompts:
         """Return the prompts of these classes: the rest of the initial words, and the names."""
-        return self.clip.class_prompts(class_names, self.num_context, self.name_template)
+        return self.clip.class_prompts(self.names_of(split), self.num_context, self.name_template)
 
     def image_prompts(self) -> Tensor:
         """Return ONE client's prompts of the image tower, [depth, n, v]: what the maps make of those of the text."""

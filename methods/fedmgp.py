@@ -1,6 +1,5 @@
 """FedMGP: groups of prompts, each client's own, of which it shares some in a round, more often those like the last."""
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, Literal
 
@@ -198,9 +197,9 @@ class FedMGP(TextPromptMethod):
 
     # ------------------------------------------------------------------ a client's steps
 
-    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+    def make_class_prompts(self, split: str) -> ClassPrompts:
         """Return the prompts of these classes: the rest of the initial words, and the names."""
-        return self.clip.class_prompts(class_names, self.num_context, self.name_template)
+        return self.clip.class_prompts(self.names_of(split), self.num_context, self.name_template)
 
     def groups_of(self, x: Tensor) -> Tensor:
         """Return features [G, B, e] of images [B, 3, H, W] under each group's visual prompt."""

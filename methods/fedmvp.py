@@ -1,11 +1,9 @@
 """FedMVP: FedAvg of a network that makes an image's prompts of its patches and of descriptions of the classes."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
@@ -17,6 +15,7 @@ from benchmark.federation import Values
 from benchmark.masked import masked_mean
 from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
+from methods.attention import attend, gated
 from methods.losses import cosines, cross_entropy
 from methods.text_prompt import TRAINING
 from methods.zeroshotclip import ZeroShotCLIP
@@ -63,14 +62,9 @@ class PromptFormer(nn.Module):
             is_there: which of them count, [D].
         """
         context = self.text_map(descriptions)
-        q = self.query(self.norm_query(patches)).unflatten(-1, (self.heads, -1))
-        k = self.key(self.norm_key(context)).unflatten(-1, (self.heads, -1))
-        v = self.value(context).unflatten(-1, (self.heads, -1))
-        scores = torch.einsum("bmhi,dhi->bhmd", q, k) * q.shape[-1] ** -0.5
-        weights = scores.masked_fill(~is_there, -torch.inf).softmax(-1)
-        attended = self.out(torch.einsum("bhmd,dhi->bmhi", weights, v).flatten(-2))
-        value, gate = self.inner(self.norm(attended)).chunk(2, dim=-1)
-        made = attended + self.outer(value * F.gelu(gate))
+        query, key = self.query(self.norm_query(patches)), self.key(self.norm_key(context))
+        attended = self.out(attend(query, key, self.value(context), self.heads, is_there))
+        made = attended + gated(self.inner, self.outer, self.norm(attended))
         return made.unflatten(1, (self.num_prompts, -1)).mean(2)
 
 
@@ -155,11 +149,11 @@ class FedMVP(ZeroShotCLIP):
         if len(set(counts.values())) > 1 or 0 in counts.values():
             raise ConfigurationError(f"FedMVP: attributes has {counts}; give every class as many, at least one")
 
-    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+    def make_class_prompts(self, split: str) -> ClassPrompts:
         """Return the descriptions of these classes, class after class."""
         if self.attributes is None:
-            return super().make_class_prompts(class_names)
-        described = [(name, descriptor) for name in class_names for descriptor in self.attributes[name]]
+            return super().make_class_prompts(split)
+        described = [(name, descriptor) for name in self.names_of(split) for descriptor in self.attributes[name]]
         sentences = [sentence(self.prefix, name, self.suffix, descriptor) for name, descriptor in described]
         return self.clip.class_prompts(sentences, 0, "{}")
 
@@ -192,8 +186,7 @@ class FedMVP(ZeroShotCLIP):
         features = self._kept[split]
         if stage is Stage.EVALUATE:
             return {"descriptions": features, "held": features.new_ones(len(features), dtype=torch.bool)}
-        trained = self.label_spaces.get("train", range(len(self.class_names)))
-        return {"descriptions": features, "held": client.class_counts[list(trained)] > 0}
+        return {"descriptions": features, "held": client.class_counts[list(self.classes_of(split))] > 0}
 
     def prompted_features(self, x: Tensor, descriptions: Tensor, held: Tensor) -> Tensor:
         """Return features [B, e] of images [B, 3, H, W] among the prompts made for them."""

@@ -110,8 +110,8 @@ class FedPGP(TextPromptMethod):
         """Make the hand-written prompts of the training label space too."""
         super().set_label_spaces(label_spaces)
         words = "a photo of a {}." if self.zc == "photo" else "X " * self.num_context + "{}."
-        self.anchor_prompts = self.clip.class_prompts(self.names_of("train"), 0, words)
-        self._anchor: Tensor | None = None
+        self.fix_prompts("anchor_prompts", lambda space: self.clip.class_prompts(self.names_of(space), 0, words))
+        self._anchors: dict[str, Tensor] = {}
 
     def prompt(self) -> Tensor:
         """Return the client's own prompt p_i, [L, w]."""
@@ -121,9 +121,9 @@ class FedPGP(TextPromptMethod):
         """Return, in training, the text features z_C of the hand-written prompts, as ``anchor`` [C, e]."""
         if stage is Stage.EVALUATE or not self.contrast_weight:
             return super().prepare(client, stage, split)
-        if self._anchor is None:  # the same in all rounds
-            self._anchor = self.clip.text_features(self.anchor_prompts)
-        return {"anchor": self._anchor}
+        if split not in self._anchors:  # the same in all rounds
+            self._anchors[split] = self.clip.text_features(self.fixed_prompts("anchor_prompts", split))
+        return {"anchor": self._anchors[split]}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy under p_i plus the contrast."""

@@ -1,6 +1,5 @@
 """FedPHA: a personal prompt of the client's own length, beside a shared one that it is pushed off."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,14 +127,14 @@ class FedPHA(TextPromptMethod):
         generator = torch_generator(terms.seed, "FedPHA", number)
         return {"length": torch.randint(self.shortest, self.longest + 1, (), generator=generator)}
 
-    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-        """Return the prompts of these classes behind the longest of the own contexts."""
-        return self.clip.class_prompts(class_names, len(self.own_context))
+    def make_class_prompts(self, split: str) -> ClassPrompts:
+        """Return the prompts of a split's classes behind the longest of the own contexts."""
+        return self.clip.class_prompts(self.names_of(split), len(self.own_context))
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
         """Make the prompts behind the shared context of the training label space too."""
         super().set_label_spaces(label_spaces)
-        self.shared_prompts = self.clip.class_prompts(self.names_of("train"), self.num_context)
+        self.fix_prompts("shared_prompts", super().make_class_prompts)
 
     def prompt(self) -> Tensor:
         """Return the context that a client of the greatest length classifies with, [L, w]."""
@@ -149,23 +148,27 @@ class FedPHA(TextPromptMethod):
         """Return, in an evaluation, the features of the split's classes under the own context, as ``text`` [C, e]."""
         return {"text": self.own_features(client, split, self.own_context)} if stage is Stage.EVALUATE else {}
 
-    def pull_and_push(self, client: Client, own: Tensor, shared: Tensor) -> Tensor:
+    def shared_features(self, split: str) -> Tensor:
+        """Return the features of the classes of training under the shared context, [C, e]."""
+        return self.clip.text_features(self.fixed_prompts("shared_prompts", split), self.context)
+
+    def pull_and_push(self, client: Client, split: str, own: Tensor, shared: Tensor) -> Tensor:
         """Return the two terms that read no image, of text features [C, e] each."""
         total = self.push * push(own, shared, self.alpha)
         if not self.pull:
             return total
         near = projected(self.own_context, self.context, self.ratio, self.complement, self.svd_gradient)
-        return total + self.pull * F.mse_loss(own, self.own_features(client, "train", near))
+        return total + self.pull * F.mse_loss(own, self.own_features(client, split, near))
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return the cross-entropies under both contexts, pull and push."""
         images = self.image_features(batch)
         own = self.own_features(client, batch.split, self.own_context)
-        shared = self.clip.text_features(self.shared_prompts, self.context)
+        shared = self.shared_features(batch.split)
         losses = [cross_entropy(self.logits(images, classes), batch.y, batch.mask) for classes in (own, shared)]
-        return losses[0] + losses[1] + self.pull_and_push(client, own, shared)
+        return losses[0] + losses[1] + self.pull_and_push(client, batch.split, own, shared)
 
     def regulariser(self, client: Client, phase: int) -> Tensor | None:
         """Return pull and push."""
         own = self.own_features(client, "train", self.own_context)
-        return self.pull_and_push(client, own, self.clip.text_features(self.shared_prompts, self.context))
+        return self.pull_and_push(client, "train", own, self.shared_features("train"))

@@ -62,7 +62,7 @@ class FedProGrad(TextPromptMethod):
     Args:
         lam: lambda.
         temperature: T, of both softmaxes in K.
-        template: with ``{}`` for the name of a class.
+        template: with ``{}`` for the name of a class, or ``own``: what the data set says of each class.
         mode: ``project`` or ``distill``.
     """
 
@@ -92,7 +92,7 @@ class FedProGrad(TextPromptMethod):
         """Return, in training, the teacher's text features, as ``template`` [C, e]."""
         if stage is Stage.EVALUATE or not self.lam:
             return super().prepare(client, stage, split)
-        return {"template": self.template_features()}
+        return {"template": self.template_features(split)}
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return the cross-entropy, whose gradient is the projected one."""

@@ -2,13 +2,12 @@
 
 import math
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
@@ -167,23 +166,27 @@ class FedPromptSRC(TextPromptMethod):
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
         """Make the templates' prompts of the training label space too."""
         super().set_label_spaces(label_spaces)
-        names = self.names_of("train")
-        self.frozen_prompts = nn.ModuleList(self.clip.class_prompts(names, 0, each) for each in self.templates)
-        self._frozen_text: Tensor | None = None
+        self.fix_prompts("frozen_prompts", self.under_templates)
+        self._frozen_text: dict[str, Tensor] = {}
 
-    def frozen_text(self) -> Tensor:
+    def under_templates(self, split: str) -> nn.ModuleList:
+        """Return the prompts of a split's classes under each template."""
+        names = self.names_of(split)
+        return nn.ModuleList(self.clip.class_prompts(names, 0, each) for each in self.templates)
+
+    def frozen_text(self, split: str) -> Tensor:
         """Return w^0 of the classes of training, [C, e]: directions of the mean features under the templates."""
-        if self._frozen_text is None:  # the same in all rounds
-            prompts = [cast(ClassPrompts, each) for each in self.frozen_prompts]
+        if split not in self._frozen_text:  # the same in all rounds
+            prompts = self.fixed_prompts("frozen_prompts", split)
             features = [self.clip.text_features(each, normalize=False) for each in prompts]
-            self._frozen_text = F.normalize(torch.stack(features).mean(0), dim=-1)
-        return self._frozen_text
+            self._frozen_text[split] = F.normalize(torch.stack(features).mean(0), dim=-1)
+        return self._frozen_text[split]
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """Return, in training, the frozen model's text features, as ``frozen`` [C, e]."""
         if stage is Stage.EVALUATE or not any(self.weights):
             return super().prepare(client, stage, split)
-        return {"frozen": self.frozen_text()}
+        return {"frozen": self.frozen_text(split)}
 
     def text_features(self, split: str) -> Tensor:
         """Return ONE client's features of the classes of a split under all text prompts, [C, e]."""

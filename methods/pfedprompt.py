@@ -129,7 +129,7 @@ class PFedPrompt(PromptFL):
 
     def memory_values(self, client: Client, split: str) -> Tensor:
         """Return the one-hot labels [n, C] of ONE client's memory among a split's classes; zeros for others."""
-        classes = self.label_spaces.get(split, range(len(self.class_names)))
+        classes = self.classes_of(split)
         label, mask = client.own_images["label"].unsqueeze(1), client.own_images["mask"].unsqueeze(1)
         return ((label == torch.tensor(list(classes), device=label.device)) & mask).to(self.dtype)
 

@@ -1,7 +1,7 @@
 """Learn a text prompt for a frozen CLIP: the base of the methods that do."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -35,6 +35,8 @@ class TextPromptMethod(FederatedMethod):
         training: of the context, and of what a method learns beside it.
         init_words: words whose embeddings the context starts from, such as "a photo of a"; None draws every entry from
             N(0, 0.02^2).
+        class_templates: what the data set says of each class, with ``{}`` for its name; comes from the data, and is
+            what a method with a ``template`` takes for ``"own"``.
 
     Raises:
         ConfigurationError: ``init_words`` of fewer than L tokens, other towers than the method's, or (when the data
@@ -45,9 +47,8 @@ class TextPromptMethod(FederatedMethod):
     open_vocabulary = True
     per_example: bool = True
     inputs: tuple[Input, ...] = ("features",)
-    #: hand-written text with ``{}`` for a name, for ``template_features``; set in the constructor
+    #: hand-written text with ``{}`` for a name, or ``"own"``, for ``template_features``; set in the constructor
     template: str | None = None
-    _template_features: Tensor | None = None
     #: the model that it can work with; one that puts parts into towers, or looks at patches, needs a CLIP's
     clip_class: type[TwoTowers] = TwoTowers
 
@@ -60,6 +61,7 @@ class TextPromptMethod(FederatedMethod):
         num_context: FewOrNone = 16,
         training: LocalTraining = TRAINING,
         init_words: str | None = None,
+        class_templates: list[str] | None = None,
     ) -> None:
         super().__init__(num_clients)
         if not isinstance(clip, self.clip_class):
@@ -68,6 +70,7 @@ class TextPromptMethod(FederatedMethod):
                 "take that, or another method"
             )
         self.class_names = class_names
+        self.class_templates = class_templates
         self.clip = clip
         self.num_context = num_context
         self.training_settings = training
@@ -79,9 +82,9 @@ class TextPromptMethod(FederatedMethod):
         """Return what the context starts from, [L, w]."""
         return self.clip.initial_context(self.num_context, init_words)
 
-    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-        """Return the prompts of these classes without their context; called once for each label space."""
-        return self.clip.class_prompts(class_names, self.num_context)
+    def make_class_prompts(self, split: str) -> ClassPrompts:
+        """Return the prompts of the classes of a split without their context; called once for each label space."""
+        return self.clip.class_prompts(self.names_of(split), self.num_context)
 
     def prompt(self) -> Tensor:
         """Return the context that ONE client classifies with, [L, w]."""
@@ -111,35 +114,86 @@ class TextPromptMethod(FederatedMethod):
             )
         return " ".join([*words[self.num_context :], "{}."])
 
-    def template_features(self) -> Tensor:
+    def template_features(self, split: str) -> Tensor:
         """Return the features of the classes of training under the template, [C, e], L2-normalised.
 
         They are the same in all rounds, and made when ``prepare`` first asks for them.
         """
-        if self._template_features is None:
-            self._template_features = self.clip.text_features(self.template_prompts)
-        return self._template_features
+        if split not in self._template_features:
+            self._template_features[split] = self.clip.text_features(self.fixed_prompts("template_prompts", split))
+        return self._template_features[split]
 
     # ------------------------------------------------------------------ label spaces
 
+    def classes_of(self, split: str) -> Sequence[int]:
+        """List the classes of a split, in the order in which its labels are counted."""
+        return self.label_spaces.get(split, range(len(self.class_names)))
+
     def names_of(self, split: str) -> list[str]:
         """List the names of the classes of a split, in the order in which its labels are counted."""
-        return [self.class_names[c] for c in self.label_spaces.get(split, range(len(self.class_names)))]
+        return [self.class_names[c] for c in self.classes_of(split)]
+
+    def templates_of(self, split: str, template: str) -> str | list[str]:
+        """Return a template, or for ``"own"`` that of each class of a split as its data set has it.
+
+        Raises:
+            ConfigurationError: the data do not say them.
+        """
+        if template != "own":
+            return template
+        if self.class_templates is None:
+            raise ConfigurationError(
+                f"{type(self).__name__}: template 'own' is what the data set says of each class, which comes with the "
+                "data of a run; give class_templates, or a text such as 'a photo of a {}.'"
+            )
+        return [self.class_templates[c] for c in self.classes_of(split)]
 
     def class_prompts(self, split: str) -> ClassPrompts:
-        """Return the prompts of the classes of a split, without their context."""
-        return cast(ClassPrompts, self.vocabularies[_key(split if split in self.label_spaces else "")])
+        """Return the prompts of the classes of a split, without their context.
+
+        Raises:
+            ConfigurationError: they are all classes of several data sets, of which two have one name.
+        """
+        key = _key(split if split in self.label_spaces else "")
+        if key not in self.vocabularies:
+            raise ConfigurationError(
+                f"{type(self).__name__} names classes by their words, and two of all have the same; take a partition "
+                "that has clients tell the classes of one data set apart, such as datamodules.ClassesOfDataSets"
+            )
+        return cast(ClassPrompts, self.vocabularies[key])
 
     def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
         """Make the prompts of every label space."""
         super().set_label_spaces(label_spaces)
-        # Splits with the same classes have the same prompts; those that are not named have all classes.
-        names = {split: tuple(self.names_of(split)) for split in ("", *label_spaces)}
-        made = {own: self.make_class_prompts(own) for own in dict.fromkeys(names.values())}
-        self.vocabularies = nn.ModuleDict({_key(split): made[own] for split, own in names.items()})
+        # Splits with the same classes have the same prompts; those that are not named have all classes. Names that two
+        # data sets share are never told apart.
+        unnamed = [""] if len(set(self.class_names)) == len(self.class_names) else []
+        spaces = {space: tuple(self.classes_of(space)) for space in (*unnamed, *label_spaces)}
+        one_of = {classes: space for space, classes in spaces.items()}
+        made = {classes: self.make_class_prompts(space) for classes, space in one_of.items()}
+        self.vocabularies = nn.ModuleDict({_key(space): made[classes] for space, classes in spaces.items()})
         if self.template is not None:
-            self.template_prompts = self.clip.class_prompts(self.names_of("train"), 0, self.template)
-        self._template_features = None
+            self.fix_prompts("template_prompts", self._templated)
+        self._template_features: dict[str, Tensor] = {}
+
+    def fix_prompts(self, name: str, make: Callable[[str], nn.Module]) -> None:
+        """Make prompts of the classes of training that never change, for ``fixed_prompts``.
+
+        Args:
+            name: of them.
+            make: called once for each label space of training.
+        """
+        own = [space for space in self.label_spaces if space.startswith("train/")]
+        for space in own or ["train"]:
+            self.add_module(name + space.removeprefix("train"), make(space))
+
+    def fixed_prompts(self, name: str, split: str) -> Any:
+        """Return what was made with ``fix_prompts`` for the label space that is trained on."""
+        return self.get_submodule(name + split.removeprefix("train"))
+
+    def _templated(self, space: str) -> ClassPrompts:
+        assert self.template is not None
+        return self.clip.class_prompts(self.names_of(space), 0, self.templates_of(space, self.template))
 
     # ------------------------------------------------------------------ the contract
 

@@ -1,6 +1,5 @@
 """Zero-shot CLIP: hand-written prompts, no training, nothing sent."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from benchmark.backbones.class_prompts import ClassPrompts
@@ -17,7 +16,7 @@ class ZeroShotCLIP(TextPromptMethod):
 
     Args:
         template: a text with ``{}`` for the name. FedPGP's code has this one for every data set; CoOp has one for each
-            data set, such as "a photo of a {}, a type of pet.".
+            data set, such as "a photo of a {}, a type of pet.", which ``own`` takes.
     """
 
     paper_names: ClassVar[tuple[str, ...]] = ("CLIP",)
@@ -27,9 +26,9 @@ class ZeroShotCLIP(TextPromptMethod):
         super().__init__(*arguments, num_context=0, training=TRAINING, init_words=None, **settings)
         self.template_words = template
 
-    def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
+    def make_class_prompts(self, split: str) -> ClassPrompts:
         """Return the template with each name."""
-        return self.clip.class_prompts(class_names, 0, self.template_words)
+        return self.clip.class_prompts(self.names_of(split), 0, self.templates_of(split, self.template_words))
 
     def local_phases(self) -> list[Phase]:
         """Train nothing."""

@@ -36,7 +36,7 @@ from benchmark.server import ServerRule
 from benchmark.speed.__main__ import CASES
 from benchmark.tables.print_cell import cell_configuration
 from benchmark.yaml_files import read_mapping
-from datamodules import DigitDomains, ImagePool, ImageSource, Partition, Sites
+from datamodules import DigitDomains, ImagePool, ImageSource, Partition, SeveralDataSets, Sites
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -381,7 +381,9 @@ def test_the_readme_names_all_there_is() -> None:
     assert sorted(named) == sorted(methods.__all__)
     classes = [getattr(datamodules, name) for name in datamodules.__all__]
     kinds = [kind for kind in classes if isinstance(kind, type)]
-    sources = [kind for kind in kinds if issubclass(kind, ImageSource) and kind not in (ImageSource, Sites)]
+    sources = [
+        kind for kind in kinds if issubclass(kind, ImageSource) and kind not in (ImageSource, SeveralDataSets, Sites)
+    ]
     partitions = [kind for kind in kinds if issubclass(kind, Partition) and kind is not Partition]
     readers = {"DomainFolders", "HuggingFaceImages", "ImageFolders", "ImageIndex"} & {kind.__name__ for kind in sources}
     count = (

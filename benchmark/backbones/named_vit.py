@@ -124,9 +124,12 @@ class NamedViT(TwoTowers):
         """Return the embeddings of the vocabulary, [V, w]."""
         return self.text.words
 
-    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}") -> ClassPrompts:
+    def class_prompts(
+        self, class_names: Sequence[str], num_context: int, template: str | Sequence[str] = "{}"
+    ) -> ClassPrompts:
         """Return prompts as all towers do, but that a full stop at the template's end is left out."""
-        return super().class_prompts(class_names, num_context, template.rstrip().removesuffix("."))
+        templates = [template] * len(class_names) if isinstance(template, str) else template
+        return super().class_prompts(class_names, num_context, [of.rstrip().removesuffix(".") for of in templates])
 
     def text_features(
         self,

@@ -69,14 +69,16 @@ class TwoTowers(Checked, nn.Module):
         """
         raise NotImplementedError
 
-    def class_prompts(self, class_names: Sequence[str], num_context: int, template: str = "{}.") -> ClassPrompts:
+    def class_prompts(
+        self, class_names: Sequence[str], num_context: int, template: str | Sequence[str] = "{}."
+    ) -> ClassPrompts:
         """Prompts with a learnable context in front, as in CoOp (Zhou et al., IJCV 2022): class token at the end.
 
         Args:
             class_names: in the order of the labels; underscores become spaces.
             num_context: positions L of the context, 0 for fixed words alone.
-            template: what follows the context, with ``{}`` for the name. MaPLe's context of 2 tokens has
-                ``"of a {}."``; fixed words are ``"a photo of a {}."`` with ``num_context=0``.
+            template: what follows the context, with ``{}`` for the name; of all classes, or of each. MaPLe's context of
+                2 tokens has ``"of a {}."``; fixed words are ``"a photo of a {}."`` with ``num_context=0``.
 
         Raises:
             ConfigurationError: names that are no list or that have the same tokens, a template without its one ``{}``,
@@ -87,11 +89,13 @@ class TwoTowers(Checked, nn.Module):
                 f"class_names is a list in the order of the labels, got a {type(class_names).__name__}; a set has no "
                 "order, and prompts would go to the wrong classes"
             )
-        if template.count("{}") != 1:
-            raise ConfigurationError(f"template has one {{}} for the class name, got {template!r}")
+        templates = [template] * len(class_names) if isinstance(template, str) else template
+        if wrong := [each for each in templates if each.count("{}") != 1]:
+            raise ConfigurationError(f"template has one {{}} for the class name, got {wrong[0]!r}")
         if num_context < 0:
             raise ConfigurationError(f"num_context must be 0 or more, got {num_context}")
-        prompts = self.prompts_of([template.replace("{}", name.replace("_", " ")) for name in class_names], num_context)
+        named = zip(templates, class_names, strict=True)
+        prompts = self.prompts_of([of.replace("{}", name.replace("_", " ")) for of, name in named], num_context)
         seen: dict[tuple[int, ...], str] = {}
         for name, ids in zip(class_names, map(tuple, prompts.own_tokens.tolist()), strict=True):
             if ids in seen:

@@ -76,8 +76,9 @@ def check_sides(subject: PartitionUnderCheck) -> None:
         splits = subject.split(seed)
         held = [splits.train, splits.test, *splits.others.values()]
         require(len({len(rows) for rows in held}) == 1, "its sides have different numbers of clients")
-        ascending = all(len(rows) and np.all(np.diff(rows) > 0) for side in held for rows in side)
-        require(ascending, "a client has none, or its images are not ascending")
+        full = all(len(rows) or splits.testers for side in held for rows in side)
+        ascending = all(np.all(np.diff(rows) > 0) for side in held for rows in side)
+        require(full and ascending, "a client has none, or its images are not ascending")
         groups = pool.group.numpy()
         trained = np.concatenate([np.unique(groups[rows]) for rows in splits.train])
         tested = np.unique(groups[np.concatenate([rows for side in held[1:] for rows in side])])
@@ -85,10 +86,12 @@ def check_sides(subject: PartitionUnderCheck) -> None:
         require(not both, f"{both} groups of images that show the same thing are on both sides")
         images = np.concatenate(splits.train)
         require(len(np.unique(images)) == len(images), "an image trains at several clients")
-        for name, classes in splits.label_spaces.items():
+        for name, space in splits.label_spaces.items():
             side = {"train": splits.train, "test": splits.test, **splits.others}[name]
-            outside = set(pool.labels[np.concatenate(side)].tolist()) - set(classes)
-            require(not outside, f"split {name} holds classes {sorted(outside)}, which its label space does not")
+            spaces = [space] * len(side) if isinstance(space, tuple) else space
+            for classes, rows in zip(spaces, side, strict=True):
+                outside = set(pool.labels[rows].tolist()) - set(classes)
+                require(not outside, f"split {name} holds classes {sorted(outside)}, which its label space does not")
 
 
 def check_names(subject: PartitionUnderCheck) -> None:
@@ -99,6 +102,8 @@ def check_names(subject: PartitionUnderCheck) -> None:
     require(len(set(names)) == len(names), "two clients have one name")
     count = subject.partition.num_clients
     require(count in (None, len(names)), f"num_clients is {count}, and there are {len(names)} clients")
+    testers, made = subject.partition.testers(subject.source), subject.split().testers
+    require(testers == made, f"testers gives {testers}, assign makes {made}")
     require(all(isinstance(name, str) and name for name in names), "a name is no text, or empty")
 
 

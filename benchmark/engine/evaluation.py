@@ -71,9 +71,11 @@ class Evaluation:
     def _score(self, work: CohortWork, part: Part, cohort: Cohort) -> None:
         """Score a cohort on the images of a split, and on the stream that they are held against, where there is one."""
         simulation, method = self.simulation, self.simulation.method
-        classes = simulation.terms.classes_of(part.split)
+        terms = simulation.terms
+        classes = len(terms.classes_in(terms.space_of(part.split, part.cohort[0])))
+        most = terms.most_classes(part.split)
         for step, batch in simulation.steps(work, part):
-            count, of = len(step.clients), (step.stage, step.split)
+            count, of = len(step.clients), (step.stage, batch.split)
             made = simulation.clients(
                 "client_logits", method.client_logits, cohort, count, batch, part=of, number=step.number
             )
@@ -86,7 +88,9 @@ class Evaluation:
             y = batch.y
             if part.point == "local" and cohort.round.number > 0:
                 y = y.masked_fill(~cohort.participated[:count, None], IGNORE)  # who never trained has no local model
-            self._of(part, classes).update(made, y, step.clients, step.index, step.shown)
+            if most > classes:  # other clients tell more classes apart
+                made = torch.nn.functional.pad(made, (0, most - classes), value=-torch.inf)
+            self._of(part, most).update(made, y, step.clients, step.index, step.shown)
             self._stepped()
 
     def _score_as_server(self, work: CohortWork, part: Part) -> None:

@@ -177,7 +177,8 @@ class Simulation:
         )
         if overrides(self.method, "prepare") and stage is not Stage.MESSAGE:
             with torch.no_grad():
-                made = self.clients("prepare", lambda c: self.method.prepare(c, stage, split), cohort, len(clients))
+                space = self.terms.space_of(split, clients[0])
+                made = self.clients("prepare", lambda c: self.method.prepare(c, stage, space), cohort, len(clients))
             cohort.prepared = apart(tensors(self.method, "prepare", made), values)
         return cohort
 

@@ -36,6 +36,8 @@ class ClientModel:
 
     Attributes:
         name: of the client.
+        split: whose label space it has.
+        space: what the engine calls that label space.
         class_names: in the order of the logits.
         step: images of a step of the run's evaluation.
         draws: whether logits rest on draws, which are those of the place that an image has among the run's test images.
@@ -46,8 +48,10 @@ class ClientModel:
         self.method, self.facts, self.client, self.point = method, facts, client, point
         self.name = facts.client_names[client]
         is_new = client in simulation.terms.new_clients
-        self.split = "new" if is_new else "test"
+        tests = (split for split, testers in simulation.terms.testers.items() if client in testers)
+        self.split = "new" if is_new else next(tests, "test")
         self.class_names = facts.names_for(client, self.split)
+        self.space = simulation.terms.space_of(self.split, client)
         batch = simulation.terms.eval_batch_size
         self.step = rows_of_a_step(simulation.terms.held_out_row.get(self.split, 0), batch) or batch
         self.draws = bool(self.noise(0, 1))
@@ -112,7 +116,7 @@ class ClientModel:
             )
         if self.draws and count < self.step:  # what is drawn depends on the number of rows
             images = torch.cat([images, images.new_zeros(self.step - count, *images.shape[1:])])
-        part = (Stage.EVALUATE, self.split)
+        part = (Stage.EVALUATE, self.space)
         with self.working():
             batch = self._batch(images, count, number)
             made = simulation.clients("client_logits", self.method.client_logits, self.cohort, 1, batch, part=part)
@@ -132,7 +136,7 @@ class ClientModel:
         y = torch.full((1, len(x)), IGNORE, device=like.device)
         mask = torch.arange(len(x), device=like.device).unsqueeze(0) < count
         stacked = {name: value.unsqueeze(0) for name, value in features.items()}
-        return MiniBatch(x.unsqueeze(0), y, mask, 0, self.split, self.noise(number, len(x)), stacked)
+        return MiniBatch(x.unsqueeze(0), y, mask, 0, self.space, self.noise(number, len(x)), stacked)
 
     def noise(self, number: int, rows: int) -> Values:
         simulation = self.method.simulation

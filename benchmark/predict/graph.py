@@ -40,7 +40,7 @@ class ClientGraph(nn.Module):
         self._call = (_Call(method),)  # hidden: what is used of it becomes part of the graph, and nothing else
         self._transform = method.simulation.images.pool.transform
         self._kind = method.simulation.parameters.first.dtype
-        self._split, self._round = model.split, model.cohort.round
+        self._split, self._round = model.space, model.cohort.round
         rows = model.cohort.rows(1)
         self._parts = {
             part: {name: value[0].detach().clone() for name, value in of.items()} for part, of in rows.items()

@@ -174,6 +174,7 @@ def constructed(config: Mapping[str, Any], facts: FederationFacts, data_dir: str
         "num_classes": len(facts.class_names),
         "num_clients": facts.terms.num_clients,
         "class_names": list(facts.class_names),
+        "class_templates": list(facts.class_templates) or None,
     }
     kind = locate(str(model["class_path"]))
     taken = {each.name for each in constructor_parameters(kind)} if isinstance(kind, type) else set()

@@ -28,7 +28,17 @@ RESULT_FREE_KEYS = frozenset(
 
 #: A key of one of these names with None is as good as absent: configurations of before do not have it.
 LATER_KEYS = frozenset(
-    {"delivery", "bits", "evaluate_local", "metrics", "label_flipping", "record_privacy", "ood", "corruptions"}
+    {
+        "delivery",
+        "bits",
+        "evaluate_local",
+        "metrics",
+        "label_flipping",
+        "record_privacy",
+        "ood",
+        "corruptions",
+        "class_templates",
+    }
 )
 
 #: A key of one of these names with None is hashed as this value, which older configurations write out.

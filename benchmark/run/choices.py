@@ -35,7 +35,7 @@ CHOICES: dict[str, type] = {
 FOLDERS = {"model": "methods/", "data.source": "sources/", "data.partition": "partitions/"}
 
 #: What a method must know of the data, and takes from there.
-LINKED = ("num_classes", "num_clients", "class_names")
+LINKED = ("num_classes", "num_clients", "class_names", "class_templates")
 LINKED_OPTIONS = frozenset(f"model.init_args.{name}" for name in LINKED)
 
 NOT_GIVEN = "must be given, there is no default"

@@ -44,4 +44,6 @@ def _root(source: Any) -> str | None:
 
     given = source.get("init_args") or {} if isinstance(source, dict) else {}
     kind = class_of(source)
-    return None if kind is not None and issubclass(kind, OwnImages) else given.get("root")
+    of_each = [_root(each) for each in given.get("sources") or () if isinstance(each, dict)]
+    root = given.get("root") or next(filter(None, of_each), None)
+    return None if kind is not None and issubclass(kind, OwnImages) else root

@@ -38,6 +38,7 @@ class FederationFacts:
         train_sizes: by client.
         image_size: height and width of the stored images.
         decoding: how files become stored images; None where the data set has its images in no files of their own.
+        class_templates: the data set's wording for each class; none in files of older versions.
     """
 
     terms: Terms
@@ -48,6 +49,7 @@ class FederationFacts:
     train_sizes: tuple[int, ...]
     image_size: tuple[int, int]
     decoding: Decoding | None
+    class_templates: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: "FederatedDataModule") -> Self:
@@ -64,12 +66,13 @@ class FederationFacts:
             tuple(holdings.train_sizes[client] for client in clients),
             (int(height), int(width)),
             data.source.decoding,
+            tuple(data.class_templates),
         )
 
     def names_for(self, client: int, split: str) -> tuple[str, ...]:
         """Return the class names in the order of a client's logits on a split."""
         count = len(self.class_names)
-        labels = self.terms.label_spaces.get(split, range(count))
+        labels = self.terms.classes_in(self.terms.space_of(split, client))
         shift = client % self.label_orders * (count // self.label_orders)
         return tuple(self.class_names[(label - shift) % count] for label in labels)
 
@@ -143,6 +146,8 @@ class FederationFacts:
             spaces = {name: tuple(labels) for name, labels in terms["label_spaces"].items()}
             for name in ("training_clients", "new_clients"):
                 terms[name] = tuple(terms[name])
+            for name in ("own_spaces", "testers"):  # none in files of older versions
+                terms[name] = {split: tuple(numbers) for split, numbers in terms.get(name, {}).items()}
             facts = cls(
                 Terms(**terms | {"label_spaces": spaces}),
                 tuple(plain["class_names"]),
@@ -152,6 +157,7 @@ class FederationFacts:
                 tuple(plain["train_sizes"]),
                 (plain["image_size"][0], plain["image_size"][1]),
                 None if how is None else Decoding(**how),
+                tuple(plain.get("class_templates", ())),
             )
             facts._check()
             return facts
@@ -170,7 +176,9 @@ class FederationFacts:
             ValueError: they are not.
         """
         clients, classes, terms = len(self.client_names), len(self.class_names), self.terms
-        ids = sorted((*terms.training_clients, *terms.new_clients))
+        testers = {client for of in terms.testers.values() for client in of}
+        ids = sorted((*terms.training_clients, *terms.new_clients, *testers))
+        spaces = {f"{split}/{number}" for split, of in terms.own_spaces.items() for number in of if number >= 0}
         labels = [label for space in terms.label_spaces.values() for label in space]
         if (
             (terms.num_clients, terms.num_classes) != (clients, classes)
@@ -178,7 +186,10 @@ class FederationFacts:
             or self.class_counts.sum(1).tolist() != list(self.train_sizes)
             or ids != list(range(clients))
             or not set(labels) <= set(range(classes))
+            or any(len(of) != clients for of in terms.own_spaces.values())
+            or not spaces <= terms.label_spaces.keys()
             or not 1 <= self.label_orders <= classes
+            or len(self.class_templates) not in (0, classes)
             or not all(1 <= side <= LARGEST_SIDE for side in self.image_size)
             or (self.decoding is not None and self.image_size != (self.decoding.size, self.decoding.size))
         ):

@@ -17,7 +17,7 @@ from datamodules.partition.partition import Partition
 from datamodules.partition.pathological_pfllib import IIDPFLlib, PathologicalPFLlib
 from datamodules.partition.pathological_random import PathologicalRandom
 from datamodules.partition.quantity_skew import QuantitySkew
-from datamodules.partition.splits import ClientSplits, Indices, check_splits
+from datamodules.partition.splits import ClientSplits, Indices, LabelSpace, check_splits
 
 __all__ = [
     "IID",
@@ -30,6 +30,7 @@ __all__ = [
     "DomainPerClient",
     "IIDPFLlib",
     "Indices",
+    "LabelSpace",
     "Partition",
     "PathologicalPFLlib",
     "PathologicalRandom",

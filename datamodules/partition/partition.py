@@ -70,6 +70,7 @@ class Partition(Checked):
             ClientRows.of(splits.test).ascending(),
             {name: ClientRows.of(held).ascending() for name, held in splits.others.items()},
             splits.label_spaces,
+            splits.testers,
         )
         check_splits(splits, pool, self._remedy)
         return splits
@@ -83,6 +84,10 @@ class Partition(Checked):
         if self.num_clients is None:
             return list(source.domain_names)
         return [f"client {client}" for client in range(self.num_clients)]
+
+    def testers(self, source: ImageSource) -> int:
+        """Count the testers, the last ones of ``client_names``: see ``ClientSplits.testers``; none by default."""
+        return 0
 
     @property
     def _remedy(self) -> str:

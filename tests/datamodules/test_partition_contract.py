@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import datamodules
 from benchmark.checks.partitions import CHECKS, PartitionUnderCheck
 from datamodules.manifest import FromManifest, make_manifest, write_manifest
 from datamodules.partition import Partition
+from datamodules.several_data_sets import SeveralDataSets
 from datamodules.source import ImagePool, ImageSource
 
 PARTITIONS = [
@@ -23,6 +25,7 @@ PARTITIONS = [
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AtMostClasses": {"classes": 2, "num_clients": 8},
     "BaseToNovel": {"num_clients": 3, "shots": 5},
+    "ClassesOfDataSets": {"classes_per_client": 1, "shots": 5, "unseen": 1},
     "DirichletFewShot": {"alpha": 1.0, "num_clients": 3, "shots": 12},
     "DirichletMerged": {"alpha": 0.5, "num_clients": 5},
     "DirichletPFLlib": {"alpha": 0.5, "num_clients": 5},
@@ -47,6 +50,14 @@ class Names(ImageSource):
 
     class_names = tuple("abcdefgh")
     domain_names = ("north", "east", "south", "west")
+
+
+class Half(Names):
+    """The names of half of the classes."""
+
+    def __init__(self, half: int) -> None:
+        self.name = f"half {half}"
+        self.class_names = tuple("abcdefgh")[4 * half : 4 * half + 4]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +89,8 @@ every = pytest.mark.parametrize("made", PARTITIONS, indirect=True, ids=lambda ki
 
 
 def under_check(made: Partition, pool: ImagePool) -> PartitionUnderCheck:
+    if isinstance(made, datamodules.ClassesOfDataSets):
+        return PartitionUnderCheck(made, replace(pool, domains=pool.labels // 4), SeveralDataSets([Half(0), Half(1)]))
     return PartitionUnderCheck(made, pool, Names())
 
 

@@ -32,7 +32,8 @@ SOURCES = [
     for name in sorted(datamodules.__all__)
     if inspect.isclass(kind := getattr(datamodules, name))
     and issubclass(kind, ImageSource)
-    and kind not in (ImageSource, datamodules.Sites)  # which has no image
+    # The first two have no image, the last one those of others.
+    and kind not in (ImageSource, datamodules.Sites, datamodules.SeveralDataSets)
 ]
 
 

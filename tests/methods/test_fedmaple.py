@@ -1,6 +1,5 @@
 """FedMaPLe against a federation by hand and against PromptFL, its initial values, its message and what it refuses."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -46,8 +45,8 @@ def test_text_side_of_depth_1_alone_is_promptfl_with_2_tokens() -> None:
             return self.clip.image_features(x)
 
     class SameWords(PromptFL):
-        def make_class_prompts(self, class_names: Sequence[str]) -> ClassPrompts:
-            return self.clip.class_prompts(class_names, 2, "of a {}.")
+        def make_class_prompts(self, split: str) -> ClassPrompts:
+            return self.clip.class_prompts(self.names_of(split), 2, "of a {}.")
 
     training = LocalTraining(lr=0.05, epochs=1, momentum=0.9)
     runs = []

@@ -57,7 +57,7 @@ def test_the_frozen_text_is_the_direction_of_a_mean_over_templates() -> None:
 
     method = constructed("FedPromptSRC", templates=5)
     model, tokenizer = method.clip.model, method.clip.tokenizer
-    for c, made in enumerate(method.frozen_text()):
+    for c, made in enumerate(method.frozen_text("train")):
         texts = [template(f"class{c}") for template in OPENAI_IMAGENET_TEMPLATES[:5]]
         features = model.encode_text(tokenizer(texts, context_length=method.clip.context_length))
         expected = F.normalize(features.mean(0), dim=-1)
@@ -68,7 +68,7 @@ def test_the_objective_written_out() -> None:
     method = constructed("FedPromptSRC")
     client, batch = client_of(method), mini_batch(method, 0, 5)
     images = method.clip.image_features(batch.x, method.image_prompts)
-    classes, frozen = method.text_features("train"), method.frozen_text()
+    classes, frozen = method.text_features("train"), method.frozen_text("train")
     scale, plain = method.clip.logit_scale, method.clip.image_features(batch.x)
     logits, teacher = scale * images @ classes.T, (scale * plain @ frozen.T).softmax(1)
     divergence = (teacher * (teacher.log() - logits.log_softmax(1))).sum() / (5 * 8)

@@ -90,13 +90,14 @@ class ImageFeed:
         assert step.images is not None
         assert step.labels is not None
         y = step.labels
-        if step.split in self.terms.label_spaces and step.shown is not Shown.FOREIGN:
-            y = self._positions_in(step.split, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
+        space = self.terms.space_of(step.split, step.clients[0])
+        if space in self.terms.label_spaces and step.shown is not Shown.FOREIGN:
+            y = self._positions_in(space, y.device)[y.clamp(min=0)].masked_fill(~mask, IGNORE)
         x = step.images if step.images.shape[-3] == 0 else self.pool.input(step.images, step.uniform, self._kind)
         if features is None:
             features = self._encode(x)
         self._image_bytes = -(-sum(value.nbytes for value in (x, *features.values())) // mask.numel())
-        return MiniBatch(x, y, mask, step.phase, step.split, features=features)
+        return MiniBatch(x, y, mask, step.phase, space, features=features)
 
     def fill_all(self, steps: Sequence[Step]) -> Iterator[MiniBatch]:
         """Yield the mini-batches of consecutive steps; small ones are gathered and normalised several at a time."""
@@ -136,14 +137,14 @@ class ImageFeed:
             made = self.method.frozen_features(x.flatten(0, -4))
         return {name: value.unflatten(0, x.shape[:-3]) for name, value in made.items()}
 
-    def _positions_in(self, split: str, device: torch.device) -> Tensor:
-        """Return per class its position in the split's label space; IGNORE where it is not in it."""
-        if (split, device) not in self._positions:
+    def _positions_in(self, space: str, device: torch.device) -> Tensor:
+        """Return per class its position in a label space; IGNORE where it is not in it."""
+        if (space, device) not in self._positions:
             positions = torch.full((self.terms.num_classes,), IGNORE)
-            classes = self.terms.label_spaces[split]
+            classes = self.terms.label_spaces[space]
             positions[list(classes)] = torch.arange(len(classes))
-            self._positions[split, device] = positions.to(device)
-        return self._positions[split, device]
+            self._positions[space, device] = positions.to(device)
+        return self._positions[space, device]
 
     def pool_of(self, shown: Shown) -> Pool:
         """Return the images of a pool, which is made when it is first asked for."""

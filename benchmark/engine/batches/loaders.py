@@ -86,7 +86,7 @@ class Loaders:
         fitting = {
             stage: self._plan(clients, stage, 0)
             for stage, clients in evaluated_clients(federation).items()
-            if simulation.phases[stage]
+            if simulation.phases.get(stage)
         }
         alone = simulation.clients.one_by_one
         plans = evaluation_plans(simulation.method, simulation.roles, federation, splits, fitting, alone)

@@ -9,9 +9,9 @@ import torch
 
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.plan.work import Part, Share, Shown, Step, by_cohort
+from benchmark.engine.plan.work import Part, Share, Shown, Step, by_cohort, with_equal_spaces
 from benchmark.engine.roles import Roles, overrides
-from benchmark.federation import Federation
+from benchmark.federation import Federation, Terms
 
 Rows = Mapping[int, np.ndarray]
 
@@ -22,10 +22,11 @@ EVALUATED_STATE = 2**32
 def evaluated_clients(federation: Federation) -> dict[Stage, tuple[int, ...]]:
     """Return the clients that train and those that never do, where there are any, by how copies of them are fitted.
 
-    In a deployment they are those whose images lie here.
+    Testers have no images to fit a copy on. In a deployment they are those whose images lie here.
     """
     terms, held = federation.terms, federation.holdings.train_rows
-    clients = {Stage.FINETUNE: terms.training_clients, Stage.ADAPT: terms.new_clients}
+    testers = tuple(sorted({client for of in terms.testers.values() for client in of}))
+    clients = {Stage.FINETUNE: terms.training_clients, Stage.ADAPT: terms.new_clients, Stage.EVALUATE: testers}
     here = {stage: tuple(client for client in of if client in held) for stage, of in clients.items()}
     return {stage: of for stage, of in here.items() if of}
 
@@ -56,15 +57,26 @@ def evaluation_plans(
     plans = []
     for stage, clients in evaluated_clients(federation).items():
         points = ("server", "local") if method.evaluate_local and stage is Stage.FINETUNE else ("server",)
-        rows = {
-            name: federation.holdings.held_out[name] for name in splits if (name == "new") is (stage is Stage.ADAPT)
-        }
-        if rows:
-            streams = {name: foreign for name, foreign in federation.holdings.streams.items() if name in rows}
-            corrupted = federation.holdings.corrupted.rows if "test" in rows else {}
-            others = streams, corrupted
-            plans.append(EvaluationPlan(clients, rows, fitting.get(stage), points, size, most, noisy, largest, *others))
+        rows = {name: held for name, held in federation.holdings.held_out.items() if name in splits}
+        # All that train hold images of the same splits, and all that never do.
+        alike = _by_splits(clients, rows) if stage is Stage.EVALUATE else [clients]
+        for who in alike:
+            held = {name: of for name, of in rows.items() if who[0] in of}
+            if not held:
+                continue
+            streams = {name: foreign for name, foreign in federation.holdings.streams.items() if name in held}
+            corrupted = federation.holdings.corrupted.rows if "test" in held else {}
+            facts = fitting.get(stage), points, size, most, noisy, largest, streams, corrupted, federation.terms
+            plans.append(EvaluationPlan(who, held, *facts))
     return plans
+
+
+def _by_splits(clients: Sequence[int], held_out: Mapping[str, Rows]) -> list[list[int]]:
+    """Return clients by the splits that they hold images of."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for client in clients:
+        found.setdefault(tuple(name for name, rows in held_out.items() if client in rows), []).append(client)
+    return [*found.values()]
 
 
 def homes(
@@ -88,7 +100,9 @@ def homes(
     return [owners.get(client, 0) for client in range(federation.terms.num_clients)]
 
 
-def filling(clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, most: int) -> list[tuple[int, ...]]:
+def filling(
+    clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, most: int, terms: Terms | None = None
+) -> list[tuple[int, ...]]:
     """Cut clients into cohorts of as many as the images of their first one, and so of each, fit into a step.
 
     Args:
@@ -96,14 +110,16 @@ def filling(clients: Sequence[int], sizes: Mapping[int, int], batch_size: int, m
         sizes: images of each.
         batch_size: images in a step.
         most: clients in a cohort at most.
+        terms: of the federation; clients with different label spaces are apart.
     """
-    ordered = sorted(clients, key=lambda client: (-sizes[client], client))
     made: list[tuple[int, ...]] = []
-    start = 0
-    while start < len(ordered):
-        together = min(most, max(1, batch_size // max(sizes[ordered[start]], 1)))
-        made.append(tuple(ordered[start : start + together]))
-        start += together
+    for alike in with_equal_spaces(clients, terms):
+        ordered = sorted(alike, key=lambda client: (-sizes[client], client))
+        start = 0
+        while start < len(ordered):
+            together = min(most, max(1, batch_size // max(sizes[ordered[start]], 1)))
+            made.append(tuple(ordered[start : start + together]))
+            start += together
     return made
 
 
@@ -132,6 +148,7 @@ class EvaluationPlan:
         most_images: per split, the most images of any client of the federation; by default of these clients.
         streams: per split that has one, the stream's rows in its own pool.
         corrupted: per client, the rows of corrupted versions of its images of split ``test`` in their own pool.
+        terms: of the federation; clients with different label spaces are tested apart.
     """
 
     def __init__(
@@ -146,6 +163,7 @@ class EvaluationPlan:
         most_images: Mapping[str, int] = MappingProxyType({}),
         streams: Mapping[str, np.ndarray] = MappingProxyType({}),
         corrupted: Rows = MappingProxyType({}),
+        terms: Terms | None = None,
     ) -> None:
         self.held_out = held_out
         self.streams = streams
@@ -159,7 +177,7 @@ class EvaluationPlan:
         else:
             images = {client: max(of[client] for of in sizes.values()) for client in clients}
             fit = max(1, batch_size // max(1, *images.values())) if noisy else most_clients
-            self.cohorts = filling(clients, images, batch_size, min(fit, most_clients))
+            self.cohorts = filling(clients, images, batch_size, min(fit, most_clients), terms)
         alone = training is None and not noisy
         self.steps: list[Step] = []
         self.parts: list[Part] = []

@@ -53,7 +53,7 @@ class RoundPlan:
         self.augment_numbers = augment_numbers
         self.poisson_lots = terms.poisson_lots and stage is Stage.TRAIN
         self.sizes = sizes = {client: len(rows) for client, rows in self.indices.items()}
-        self.cohorts = cohorts(clients, sizes, width)
+        self.cohorts = cohorts(clients, sizes, width, terms)
         self.steps: list[Step] = []
         self.parts = [part for cohort in self.cohorts for part in self._lay_out(cohort)]
         self._made: tuple[tuple[tuple[int, ...], int], tuple[Tensor, Tensor]] | None = None

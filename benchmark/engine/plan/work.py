@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmark.contract import Stage
 from benchmark.engine.ranks.ranks import dealt
+from benchmark.federation import Terms
 from benchmark.placing import placed_together
 
 
@@ -233,10 +234,28 @@ def drawn(plan: Plan, positions: range) -> Iterator[Step]:
     return map(plan.__getitem__, positions)
 
 
-def cohorts(clients: Sequence[int], sizes: Mapping[int, int], width: int) -> list[tuple[int, ...]]:
-    """Cut clients into cohorts of at most ``width``, similar sizes together, so that little work is masked out."""
-    ordered = sorted(clients, key=lambda client: (-sizes[client], client))
-    return [tuple(ordered[start : start + width]) for start in range(0, len(ordered), width)]
+def cohorts(
+    clients: Sequence[int], sizes: Mapping[int, int], width: int, terms: Terms | None = None
+) -> list[tuple[int, ...]]:
+    """Cut clients into cohorts of at most ``width``, similar sizes together, so that little work is masked out.
+
+    Clients with different label spaces, which ``terms`` know, are apart.
+    """
+    made = []
+    for alike in with_equal_spaces(clients, terms):
+        ordered = sorted(alike, key=lambda client: (-sizes[client], client))
+        made += [tuple(ordered[start : start + width]) for start in range(0, len(ordered), width)]
+    return made
+
+
+def with_equal_spaces(clients: Sequence[int], terms: Terms | None) -> list[Sequence[int]]:
+    """Return clients by their label spaces, in order of the first with each."""
+    if terms is None or not terms.own_spaces:
+        return [clients]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for client in clients:
+        found.setdefault(terms.spaces_of(client), []).append(client)
+    return [*found.values()]
 
 
 def steps_per_epoch(num_samples: int, batch_size: int, drop_last: bool) -> int:

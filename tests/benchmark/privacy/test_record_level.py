@@ -44,6 +44,7 @@ REFUSED = {
     "FOCoOp": "does not say that its loss is a mean over single images",
     "FedProGrad": "does not say that its loss is a mean over single images",
     "FedRoD": "does not say that its loss is a mean over single images",
+    "FedTPG": "does not say that its loss is a mean over single images",
     "FederatedRidge": "does not say that its loss is a mean over single images",
     "NearestClassMean": "does not say that its loss is a mean over single images",
     "PEPFedPT": "does not say that its loss is a mean over single images",
@@ -59,7 +60,7 @@ REGULARISED = {
     "PromptAMP": ("pull", 0.0),
     "FedKgCoOp": ("lam", 0.0),
     "FedPGP": ("contrast_weight", 0.0),
-    "FedPHA": ("pull_and_push", lambda client, own, shared: 0.0),
+    "FedPHA": ("pull_and_push", lambda client, split, own, shared: 0.0),
     "FedPromptSRC": ("weights", (0.0, 10.0, 1.0)),
 }
 

@@ -1,0 +1,94 @@
+"""Several data sets in one federation, whose clients tell the classes of one of them apart."""
+
+from dataclasses import fields
+
+import torch
+
+from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
+from datamodules.pixels import Decoding
+from datamodules.source import ImagePool, ImageSource, load_pool, require_names
+
+
+class SeveralDataSets(ImageSource):
+    """Several data sets as one: their classes one after the other, and each data set a domain.
+
+    Two data sets may have a class of one name; a partition gives clients label spaces of their own, in which they are
+    never told apart. Images are held in memory together.
+
+    Args:
+        sources: the data sets, in order; all store their images at one size.
+        root: folder of all data sets, for those that read one, in place of their own ``root``.
+
+    Raises:
+        ConfigurationError: fewer than two, or one of them twice.
+    """
+
+    def __init__(self, sources: list[ImageSource], root: str | None = None) -> None:
+        self.sources, self.root = sources, root
+        for source in sources:
+            if root is not None and hasattr(source, "root"):
+                source.root = user_path(root)
+        names = [source.recorded_name for source in sources]
+        if len(names) < 2:
+            raise ConfigurationError(f"SeveralDataSets: sources has {len(names)} data sets; give two or more")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigurationError(
+                f"SeveralDataSets: sources has {twice[0]} twice; give each data set once, or another name where it "
+                "takes one"
+            )
+        for source in sources:
+            require_names(source)
+        self.class_names = tuple(name for source in sources for name in source.class_names)
+        self.domain_names = tuple(names)
+        self.embedded = all(source.embedded for source in sources)  # type: ignore[misc]
+
+    @property
+    def recorded_name(self) -> str:
+        """The names of all of them."""
+        return "+".join(self.domain_names)
+
+    @property
+    def class_templates(self) -> list[str]:
+        """Return the template of each class, which is its data set's."""
+        return [template for source in self.sources for template in source.class_templates]
+
+    @property
+    def data_sets(self) -> dict[str, tuple[int, ...]]:
+        """Return the labels of each data set's classes by its name."""
+        found, start = {}, 0
+        for name, source in zip(self.domain_names, self.sources, strict=True):
+            found[name] = tuple(range(start, start + len(source.class_names)))
+            start += len(source.class_names)
+        return found
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """Return how an image's file becomes stored pixels, where all data sets do it alike."""
+        every = [source.decoding for source in self.sources]
+        return every[0] if all(each == every[0] for each in every) else None
+
+    def load(self) -> ImagePool:
+        """Read all of them.
+
+        Raises:
+            ConfigurationError: as the data sets raise it, or two store their images at different sizes.
+        """
+        pools = [load_pool(source) for source in self.sources]
+        first = tuple(pools[0].images.shape[2:])
+        for name, pool in zip(self.domain_names, pools, strict=True):
+            if (size := tuple(pool.images.shape[2:])) != first:
+                raise ConfigurationError(
+                    f"SeveralDataSets: {self.domain_names[0]} stores images of {first} pixels and {name} of {size}; "
+                    "give all of them one size, as init_args.size where a data set takes it"
+                )
+        columns: dict[str, list[torch.Tensor]] = {field.name: [] for field in fields(ImagePool)}
+        groups = 0
+        for number, (pool, classes) in enumerate(zip(pools, self.data_sets.values(), strict=True)):
+            columns["images"].append(pool.images)
+            columns["labels"].append(pool.labels + classes[0])
+            columns["test"].append(pool.test)
+            columns["domains"].append(torch.full_like(pool.domains, number))
+            columns["group"].append(pool.group - int(pool.group.min()) + groups)
+            groups += int(pool.group.max() - pool.group.min()) + 1
+        return ImagePool(**{name: torch.cat(parts) for name, parts in columns.items()})
