@@ -55,7 +55,7 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
     config = resolved(arguments)
     method, data = _class(config["model"]), config["data"]
     held_out = {"val": data["val_fraction"], "new": data["new_clients"]}
-    partition, source = (_class(data[name])(**data[name].get("init_args", {})) for name in ("partition", "source"))
+    partition, source = _made(data["partition"]), _made(data["source"])
     asked = data["evaluate_local"]
     local = method.evaluate_local if asked is None else asked
     return Readable(
@@ -64,6 +64,15 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
         ("test", *partition.further_splits, *(split for split, size in held_out.items() if size)),
         tuple(partition.client_names(source)),
     )
+
+
+def _made(given: Any) -> Any:
+    """Make what a resolved configuration names, with all that is named inside of it."""
+    if isinstance(given, list):
+        return [_made(each) for each in given]
+    if not isinstance(given, dict) or "class_path" not in given:
+        return given
+    return _class(given)(**{name: _made(value) for name, value in (given.get("init_args") or {}).items()})
 
 
 def _class(given: dict[str, Any]) -> Any:
