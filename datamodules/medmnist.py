@@ -4,6 +4,7 @@ classification", Scientific Data 2023): its two-dimensional sets of one label an
 
 import hashlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -132,6 +133,11 @@ class MedMNIST(ImageSource):
         self.use_valid = use_valid
         self.name = self.subset.name
         self.class_names = self.subset.class_names
+
+    @classmethod
+    def name_by(cls, arguments: Mapping[str, Any]) -> str:
+        """Return the subset's name."""
+        return SUBSETS[arguments.get("subset", "pathmnist")].name
 
     @property
     def decoding(self) -> Decoding:

@@ -1,11 +1,14 @@
 """Several data sets in one federation, whose clients tell the classes of one of them apart."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 
 from benchmark.errors import ConfigurationError
 from benchmark.paths import user_path
+from benchmark.records.classes import name_of
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 
@@ -47,6 +50,11 @@ class SeveralDataSets(ImageSource):
     def recorded_name(self) -> str:
         """The names of all of them."""
         return "+".join(self.domain_names)
+
+    @classmethod
+    def name_by(cls, arguments: Mapping[str, Any]) -> str:
+        """Return the names of all of them."""
+        return "+".join(name_of(source) for source in arguments.get("sources", ()))
 
     @property
     def class_templates(self) -> list[str]:

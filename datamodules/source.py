@@ -1,7 +1,8 @@
 """What a data set hands to the federation: one pool of images in memory, and its names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -117,6 +118,11 @@ class ImageSource(Checked):
     def recorded_name(self) -> str:
         """The name of the data set in records."""
         return self.name or type(self).__name__
+
+    @classmethod
+    def name_by(cls, arguments: Mapping[str, Any]) -> str:
+        """Return the name that a source made with these arguments, as a configuration has them, has in records."""
+        return arguments.get("name") or cls.__name__
 
     def missing(self, said: str) -> ConfigurationError:
         """The error of a data set, or a part of it, that is not there.

@@ -20,6 +20,18 @@ def class_of(given: Any) -> type | None:
     return found if isinstance(found, type) else None
 
 
+def name_of(source: Any) -> str:
+    """The name that a source has in records, by its part of a configuration; of a class that is not known, the class's.
+
+    A configuration of a record may hold anything; what no source takes gives the class's name, too.
+    """
+    path, arguments = (source.get("class_path"), source.get("init_args")) if isinstance(source, dict) else (source, {})
+    try:
+        return str(class_of(source).name_by(arguments or {}))  # type: ignore[union-attr]
+    except (AttributeError, KeyError, TypeError):
+        return path.rpartition(".")[2] if isinstance(path, str) else ""
+
+
 def own(given: Any, attribute: str) -> Any:
     """What the named class itself says, not one that it derives from, which is another; None where it says nothing."""
     kind = class_of(given)

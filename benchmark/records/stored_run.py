@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
 from benchmark.metrics import EVALUATED, POOLED_CLIENT, STATISTICS
+from benchmark.records.classes import name_of
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
 from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, parse_predictions
@@ -162,12 +163,19 @@ class StoredRun:
         said = {
             "seed": self.config.get("seed_everything"),
             "method": _class_name(self.config, "model"),
-            "dataset": _data_name(self.config, self.record.dataset),
+            "dataset": self._data_set(),
             "rounds": _inner(self.config, "trainer").get("max_epochs"),
         }
         for name, value in said.items():
             if value is not None and value != getattr(self.record, name):
                 yield "config.yaml", f"{name}: {value!r} there, {getattr(self.record, name)!r} in the record"
+
+    def _data_set(self) -> str | None:
+        """Name of the data set by the configuration: the recorded one also where the source is given it by name."""
+        source = _inner(self.config, "data").get("source")
+        if _inner(source, "init_args").get("name") == self.record.dataset:
+            return None
+        return name_of(source) or None
 
     def _of_partition(self) -> Iterator[tuple[str, str]]:
         partition = self.partition
@@ -306,12 +314,6 @@ def _inner(config: Any, *keys: str) -> dict[str, Any]:
 def _class_name(config: dict[str, Any], *keys: str) -> str | None:
     path = _inner(config, *keys).get("class_path")
     return path.rpartition(".")[2] if isinstance(path, str) else None
-
-
-def _data_name(config: dict[str, Any], recorded: str) -> str | None:
-    """Name of the data set by the configuration: the recorded one where the source is given it as its ``name``."""
-    given = _inner(config, "data", "source", "init_args").get("name")
-    return recorded if given == recorded else _class_name(config, "data", "source")
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmark.errors import ConfigurationError
+from benchmark.records.classes import name_of
 from benchmark.seeds import numpy_generator
 from datamodules import ClassesOfDataSets, DigitDomains, FromManifest, Letters, SeveralDataSets, write_manifest
 from datamodules.federated import FederatedDataModule
@@ -99,6 +100,11 @@ def test_images_labels_and_groups_are_those_of_each_data_set() -> None:
     assert pool.domains.bincount().tolist() == [count, len(letters.labels)]
     assert source.class_names == (*DigitDomains.class_names, *Letters.class_names)
     assert (source.recorded_name, source.embedded) == ("DigitDomains+Letters", True)
+    nested = {
+        "class_path": "datamodules.SeveralDataSets",
+        "init_args": {"sources": [{"class_path": "datamodules.digits.DigitDomains"}, "datamodules.Letters"]},
+    }
+    assert name_of(nested) == source.recorded_name
     assert source.class_templates[9:11] == [DigitDomains.template, Letters.template]
 
 

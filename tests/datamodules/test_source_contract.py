@@ -19,6 +19,7 @@ import datamodules
 from benchmark.checks.outcome import NotCheckedError
 from benchmark.checks.sources import CHECKS, SourceUnderCheck
 from benchmark.errors import ConfigurationError
+from benchmark.records.classes import name_of
 from datamodules.coop_layout import CoOpSource
 from datamodules.source import ImageSource
 from datamodules.tiny_imagenet import CLASSES
@@ -278,6 +279,9 @@ def test_names_are_known_before_anything_is_read(kind: type[ImageSource], tmp_pa
     assert all(made.class_names)
     assert made.template.count("{}") == 1
     assert made.recorded_name == CALLED.get(kind.__name__, "Pets" if from_data else kind.__name__)
+    # Whoever reads a record finds the same name in its configuration.
+    told = {"class_path": f"{kind.__module__}.{kind.__name__}", "init_args": arguments(kind, tmp_path)}
+    assert name_of(told) == made.recorded_name
 
 
 @pytest.mark.parametrize("kind", FROM_FILES, ids=lambda kind: kind.__name__)
