@@ -66,6 +66,8 @@ class Phase:
         transform: ONE client's ``(client, update) -> update``: what is added to the parameters that it names in place
             of an optimizer's step, for example its projection; the others take the step. None: all do.
         restart: personal parameters of the phase begin at their initial values in every round.
+        first_round: the first round that has the phase, from 1; the fitting of copies knows no rounds.
+        last_round: the last one; None for all from the first on.
     """
 
     groups: tuple[Group, ...]
@@ -77,6 +79,12 @@ class Phase:
     optimizer_state: Literal["fresh", "client", "shared"] = "fresh"
     transform: "Callable[[Client, Values], Values] | None" = None
     restart: bool = False
+    first_round: PositiveInt = 1
+    last_round: PositiveInt | None = None
+
+    def is_in(self, round: int) -> bool:
+        """Return whether a round has the phase; 0 is no round, but the fitting of copies."""
+        return not round or self.first_round <= round <= (self.last_round or round)
 
 
 @checked

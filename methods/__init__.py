@@ -37,6 +37,7 @@ from methods.ffalora import FFALoRA
 from methods.flora import FLoRA
 from methods.focoop import FOCoOp
 from methods.headtune import HeadTune
+from methods.hilora import HiLoRA
 from methods.local import Local
 from methods.localclip import LocalCLIP
 from methods.locallora import LocalLoRA
@@ -105,6 +106,7 @@ __all__ = [
     "FedVPTDeep",
     "FederatedRidge",
     "HeadTune",
+    "HiLoRA",
     "LoRAFAIR",
     "Local",
     "LocalCLIP",

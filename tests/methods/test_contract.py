@@ -41,6 +41,7 @@ RENEWED = {
     "FOCoOp": ("context",),
     "FedMGP": ("store.context", "store.image_prompts", "server."),
     "FedPromptSRC": ("server.",),
+    "HiLoRA": ("lora.", "server."),
     "PEPFedPT": ("prototype", "server."),
     "PF2LoRAPruned": ("store.pruning.",),
 }

@@ -62,7 +62,7 @@ class RoundPlan:
         """Count the steps of each client in an epoch, and in a phase, which never rise along a cohort."""
         counts = [steps_of(self.phases[phase], self.sizes[client], self.terms) for client in cohort]
         per_epoch, own = np.array(counts).T
-        return per_epoch, own
+        return per_epoch, own if self.phases[phase].is_in(self.round) else 0 * own
 
     def _lay_out(self, cohort: tuple[int, ...]) -> list[Part]:
         """Add the steps of a cohort; return its phases that have any."""

@@ -46,6 +46,7 @@ REFUSED = {
     "FedRoD": "does not say that its loss is a mean over single images",
     "FedTPG": "does not say that its loss is a mean over single images",
     "FederatedRidge": "does not say that its loss is a mean over single images",
+    "HiLoRA": "its phases differ by round",
     "NearestClassMean": "does not say that its loss is a mean over single images",
     "PEPFedPT": "does not say that its loss is a mean over single images",
     "PerFedAvg": "does not say that its loss is a mean over single images",

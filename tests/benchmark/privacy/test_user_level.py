@@ -189,7 +189,7 @@ COUNTING = {"SGPT"}
 #: Methods of which nothing travels.
 ALONE = {"CoOp", "Local", "LocalCLIP", "LocalLoRA", "SingleSetVPT", "ZeroShotCLIP"}
 #: Methods that make their messages themselves.
-OWN_MESSAGES = {"FLoRA", "FedMGP", "FederatedRidge", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned"}
+OWN_MESSAGES = {"FLoRA", "FedMGP", "FederatedRidge", "HiLoRA", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned"}
 
 
 @pytest.mark.parametrize("conf", sorted(methods.__all__))

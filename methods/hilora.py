@@ -1,0 +1,247 @@
+"""HiLoRA: low-rank factors of all clients, of clusters of them and of each client, trained one after the other."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmark.backbones.parts import LowRank, TowerPart
+from benchmark.client_store import ClientStore
+from benchmark.contract import Client, LocalTraining, Loss, MiniBatch, Phase
+from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
+from benchmark.ranges import BelowOne, Few, FewOrNone, NonNegativeFloat
+from benchmark.seeds import derived_seed
+from benchmark.server import ServerRule
+from methods.classifier import new_client_training
+from methods.fedlora import LORA_TRAINING, FedLoRA
+from methods.losses import cross_entropy
+from methods.subspaces import MOST, basis, distances, mean_product, spectral_clusters
+
+#: Prefixes of the three tiers' factors; a phase trains that of its number.
+TIERS = ROOT, CLUSTER, LEAF = "lora", "cluster_lora", "own_lora"
+
+
+class TierRule(ServerRule):
+    """HiLoRA's server: products are averaged, first of all clients, then within clusters that are made in between.
+
+    Args:
+        clusters: how many; None by the largest gap of the Laplacian's eigenvalues.
+        memory: lambda, share that a client's kept B has in the next one.
+    """
+
+    def __init__(self, clusters: Few | None = None, memory: BelowOne = 0.9) -> None:
+        super().__init__()
+        self.clusters, self.memory = clusters, memory
+        self.seen: Tensor
+        self.cluster_of: Tensor
+
+    def start(self, initial: Values, terms: Terms) -> None:
+        """Begin without clusters (-1), and with the initial factors in each that may come."""
+        super().start(initial, terms)
+        of = {tier: {n: value for n, value in initial.items() if n.startswith(f"{tier}.")} for tier in (ROOT, CLUSTER)}
+        self.targets = [name.removeprefix(f"{ROOT}.b.") for name in initial if name.startswith(f"{ROOT}.b.")]
+        self.root = ClientStore(of[ROOT], 1)
+        self.tiers = ClientStore(of[CLUSTER], self.clusters or MOST)
+        kept = {target: torch.zeros_like(initial[f"{ROOT}.b.{target}"]) for target in self.targets}
+        self.spans = ClientStore(kept, terms.num_clients)
+        self.register_buffer("seen", torch.zeros(terms.num_clients, dtype=torch.bool))
+        self.register_buffer("cluster_of", torch.full((terms.num_clients,), -1))
+
+    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
+        """Send the root, and to clients of a cluster its factors."""
+        common = {name: value for name, value in shared.items() if not name.startswith(f"{CLUSTER}.")}
+        cluster = self.cluster_of[list(clients)]
+        if (cluster < 0).all():
+            return Broadcast(common)
+        own = {}
+        for name in self.tiers.names:
+            own[name] = self.tiers.all_rows(name)[cluster]
+            own[name][cluster < 0] = shared[name].cpu().to(own[name].dtype)
+        return Broadcast(common, own)
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Average the products of the tier that came, and what else is shared as usual."""
+        rest = {name: value for name, value in shared.items() if not name.startswith(tuple(f"{t}." for t in TIERS))}
+        made = super().aggregate(round, rest, uploads)
+        if f"{ROOT}.b.{self.targets[0]}" in uploads.values:
+            self._remember(uploads)
+            root = self._mean_of(ROOT, uploads)
+            for name, value in root.items():
+                self.root.write(name, [0], value.unsqueeze(0))
+                made[name] = value.to(shared[name])
+        elif f"{CLUSTER}.b.{self.targets[0]}" in uploads.values:
+            if (self.cluster_of < 0).all():
+                self._make_clusters()
+            cluster = self.cluster_of[list(uploads.clients)]
+            for number in cluster.unique().tolist():
+                members = uploads.of((cluster == number).nonzero().flatten().tolist())
+                for name, value in self._mean_of(CLUSTER, members).items():
+                    self.tiers.write(name, [number], value.unsqueeze(0))
+        return made
+
+    def report(self, round: Round) -> Facts:
+        """Return each client's cluster, once there are any."""
+        return {} if (self.cluster_of < 0).all() else {"cluster": self.cluster_of.double()}
+
+    def adapt(self, round: Round, clients: tuple[int, ...], phase: int, values: Values) -> Values:
+        """Give clients that have fitted the root the server's root back, and the nearest cluster's factors."""
+        if phase != TIERS.index(ROOT):
+            return {}
+        count = len(clients)
+        made = {
+            name: self.root.all_rows(name).expand(count, *self.root.all_rows(name).shape[1:])
+            for name in self.root.names
+        }
+        if (self.cluster_of >= 0).any():
+            known = (self.seen & (self.cluster_of >= 0)).nonzero().flatten()
+            apart = self._distances({target: values[f"{ROOT}.b.{target}"].cpu() for target in self.targets}, known)
+            of_known = self.cluster_of[known]
+            numbers = of_known.unique()
+            means = torch.stack([apart[:, of_known == number].mean(1) for number in numbers], 1)
+            nearest = numbers[means.argmin(1)]
+            made |= {name: self.tiers.all_rows(name)[nearest] for name in self.tiers.names}
+        return {name: value.to(values[name]) for name, value in made.items()}
+
+    def _mean_of(self, tier: str, uploads: Uploads) -> Values:
+        """Return the factors of the mean product of each target."""
+        weights, made = uploads.weights / uploads.weights.sum(), {}
+        for target in self.targets:
+            a, b = f"{tier}.a.{target}", f"{tier}.b.{target}"
+            made[a], made[b] = mean_product(uploads.values[a], uploads.values[b], weights)
+        return made
+
+    def _remember(self, uploads: Uploads) -> None:
+        """Move what is kept of each client's B, of norm 1, towards its new one."""
+        clients = list(uploads.clients)
+        old = torch.where(self.seen[clients], self.memory, 0.0)
+        for target in self.targets:
+            b = uploads.values[f"{ROOT}.b.{target}"].cpu()
+            b = b / b.flatten(2).norm(dim=2)[..., None, None].clamp(min=1e-12)
+            share = old.view(-1, *[1] * (b.ndim - 1)).to(b)
+            self.spans.write(target, clients, share * self.spans.all_rows(target)[clients] + (1 - share) * b)
+        self.seen[clients] = True
+
+    def _distances(self, spans: Values, others: Tensor) -> Tensor:
+        """Return distances of B's, per target [K, L, out, r], to those that are kept of others; mean over targets."""
+        found = [distances(basis(b), basis(self.spans.all_rows(target)[others])) for target, b in spans.items()]
+        return torch.stack(found).mean(0)
+
+    def _make_clusters(self) -> None:
+        """Cluster the clients that have been seen; the others join the largest cluster."""
+        known = self.seen.nonzero().flatten()
+        found = torch.zeros(1, dtype=torch.int64)
+        if len(known):
+            apart = self._distances({target: self.spans.all_rows(target)[known] for target in self.targets}, known)
+            found = spectral_clusters((apart + apart.mT) / 2, self.clusters, derived_seed(self.terms.seed, "HiLoRA"))
+        self.cluster_of[list(self.terms.training_clients)] = found.bincount().argmax()
+        self.cluster_of[known] = found[: len(known)]
+
+
+class HiLoRA(FedLoRA):
+    """HiLoRA (Peng et al., "HiLoRA: Hierarchical Low-Rank Adaptation for Personalized Federated Learning", CVPR 2026).
+
+    Three tiers of low-rank factors are added up, ``W = W0 + s (B_r A_r + B_c A_c + B_l A_l)``, trained one after the
+    other, and rest from then on: the root by all clients in the first ``root_rounds`` rounds, a cluster's by its
+    clients in the next ``cluster_rounds``, and the leaf, a client's own, in those that are left. The server averages
+    *products*, and keeps the nearest matrix of rank r (FlexLoRA). Between the first two stages clients are clustered by
+    the subspaces of their own B_r (``spectral_clusters``). A tier is kept off those before it: the objective is
+    ``CE + gamma_c ||B_r^T B_c||^2`` in the second stage, and ``CE + gamma_c ||B_r^T B_l||^2 + gamma_l ||B_c^T B_l||^2``
+    in the third, Frobenius norms summed over projections. The head is personal and trained in all stages. A client that
+    never trains fits the root for an epoch, joins the cluster that its subspace is nearest to, and fits its leaf.
+    Message: one tier up in the first two stages, none in the third.
+
+    Readings: the paper could not be read; abstract, notes and a port for language models were at hand. Ranks, rates and
+    when a stage ends are not known: equal ranks, and fixed numbers of rounds. Clusters are made once. A client that
+    took no part in the first stage joins the largest cluster, where a first pass could be asked of it. Down go the root
+    and the cluster's factors in every round that has them, as clients that missed rounds need both. Further arguments
+    as ``FedLoRA``.
+
+    Args:
+        root_rounds: T_root; with all rounds it is FlexLoRA.
+        cluster_rounds: T_cluster.
+        clusters: K; None by the largest gap of eigenvalues, from 2 to 10.
+        memory: lambda, share of what the server keeps of a client's subspace.
+        gamma_c: see above.
+        gamma_l: see above.
+        training: of factors and head together.
+    """
+
+    shared = ("lora", "cluster_lora")
+    personal: tuple[str, ...] = ("own_lora", "head")
+    per_example = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        root_rounds: FewOrNone = 15,
+        cluster_rounds: FewOrNone = 20,
+        clusters: Few | None = None,
+        memory: BelowOne = 0.9,
+        gamma_c: NonNegativeFloat = 0.1,
+        gamma_l: NonNegativeFloat = 0.1,
+        training: LocalTraining = replace(LORA_TRAINING, epochs=1),
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, training=training, **settings)
+        of, tower = self.lora, self.backbone.tower
+        self.cluster_lora = LowRank(of.rank, of.alpha, of.targets, of.first_block, key="cluster").fit(tower)
+        self.own_lora = LowRank(of.rank, of.alpha, of.targets, of.first_block, key="own").fit(tower)
+        self.stages = root_rounds, root_rounds + cluster_rounds
+        self.gamma_c, self.gamma_l = gamma_c, gamma_l
+        self._new_rule = partial(TierRule, clusters, memory)
+
+    def parts(self) -> tuple[TowerPart, ...]:
+        """Return all tiers."""
+        return (self.lora, self.cluster_lora, self.own_lora)
+
+    def local_phases(self) -> list[Phase]:
+        """Train a tier and the head in the rounds of its stage."""
+        root, cluster, leaf = (self.training_settings.phase(tier, "head") for tier in TIERS)
+        first, second = self.stages
+        made = []
+        for phase, begin, end in ((root, 1, first), (cluster, first + 1, second), (leaf, second + 1, None)):
+            made.append(
+                replace(phase, first_round=begin, last_round=end) if end != begin - 1 else replace(phase, epochs=0)
+            )
+        return made
+
+    def finetune_phases(self, new: bool) -> list[Phase]:
+        """Fit the root, by which a cluster is found, then the leaf and the head of a client that never trains."""
+        if not new:
+            return []
+        training = new_client_training(self.training_settings)
+        return [replace(training, epochs=e).phase(tier, "head") for tier, e in zip(TIERS, (1, 0, 5), strict=True)]
+
+    def regulariser(self, client: Client, phase: int) -> Tensor | None:
+        """Return how far the tier that is trained leans on those before it."""
+        if phase == TIERS.index(ROOT):
+            return None
+        root, cluster, leaf = self.lora.b, self.cluster_lora.b, self.own_lora.b
+        if phase == TIERS.index(CLUSTER):
+            return self.gamma_c * overlap(root.items(), cluster)
+        return self.gamma_c * overlap(root.items(), leaf) + self.gamma_l * overlap(cluster.items(), leaf)
+
+    def client_loss(self, client: Client, batch: MiniBatch) -> Loss:
+        """Return cross-entropy, and the penalty of the stage."""
+        loss = cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
+        penalty = self.regulariser(client, batch.phase)
+        return loss if penalty is None else loss + penalty
+
+    def message(self, client: Client, noise: Values) -> Values:
+        """Return the tier of the stage, and the head where it is shared."""
+        first, second = self.stages
+        tier = ROOT if client.round.number <= first else CLUSTER if client.round.number <= second else "nothing"
+        sent = (f"{tier}.", *(("head.",) if "head" in self.shared else ()))
+        return {name: value for name, value in client.parameters.items() if name.startswith(sent)}
+
+    def make_server(self) -> ServerRule:
+        """Return the server of tiers."""
+        return self._new_rule()
+
+
+def overlap(before: Iterable[tuple[str, Tensor]], after: Any) -> Tensor:
+    """Return ``||B^T B'||_F^2`` summed over targets and blocks; B [L, out, r] by target, B' the same."""
+    return torch.stack([(b.mT @ after[target]).square().sum() for target, b in before]).sum()
