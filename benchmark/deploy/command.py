@@ -83,6 +83,24 @@ def client(arguments: argparse.Namespace) -> int:
     return _run_or_print(command, arguments.show)
 
 
+def messages(arguments: argparse.Namespace) -> int:
+    """Measure the messages of methods as Flower sends them, in this process, beside the numbers that records count."""
+    check_flower()
+    from benchmark.deploy.message_sizes import all_methods, measured, write_table
+    from benchmark.run.cli import prepare_process
+
+    known = all_methods()
+    if unknown := [name for name in arguments.methods if name not in known]:
+        raise ConfigurationError(f"there is no method {unknown[0]!r:.100}; expected some of {', '.join(known)}")
+    prepare_process()
+    rows = []
+    for row in measured(arguments.methods or known):
+        rows.append(row)
+        print(f"{row.method}: {row.refused or f'{row.bytes_down:,.0f} bytes down, {row.bytes_up:,.0f} up'}", flush=True)
+    print(f"written: {write_table(rows, arguments.out)}")
+    return 0
+
+
 def _check_site(app_folder: Path, name: str, data: Path | None) -> None:
     """Compare a site's name and images with the app, before anybody is asked.
 
@@ -171,3 +189,9 @@ def add_commands(commands: Any) -> None:
         )
         entry.set_defaults(run=does)
     _add_machines(below)
+    entry = below.add_parser("messages", help=messages.__doc__, description=messages.__doc__)
+    entry.add_argument(
+        "methods", nargs="*", metavar="METHOD", help="as its file in configs/methods is called; default all"
+    )
+    entry.add_argument("--out", type=user_path, default=Path("results/deployment"), metavar="DIR", help="of the table")
+    entry.set_defaults(run=messages)
