@@ -15,6 +15,7 @@ from safetensors.torch import save
 
 from benchmark.deploy.agreement import Agreement, run_name, state_folder, versions
 from benchmark.deploy.messages import content, fields_of, from_server, packed
+from benchmark.deploy.secure import to_be_masked
 from benchmark.engine.batches.pool import Transform
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Values
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 #: Bytes that a server may send to a client at a time.
 MOST = 2**32
+#: The setting of a node that takes part in secure aggregation alone.
+ONLY_SECURE = "secure-aggregation"
 #: Clients of this process: in a simulation of Flower's one process plays several, one message after the other.
 _HERE: "dict[tuple[Path, int], Site]" = {}
 
@@ -88,7 +91,8 @@ class Site:
     def train(self, fields: Mapping[str, Any]) -> RecordDict:
         """Train for a round, and keep what is the client's own.
 
-        The last round may be asked for again, by a server that was started again: it begins where it began before.
+        The last round may be asked for again, by a server that was started again: it begins where it began before. With
+        secure aggregation it is refused, since the sums over two groups of clients would tell a single upload.
 
         Raises:
             ConfigurationError: a later round was trained already, or the message is none of a round.
@@ -96,16 +100,22 @@ class Site:
         client, round = self.client, self._round(fields)
         if round.number < self._restored:
             raise ConfigurationError(f"round {round.number} was trained before (the last one was {self._restored})")
+        if round.number == self._restored and self.agreement.secure_aggregation:
+            raise ConfigurationError(f"it answers once in a round that is summed, and has trained in {round.number}")
         if round.number == self._restored:
             client.restore(self._kept(self._before) if self._before.exists() else self._first)
         elif self._file.exists():
             write_bytes(self._before, self._file.read_bytes())
-        parcel, reported = client.train(round, from_server(fields.get("tensors"), MOST))
+        received = from_server(fields.get("tensors"), MOST)
+        parcel, reported = client.train(round, received)
         self._keep(client.state(), round.number)
         if not parcel.clients:
             raise ConfigurationError("its loss or values were not finite; it keeps what it had before")
         means = {f"local/train/{name}": value for name, value in reported.items()}
-        return content(tensors=packed({name: rows[0] for name, rows in parcel.values.items()}), **means)
+        values = {name: rows[0] for name, rows in parcel.values.items()}
+        if self.agreement.secure_aggregation:
+            return to_be_masked(values, received.common, self.images, means)
+        return content(tensors=packed(values), **means)
 
     def evaluate(self, fields: Mapping[str, Any]) -> RecordDict:
         """Score the client on its held-out images; after the last round, keep the model to use it."""
@@ -215,7 +225,8 @@ def site_of(context: Context, fields: Mapping[str, Any]) -> Site:
         fields: of the message, which says how the deployment is called.
 
     Raises:
-        ConfigurationError: the node says not which, or one that there is not; or the name is no folder's.
+        ConfigurationError: the node says not which, or one that there is not; the name is no folder's; or the node
+            takes part in secure aggregation alone, and the app has none.
     """
     agreement, node = Agreement.read(context.run_config.get("agreement")), context.node_config
     name, number = node.get("client"), node.get("partition-id")
@@ -226,6 +237,8 @@ def site_of(context: Context, fields: Mapping[str, Any]) -> Site:
             f"this node is client {(number if name is None else name)!r}; expected --node-config "
             f"'client=\"{agreement.client_names[0]}\"', or another of {', '.join(agreement.client_names)}"
         )
+    if node.get(ONLY_SECURE) and not agreement.secure_aggregation:
+        raise ConfigurationError("this site takes part in secure aggregation alone, which the app has not")
     folder = state_folder(node.get("state", context.run_config.get("state"))) / run_name(fields.get("run"))
     if (folder, number) not in _HERE:
         _HERE[folder, number] = Site(agreement, number, dict(node), folder)

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from benchmark.deploy.agreement import Agreement, state_folder
 from benchmark.deploy.client import Site, answered
 from benchmark.deploy.outcome import RunFolder, read_split
+from benchmark.deploy.secure import secured
 from benchmark.deploy.server import LiveServer, run
 from benchmark.run.cli import prepare_process
 
@@ -58,6 +59,6 @@ def client_app() -> ClientApp:
         return handler
 
     app.query()(handle(Site.hello))
-    app.train()(handle(Site.train))
+    app.train(mods=[secured])(handle(Site.train))
     app.evaluate()(handle(Site.evaluate))
     return app

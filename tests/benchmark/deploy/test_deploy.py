@@ -24,7 +24,7 @@ from benchmark.deploy.agreement import Agreement
 from benchmark.deploy.app import write_app
 from benchmark.deploy.in_process import FIRST, InProcess
 from benchmark.deploy.message_sizes import TITLE, sizes_of
-from benchmark.deploy.messages import content, fields_of
+from benchmark.deploy.messages import RECORD, content, fields_of
 from benchmark.deploy.outcome import RunFolder
 from benchmark.deploy.server import LiveServer, run
 from benchmark.engine.roles import read_roles
@@ -67,7 +67,7 @@ class Wire(InProcess):
             yield self.spoil(answer.metadata.src_node_id - FIRST, answer)
 
     def _keep(self, messages: Iterable[Message]) -> None:
-        found = [fields_of(message).get("tensors") for message in messages]
+        found = [fields_of(message).get("tensors") for message in messages if RECORD in message.content]
         self.tensors += [bytes(tensors) for tensors in found if tensors is not None]
 
 

@@ -181,6 +181,25 @@ def test_processes_on_this_machine_are_the_simulation_bit_for_bit(
 
 
 @pytest.mark.slow
+def test_processes_whose_uploads_are_summed_are_near_to_the_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "deployed"
+    assert main(["deploy", "local", "--secure_aggregation", CONFIG, str(folder), *TWO]) == 0
+    record = read_record(folder / "server")
+    assert record.deployed is not None
+    assert record.deployed["refused"] == []
+    assert record.deployed["secure_aggregation"] == {"largest_change": 8.0, "levels": 2**24}
+    from benchmark.run.cli import main as fit
+
+    fit(["fit", f"--config={CONFIG}", *TWO, f"--run_dir={tmp_path / 'simulated'}"])
+    method, _ = restore(tmp_path / "simulated")
+    for name, value in load_file(folder / "server" / "shared.safetensors").items():
+        torch.testing.assert_close(value, method.get_parameter(name), rtol=0, atol=1e-4)  # after two rounds
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedvpt", "pfedpg", "pfedbayespt"])
 def test_a_killed_deployment_goes_on_to_the_simulations_numbers(method: str, tmp_path: Path) -> None:
     """The command and all of Flower's processes are killed in the second round, and the command is given again."""
