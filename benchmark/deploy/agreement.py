@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from benchmark.engine.batches.pool import Transform
-from benchmark.engine.roles import overrides, read_roles
+from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms
 from benchmark.files import parse_json
@@ -160,12 +160,6 @@ class Agreement:
             why = "foreign images (data.ood) are scored in a simulation alone"
         elif self.config["data"].get("corruptions") is not None:
             why = "corrupted images (data.corruptions) are scored in a simulation alone"
-        elif overrides(method, "take"):
-            why = "clients would have to wait for the server's answer (take)"
-        elif method.sends_of_its_own:
-            why = "clients make their messages themselves (message), and the server could not check their shapes"
-        elif reported := read_roles(method).reported:
-            why = f"clients report {reported[0]!r} to the server, which could not check its shape"
         elif any(phase.optimizer_state == "shared" for phase in method.local_phases()):
             why = "training.optimizer_state 'shared' hands one momentum from client to client"
         rule.complete(method.make_server)
@@ -187,6 +181,8 @@ class Agreement:
             return f"its server's rule {rule.title} reads each upload by itself, which is hidden"
         if method.uploads:
             return f"clients let the server see what is their own ({method.uploads[0]}), which is hidden"
+        if method.sends_of_its_own:
+            return "clients make their messages themselves (message), and what the server makes of them is no mean"
         if not read_roles(method).shared:
             return "its clients send nothing"
         if not 2 <= self.terms.participants <= MOST_SUMMED:

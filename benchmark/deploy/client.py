@@ -18,7 +18,7 @@ from benchmark.deploy.messages import content, fields_of, from_server, packed
 from benchmark.deploy.secure import to_be_masked
 from benchmark.engine.batches.pool import Transform
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round, Values
+from benchmark.federation import Parcel, Round, Values
 from benchmark.files import make_folder, write_bytes
 from benchmark.live import LocalClient, OwnImages
 from benchmark.paths import user_path
@@ -108,6 +108,8 @@ class Site:
             write_bytes(self._before, self._file.read_bytes())
         received = from_server(fields.get("tensors"), MOST)
         parcel, reported = client.train(round, received)
+        if parcel.kept:
+            self._write(self._waiting, parcel.kept, round.number)
         self._keep(client.state(), round.number)
         if not parcel.clients:
             raise ConfigurationError("its loss or values were not finite; it keeps what it had before")
@@ -116,6 +118,22 @@ class Site:
         if self.agreement.secure_aggregation:
             return to_be_masked(values, received.common, self.images, means)
         return content(tensors=packed(values), **means)
+
+    def take(self, fields: Mapping[str, Any]) -> RecordDict:
+        """Take what the server answers to the message of the last round, and keep what is the client's own.
+
+        Raises:
+            ConfigurationError: no message of this round waits for an answer.
+        """
+        client, round = self.client, self._round(fields)
+        waits = self._restored == round.number and self._waiting.exists()
+        if not waits or self._told(self._waiting) != round.number:
+            raise ConfigurationError(f"no message of round {round.number} waits for an answer")
+        parcel = Parcel((self.number,), {}, {}, self._kept(self._waiting))
+        client.take(round, parcel, from_server(fields.get("tensors"), MOST))
+        self._keep(client.state(), round.number)
+        self._waiting.unlink()
+        return content()
 
     def evaluate(self, fields: Mapping[str, Any]) -> RecordDict:
         """Score the client on its held-out images; after the last round, keep the model to use it."""
@@ -181,11 +199,19 @@ class Site:
         """The state with which the last round began; no file in a client's first round."""
         return self.folder / f"{self.name}.before.safetensors"
 
+    @property
+    def _waiting(self) -> Path:
+        """What the client needs to take the server's answer to its last message."""
+        return self.folder / f"{self.name}.waiting.safetensors"
+
     def _keep(self, state: Values, number: int) -> None:
-        make_folder(self.folder)
-        values = {name: value.contiguous() for name, value in state.items()}
-        write_bytes(self._file, save(values, {"round": str(number), "agreement": self.agreement.digest}))
+        self._write(self._file, state, number)
         self._restored = number
+
+    def _write(self, path: Path, values: Values, number: int) -> None:
+        make_folder(self.folder)
+        told = {"round": str(number), "agreement": self.agreement.digest}
+        write_bytes(path, save({name: value.contiguous() for name, value in values.items()}, told))
 
     def _last_round(self) -> int:
         """Return the round after which its state was kept; 0 before any.
@@ -193,11 +219,13 @@ class Site:
         Raises:
             ConfigurationError: the state is damaged, or of another deployment of the same name.
         """
-        if not self._file.exists():
-            return 0
-        told = self._of_file(self._file, lambda file: file.metadata())
+        return self._told(self._file) if self._file.exists() else 0
+
+    def _told(self, path: Path) -> int:
+        """Return of which round a file is."""
+        told = self._of_file(path, lambda file: file.metadata())
         if told["agreement"] != self.agreement.digest:
-            raise ConfigurationError(f"{self._file} is of another deployment of this name; give this one a new name")
+            raise ConfigurationError(f"{path} is of another deployment of this name; give this one a new name")
         return int(told["round"])
 
     def _kept(self, path: Path) -> Values:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmark.deploy.agreement import Agreement, state_folder
 from benchmark.deploy.client import Site, answered
+from benchmark.deploy.messages import TAKEN
 from benchmark.deploy.outcome import RunFolder, read_split
 from benchmark.deploy.secure import secured
 from benchmark.deploy.server import LiveServer, run
@@ -60,5 +61,6 @@ def client_app() -> ClientApp:
 
     app.query()(handle(Site.hello))
     app.train(mods=[secured])(handle(Site.train))
+    app.train(TAKEN)(handle(Site.take))
     app.evaluate()(handle(Site.evaluate))
     return app

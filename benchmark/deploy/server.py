@@ -13,14 +13,24 @@ from flwr.app import Message, MessageType, RecordDict
 
 from benchmark.delivery import Delivery
 from benchmark.deploy.agreement import Agreement, run_name, versions
-from benchmark.deploy.messages import RECORD, content, fields_of, line, size_of, to_client, unpacked
+from benchmark.deploy.messages import RECORD, TAKE, content, fields_of, line, size_of, to_client, unpacked
 from benchmark.deploy.secure import summed
 from benchmark.engine.communication import Traffic
-from benchmark.engine.refusals.payload_checks import check_aggregate, check_together, selected, start, unchanged
+from benchmark.engine.communication import size_of as counted
+from benchmark.engine.refusals.payload_checks import (
+    check_aggregate,
+    check_complete,
+    check_together,
+    selected,
+    start,
+    unchanged,
+)
+from benchmark.engine.roles import overrides
 from benchmark.engine.rounds import VOID
 from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
+from benchmark.live import message_form
 from benchmark.predict.loaded import known_federation
 
 if TYPE_CHECKING:  # it needs this module
@@ -89,7 +99,8 @@ class LiveServer:
         start(self.rule, dict(initial), self.terms)
         self.shared = {name: initial[name] for name in method.roles.shared}
         self.frozen = method.frozen_hash
-        self._expected = initial
+        self._expected = self._upload_form(initial)
+        check_complete(self._expected, self.rule, method.roles.shared, method)
         self._grid, self._timeout = grid, timeout
         #: by node, its client
         self.clients: dict[int, int] = {}
@@ -104,6 +115,12 @@ class LiveServer:
         self.finished, self.evaluated = 0, -1
         #: by client what it said of its last training, since the last evaluation
         self._reported: dict[int, dict[str, float]] = {}
+
+    def _upload_form(self, initial: Values) -> Values:
+        """Return an upload of the right names, shapes and types."""
+        if not self.method.sends_of_its_own and not self.method.roles.reported:
+            return initial
+        return message_form(*self.agreement.constructed(), self.terms, self.agreement.image_size)
 
     # ------------------------------------------------------------------ who is there
 
@@ -225,6 +242,8 @@ class LiveServer:
         uploads = Uploads.gathered(parcels, self.sizes, number) if parcels else Uploads.nobody(self._expected)
         if parcels or self.rule.empty_rounds == "aggregate":
             self._aggregate(round, uploads)
+            if overrides(self.method, "take"):
+                self._answer(round, uploads.clients)
         else:
             log.warning("round %s is void: nothing has arrived; the server's values stay as they were", number)
             self.facts.setdefault(VOID, {})[number] = 1.0
@@ -245,6 +264,14 @@ class LiveServer:
         for name, value in self.rule.report(round).items():
             if isinstance(value, float):
                 self.facts.setdefault(name, {})[round.number] = value
+
+    def _answer(self, round: Round, clients: tuple[int, ...]) -> None:
+        """Have those whose message has come take what the rule answers."""
+        with unchanged(self.shared, f"{self.rule.title}.answer"):
+            answer = self.rule.answer(round, dict(self.shared), clients)
+        sizes = [counted(answer.message(place)) for place in range(len(clients))]
+        self.traffic.answered(sum(size for size, _ in sizes), sum(numbers for _, numbers in sizes))
+        self._send(TAKE, round, clients, answer)
 
     def _uploads(self, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, Values]:
         """Have clients train; return what they upload, by client, ascending."""

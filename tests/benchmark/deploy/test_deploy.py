@@ -85,10 +85,31 @@ def deployed(tmp_path: Path) -> Callable[[Agreement], tuple[LiveServer, Wire]]:
     return start
 
 
-SLOW = [pytest.param(conf, marks=pytest.mark.slow) for conf in ("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP")]
+SLOW = [
+    pytest.param(conf, marks=pytest.mark.slow)
+    for conf in (
+        *("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP", "TPFL", "FLoRA", "PF2LoRAPruned"),
+        *("FederatedRidge", "NearestClassMean", "PEPFedPT"),
+    )
+]
+#: They read the features of all their images, which a simulation makes of all clients' images together.
+ROUNDED = ("FederatedRidge", "NearestClassMean", "PEPFedPT")
+#: Of methods that make their messages themselves or report to the server: what they send beside parameters.
+OWN_NAMES = {
+    "SGPT": {"group_selections", "group_frequency"},
+    "FedMGP": {"context_slots", "image_prompts_slots"},
+}
 
 
-@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", *SLOW])
+def assert_same(value: torch.Tensor, expected: torch.Tensor, conf: str, what: Any) -> None:
+    """Compare what was deployed with its simulation, to the bit."""
+    if conf in ROUNDED:
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(value, expected), what
+
+
+@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", "SGPT", "FedMGP", *SLOW])
 def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tmp_path: Path) -> None:
     agreed = agreement(conf, *OPTIONS, *FEW)
     server, wire = deployed(agreed)
@@ -102,12 +123,12 @@ def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tm
     written = load_file(tmp_path / "server" / "shared.safetensors")
     assert written.keys() == {*simulated.roles.shared}
     for name, value in written.items():
-        assert torch.equal(value, expected[name]), name
+        assert_same(value, expected[name], conf, name)
     trained = 0
     for number in agreed.terms.training_clients:
         kept = tmp_path / "sites" / server.name / f"client{number}.safetensors"
         for name, value in load_file(kept).items() if kept.exists() else ():
-            assert torch.equal(value, expected[f"store.{name}"][number]), (name, number)
+            assert_same(value, expected[f"store.{name}"][number], conf, (name, number))
             trained += 1
     assert trained or not simulated.store.names
     recorded = recorder.values
@@ -116,10 +137,11 @@ def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tm
     for round, number, point, split, metric, value in server.metrics:
         of_simulation = recorded[round, point, split, metric][number].item()
         # A loss may round by how many clients are scored together; which class is the likeliest does not.
-        assert value == pytest.approx(of_simulation, rel=1e-6 if metric == "loss" else 0, abs=0, nan_ok=True)
+        loosely = 1e-4 if conf in ROUNDED else 1e-6
+        assert value == pytest.approx(of_simulation, rel=loosely if metric == "loss" else 0, abs=0, nan_ok=True)
     # Nothing but what the roles say has left a client or the server.
     sent = {name.removeprefix("common/").removeprefix("own/") for each in wire.tensors for name in load(each)}
-    assert sent <= {*simulated.roles.shared, *simulated.roles.uploaded}
+    assert sent <= {*simulated.roles.shared, *simulated.roles.uploaded, *OWN_NAMES.get(conf, ())}
 
 
 @pytest.mark.parametrize("method", ["fedvpt", "pfedprompt"])
@@ -134,7 +156,14 @@ def test_the_counts_of_the_table_of_messages_are_those_of_its_parameters(method:
         assert 4 * numbers < sent < 4 * numbers + 1000  # names, shapes and Flower's own beside the numbers
 
 
-def test_the_table_of_messages_says_who_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_messages_says_who_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(agreed: Agreement, method: Any, rule: Any) -> None:
+        if type(method).__name__ == "SGPT":
+            raise ConfigurationError("SGPT cannot be deployed: it is tried out here")
+
+    monkeypatch.setattr(Agreement, "check", check)
     assert main(["deploy", "messages", "fedvpt", "fedbayes", "--out", str(tmp_path)]) == 2
     assert "there is no method 'fedbayes'; expected some of atpfl, coop" in capsys.readouterr().err
     assert main(["deploy", "messages", "fedvpt", "sgpt", "--out", str(tmp_path)]) == 0
@@ -269,7 +298,7 @@ class KilledError(Exception):
     """A server's process ends."""
 
 
-@pytest.mark.parametrize("conf", ["PFedPG", "FedPer"])
+@pytest.mark.parametrize("conf", ["PFedPG", "FedPer", pytest.param("FedMGP", marks=pytest.mark.slow)])
 def test_killed_servers_and_sites_go_on_to_the_same_numbers(conf: str, deployed: Any, tmp_path: Path) -> None:
     """After each message to the clients the server is killed once, and all sites with it."""
     agreed = agreement(conf, *OPTIONS, *FEW)
