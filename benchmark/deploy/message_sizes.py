@@ -18,7 +18,7 @@ from benchmark.records.environment import environment
 from benchmark.shipped import configurations
 from benchmark.yaml_files import read_mapping
 
-TITLE = "Messages of a round, per client"
+TITLE = "Messages of the second round, per client"
 CLIENTS = 2
 COLUMNS = (
     *("method", "numbers down", "numbers up", "as float32, down", "as float32, up", "bytes down", "bytes up"),
@@ -67,38 +67,35 @@ def suite_of(method: str) -> str:
 
 
 def sizes_of(method: str) -> Sizes:
-    """Run a round of a method with two clients, in this process, and measure its messages.
+    """Run two rounds of a method with two clients each, in this process, and measure the messages of the second.
+
+    The first may be another: a rule may have nothing to send yet.
 
     Args:
         method: the name of a file in ``configs/methods``.
     """
     suite = suite_of(method)
     files = [f"--config=configs/{name}.yaml" for name in (f"methods/{method}", f"suites/{suite}")]
-    few = [f"--data.clients_per_round={CLIENTS}", "--data.cache_features=false", "--trainer.max_epochs=1"]
+    few = [f"--data.clients_per_round={CLIENTS}", "--data.cache_features=false", "--trainer.max_epochs=2"]
     try:
         agreement = Agreement.of([*files, *few])
         with tempfile.TemporaryDirectory() as folder:
             wire = InProcess(agreement, Path(folder))
             server = LiveServer(agreement, wire, 600.0, "run")
-            wire.nodes = [FIRST + client for client in server.rule.select(1)]
+            wire.nodes = [FIRST + client for client in sorted({*server.rule.select(1), *server.rule.select(2)})]
             server.meet()
-            greeted = len(wire.carried)
             server.round(1)
+            before = len(wire.carried)
+            server.round(2)
     except ConfigurationError as error:
         return Sizes(method, suite, refused=str(error))
     if server.refused:
         raise ConfigurationError(f"{method}: {server.refused[0]}")
-    counted, sent = server.traffic.per_client(), wire.carried[greeted:]
-    return Sizes(
-        method,
-        suite,
-        counted["down_floats"],
-        counted["up_floats"],
-        counted["down_bytes"],
-        counted["up_bytes"],
-        sum(each.down for each in sent) / CLIENTS,
-        sum(each.up for each in sent) / CLIENTS,
-    )
+    _, *counted = server.traffic.rounds[-1]
+    sent = wire.carried[before:]
+    totals = (*counted, sum(each.down for each in sent), sum(each.up for each in sent))
+    counted_down, counted_up, numbers_down, numbers_up, down, up = (total / CLIENTS for total in totals)
+    return Sizes(method, suite, numbers_down, numbers_up, counted_down, counted_up, down, up)
 
 
 def measured(names: Sequence[str]) -> Iterator[Sizes]:
