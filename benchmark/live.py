@@ -202,6 +202,25 @@ class LocalClient:
         self.method.train()
         return evaluation.scores
 
+    def fitted(self, round: int, received: Broadcast) -> Values:
+        """Return the copy of itself with which the client is scored, [1, ...] each; nothing where the method fits none.
+
+        Args:
+            round: number of the last finished one.
+            received: what the server sends for the evaluation.
+        """
+        if not self._simulation.phases[Stage.FINETUNE]:
+            return {}
+        self._relay.received = self._known(received)
+        self.method.eval()
+        self._simulation.watch.start()
+        now, evaluation = Round(round, (), self.terms.seed), self.method.evaluation
+        with torch.no_grad():
+            sent = self._simulation.received(self._relay, now, (self.number,))
+            values = evaluation.fitted(self.number, Stage.FINETUNE, sent, now, self._relay)
+        self.method.train()
+        return values
+
     def _known(self, received: Broadcast) -> Broadcast:
         """Return a broadcast with the method's own parameters for values that are equal, as before the first round.
 

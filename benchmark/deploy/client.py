@@ -141,7 +141,8 @@ class Site:
         received = from_server(tensors, MOST)
         scores = client.evaluate(round.number, received)
         if round.number == self.agreement.terms.rounds:
-            model = SiteModel(self.number, round.number, received, client.state(), client.method.frozen_hash)
+            fitted, frozen = client.fitted(round.number, received), client.method.frozen_hash
+            model = SiteModel(self.number, round.number, received, client.state(), frozen, fitted)
             model.write(self.folder / self.name, self.agreement.config, self._facts)
         found = {
             f"{point}/{split}/{metric}": values[self.number].item()

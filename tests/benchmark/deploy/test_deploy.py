@@ -365,7 +365,7 @@ def test_the_record_is_the_simulations_and_says_that_it_was_deployed(deployed: A
     assert read_record(tmp_path / "own").setting == "the sites' own images"
 
 
-@pytest.mark.parametrize("conf", ["PFedPG", "FedPGP"])
+@pytest.mark.parametrize("conf", ["PFedPG", "FedPGP", "FedBABU"])
 def test_a_site_uses_its_own_model_as_a_simulations_client(conf: str, deployed: Any, tmp_path: Path) -> None:
     options = (*OPTIONS, *FEW, "--data.clients_per_round=6")
     agreed = agreement(conf, *options)
