@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from benchmark.deploy.agreement import Agreement, run_name, state_folder, versions
+from benchmark.deploy.masked_uploads import to_be_masked
 from benchmark.deploy.messages import content, fields_of, from_server, packed
-from benchmark.deploy.secure import to_be_masked
 from benchmark.engine.batches.pool import Transform
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Parcel, Round, Values

@@ -11,9 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmark.deploy.agreement import Agreement, state_folder
 from benchmark.deploy.client import Site, answered
+from benchmark.deploy.masked_uploads import secured
 from benchmark.deploy.messages import TAKEN
 from benchmark.deploy.outcome import RunFolder, read_split
-from benchmark.deploy.secure import secured
 from benchmark.deploy.server import LiveServer, run
 from benchmark.run.cli import prepare_process
 

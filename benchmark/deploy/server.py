@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType, RecordDict
 from benchmark.delivery import Delivery
 from benchmark.deploy.agreement import Agreement, run_name, versions
 from benchmark.deploy.messages import RECORD, TAKE, content, fields_of, line, size_of, to_client, unpacked
-from benchmark.deploy.secure import summed
+from benchmark.deploy.summed_uploads import summed
 from benchmark.engine.communication import Traffic
 from benchmark.engine.communication import size_of as counted
 from benchmark.engine.refusals.payload_checks import (

@@ -15,12 +15,12 @@ from benchmark.errors import ConfigurationError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from safetensors.torch import load_file
 
 from benchmark.commands import main
-from benchmark.deploy import secure
+from benchmark.deploy import summed_uploads
 from benchmark.deploy.agreement import LARGEST_CHANGE, LEVELS, Agreement
 from benchmark.deploy.in_process import FIRST, InProcess
 from benchmark.deploy.messages import RECORD, content, fields_of
@@ -133,7 +133,7 @@ def test_no_upload_leaves_in_the_clear(tmp_path: Path) -> None:
         assert all(len(record) == 0 for record in answer.content.array_records.values())
         if stage == Stage.COLLECT_MASKED_VECTORS:
             masked = answer.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
-            vectors.append(np.load(io.BytesIO(masked[1])) / secure.MODULUS)
+            vectors.append(np.load(io.BytesIO(masked[1])) / summed_uploads.MODULUS)
     assert len(vectors) == 4
     for vector in vectors:  # spread over all values, where changes would lie in the middle of a 256th
         assert len(vector) == sum(value.numel() for value in server.shared.values())
@@ -163,15 +163,15 @@ def test_a_site_answers_no_server_that_would_see_its_upload(tmp_path: Path, monk
     assert "this site takes part in secure aggregation alone, which the app has not" in server.refused[0]
 
     server, wire = started(agreed, tmp_path / "sites")
-    monkeypatch.setattr(secure, "THRESHOLD", 0.5)
+    monkeypatch.setattr(summed_uploads, "THRESHOLD", 0.5)
     server.round(1)
     assert "among 4 clients, with 4 shares of which 2 unmask; expected a share for each, and more than half" in str(
         server.refused
     )
-    monkeypatch.setattr(secure, "THRESHOLD", 0.67)
+    monkeypatch.setattr(summed_uploads, "THRESHOLD", 0.67)
     for node in wire.nodes:  # as if the server asked for both secrets of a client
         asked = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [node], Key.DEAD_NODE_ID_LIST: [node]}
-        message = Message(secure.RecordDict({RECORD_KEY_CONFIGS: secure.ConfigRecord(asked)}), node, "train")
+        message = Message(RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(asked)}), node, "train")
         (answer,) = wire.send_and_receive([message])
         assert "asks for both secrets of a client" in str(fields_of(answer)["refused"])
 
@@ -203,7 +203,7 @@ def test_an_answer_out_of_form_counts_as_none(stage: str, tmp_path: Path) -> Non
 
     def spoil(client: int, now: str, answer: Message) -> None:
         if (client, now) == (chosen[0], stage):
-            answer.content.config_records[RECORD_KEY_CONFIGS] = secure.ConfigRecord(SPOILED[stage])
+            answer.content.config_records[RECORD_KEY_CONFIGS] = ConfigRecord(SPOILED[stage])
 
     wire.spoil = spoil
     server.round(1)

@@ -1,6 +1,6 @@
-"""Secure aggregation by Flower's SecAgg+: the server sees the sum of what its clients send, and no upload by itself.
+"""The server's part in secure aggregation by Flower's SecAgg+: it gets the sum of uploads, and none by itself.
 
-What is here puts Flower's protocol between our rounds and our clients. All cryptography is Flower's.
+What is here stands between our rounds and Flower's protocol. All cryptography is Flower's.
 """
 
 import io
@@ -9,134 +9,24 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client.mod import secaggplus_mod
-from flwr.common import (
-    Code,
-    FitIns,
-    FitRes,
-    Parameters,
-    Scalar,
-    Status,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
+from flwr.common import FitIns, FitRes, Parameters, Scalar, parameters_to_ndarrays
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.server import LegacyContext
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 
-from benchmark.deploy.agreement import LARGEST_CHANGE, LEVELS, MOST_SUMMED, Agreement
-from benchmark.deploy.messages import content, fields_of
+from benchmark.deploy.agreement import LARGEST_CHANGE, LEVELS, Agreement
+from benchmark.deploy.masked_uploads import MODULUS, numbers_in, terms_of
+from benchmark.deploy.messages import fields_of
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Values
 
-#: Masks and masked numbers are below it; the levels of all clients together are, too.
-MODULUS = 2 * MOST_SUMMED * LEVELS
-#: Share of a round's clients whose answers unmask the sum: more than half, so that no two groups of them could.
+#: Share of a round's clients whose answers unmask the sum. Sites take none of half or less: with such a share a server
+#: could have one half unmask one sum and the other half another.
 THRESHOLD = 0.67
-Next = Callable[[Message, Context], Message]
 Send = Callable[[Mapping[int, RecordDict]], Mapping[int, Message]]
-
-
-# ---------------------------------------------------------------------- a site
-
-
-def secured(message: Message, context: Context, call_next: Next) -> Message:
-    """Answer a message about training within the protocol, if the federation has agreed on it.
-
-    A message out of the protocol is refused in a line: nothing leaves in the clear.
-    """
-    agreement = Agreement.read(context.run_config.get("agreement"))
-    if not agreement.secure_aggregation:
-        return call_next(message, context)
-
-    def trained(message: Message, context: Context) -> Message:
-        answer = call_next(message, context)
-        if "refused" in (said := fields_of(answer)):
-            raise ConfigurationError(str(said["refused"]))
-        return answer
-
-    try:
-        _check_asked(message, agreement)
-        return secaggplus_mod(message, context, trained)
-    except ConfigurationError as error:
-        why = str(error)
-    except (KeyError, TypeError, ValueError) as error:
-        why = f"secure aggregation: {error}"
-    return Message(content(refused=why), reply_to=message)
-
-
-def _check_asked(message: Message, agreement: Agreement) -> None:
-    """Refuse what the server must not ask for.
-
-    Raises:
-        ConfigurationError: no part of the protocol, other terms than those agreed on, or both secrets of one client.
-    """
-    asked = message.content.config_records.get(RECORD_KEY_CONFIGS)
-    if asked is None:
-        raise ConfigurationError("the server asks for an upload in the clear, and secure aggregation was agreed on")
-    if asked.get(Key.STAGE) == Stage.SETUP:
-        agreed = _terms(agreement)
-        if other := [name for name, value in agreed.items() if asked.get(name) != value]:
-            raise ConfigurationError(
-                f"secure aggregation with {other[0]} {asked.get(other[0])!r}; agreed on {agreed[other[0]]!r}"
-            )
-        clients, shares, threshold = (asked.get(n) for n in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
-        if type(clients) is not int or type(threshold) is not int or shares != clients or 2 * threshold <= clients:
-            raise ConfigurationError(
-                f"secure aggregation among {clients!r} clients, with {shares!r} shares of which {threshold!r} unmask; "
-                "expected a share for each, and more than half"
-            )
-    if asked.get(Key.STAGE) == Stage.UNMASK:
-        both = {*_numbers(asked, Key.ACTIVE_NODE_ID_LIST)} & {*_numbers(asked, Key.DEAD_NODE_ID_LIST)}
-        if both:
-            raise ConfigurationError("the server asks for both secrets of a client, which would unmask its upload")
-
-
-def _terms(agreement: Agreement) -> dict[str, int | float]:
-    return {
-        Key.CLIPPING_RANGE: LARGEST_CHANGE,
-        Key.TARGET_RANGE: LEVELS,
-        Key.MOD_RANGE: MODULUS,
-        Key.MAX_WEIGHT: float(agreement.terms.own_row),
-    }
-
-
-def _numbers(asked: Mapping[str, Any], name: str) -> list[int]:
-    found = asked.get(name)
-    return found if isinstance(found, list) else []
-
-
-def to_be_masked(values: Values, received: Values, images: int, means: Mapping[str, float]) -> RecordDict:
-    """Return an upload as Flower's client part takes it: how far the client has moved what it received, as one vector.
-
-    Args:
-        values: what it would send, by name.
-        received: what the server had sent of these names.
-        images: of the client, the weight of its upload.
-        means: what it says of its training, which the server sees.
-
-    Raises:
-        ConfigurationError: a number has moved further than can be summed.
-    """
-    parts = [(values[name].double() - received[name].double()).flatten().cpu() for name in sorted(values)]
-    change = torch.cat(parts).numpy()
-    if (furthest := float(np.abs(change).max(initial=0.0))) > LARGEST_CHANGE:
-        raise ConfigurationError(
-            f"a number has moved by {furthest:.3g} in this round, and secure aggregation takes at most "
-            f"{LARGEST_CHANGE:g}; train with a lower rate"
-        )
-    answer = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([change]), images, {})
-    made = fitres_to_recorddict(answer, keep_input=False)
-    return RecordDict({**made, **content(**means)})
-
-
-# ---------------------------------------------------------------------- the server
 
 
 @dataclass(frozen=True)
@@ -233,7 +123,9 @@ class _Grid:
                 return _pairs(given, Key.DESTINATION_LIST, Key.CIPHERTEXT_LIST)
             case Stage.UNMASK:
                 asked = {*self.contents}
-                return _pairs(given, Key.NODE_ID_LIST, Key.SHARE_LIST) and {*_numbers(given, Key.NODE_ID_LIST)} <= asked
+                return (
+                    _pairs(given, Key.NODE_ID_LIST, Key.SHARE_LIST) and {*numbers_in(given, Key.NODE_ID_LIST)} <= asked
+                )
         arrays = [_array(part) for part in _masked(answer)]
         shapes = [(1,), (self.numbers,)]
         return [array.shape for array in arrays] == shapes and all(array.dtype == np.int64 for array in arrays)
@@ -299,7 +191,7 @@ def summed(
 
 
 def _workflow(agreement: Agreement) -> SecAggPlusWorkflow:
-    agreed = _terms(agreement)
+    agreed = terms_of(agreement)
     return SecAggPlusWorkflow(
         1.0,
         THRESHOLD,
