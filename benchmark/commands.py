@@ -146,6 +146,7 @@ def show(arguments: argparse.Namespace) -> int:
     if record.deployed is not None:
         up, down = (record.deployed[name] for name in ("up_bytes", "down_bytes"))
         deployed = f"deployed: {up:,} bytes of messages up and {down:,} down, {len(record.deployed['refused'])} refused"
+        deployed += ", uploads summed unseen" if "secure_aggregation" in record.deployed else ""
     for said in filter(None, (tuned, record.corrected, deployed)):
         console.print(_text(said))
     entries = _entries(record.summary)

@@ -13,6 +13,7 @@ from benchmark.contract import Stage
 from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.batches.pool import Images, Transform
 from benchmark.engine.plan.work import Shown
+from benchmark.engine.refusals.payload_checks import start
 from benchmark.engine.roles import overrides
 from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
@@ -201,6 +202,25 @@ class LocalClient:
         self.method.train()
         return evaluation.scores
 
+    def fitted(self, round: int, received: Broadcast) -> Values:
+        """Return the copy of itself with which the client is scored, [1, ...] each; nothing where the method fits none.
+
+        Args:
+            round: number of the last finished one.
+            received: what the server sends for the evaluation.
+        """
+        if not self._simulation.phases[Stage.FINETUNE]:
+            return {}
+        self._relay.received = self._known(received)
+        self.method.eval()
+        self._simulation.watch.start()
+        now, evaluation = Round(round, (), self.terms.seed), self.method.evaluation
+        with torch.no_grad():
+            sent = self._simulation.received(self._relay, now, (self.number,))
+            values = evaluation.fitted(self.number, Stage.FINETUNE, sent, now, self._relay)
+        self.method.train()
+        return values
+
     def _known(self, received: Broadcast) -> Broadcast:
         """Return a broadcast with the method's own parameters for values that are equal, as before the first round.
 
@@ -224,6 +244,46 @@ class LocalClient:
             ConfigurationError: it is of another method: other names, shapes or types.
         """
         restore_client(self.method, self.number, state)
+
+
+@dataclass(frozen=True)
+class _MadeUp:
+    """Images of nobody."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def message_form(
+    method: FederatedMethod, rule: ServerRule, transform: Transform, terms: Terms, image_size: tuple[int, int]
+) -> Values:
+    """Return what a client sends after a round with made-up images: its names, shapes and types are those of all.
+
+    Args:
+        method: which has not joined a federation.
+        rule: that has not started.
+        transform: of the federation's images.
+        terms: of the federation.
+        image_size: height and width of the stored images.
+
+    Raises:
+        ConfigurationError: what came of these images was not finite.
+    """
+    number, classes = terms.training_clients[0], terms.label_spaces.get("train", range(terms.num_classes))
+    labels = torch.tensor(classes[: terms.own_row])
+    size = (len(labels), 3, *image_size)
+    images = torch.randint(256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    own = OwnImages(_MadeUp(images, labels), transform, np.arange(len(labels)), {}, cache_features=False)
+    client = LocalClient(method, number, own, terms, max(terms.rounds, 1))
+    rule.complete(method.make_server)
+    initial = method.initial_values()
+    start(rule, dict(initial), terms)
+    round = Round(1, (number,), terms.seed)
+    shared = {name: initial[name] for name in method.roles.shared}
+    parcel, _ = client.train(round, rule.broadcast(round, shared, round.clients))
+    if not parcel.clients:
+        raise ConfigurationError(f"{type(method).__name__} was tried out on noise, and its message was not finite")
+    return {name: rows[0] for name, rows in parcel.values.items()}
 
 
 def state_of(method: FederatedMethod, client: int) -> Values:

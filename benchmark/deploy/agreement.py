@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from benchmark.engine.batches.pool import Transform
-from benchmark.engine.roles import overrides, read_roles
+from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms
 from benchmark.files import parse_json
@@ -33,6 +33,9 @@ from datamodules.transform import ImageTransform
 
 #: Keys of a resolved configuration that server and clients need.
 KEYS = ("seed_everything", "model", "server", "delivery", "data", "trainer")
+#: Secure aggregation: no number may move further in a round; a change is one of so many levels from minus to plus that,
+#: and so many clients' levels can be summed.
+LARGEST_CHANGE, LEVELS, MOST_SUMMED = 8.0, 2**24, 128
 #: A deployment's name, which is a folder's at the server and at each client.
 NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}", re.ASCII)
 
@@ -51,6 +54,7 @@ class Agreement:
         decoding: how files become stored images; None where they come with the data set.
         dataset: name of the configured data set.
         setting: how it is divided over clients, in words.
+        secure_aggregation: whether the server sees the sum of a round's uploads alone.
     """
 
     config: dict[str, Any]
@@ -62,18 +66,19 @@ class Agreement:
     decoding: Decoding | None
     dataset: str
     setting: str
+    secure_aggregation: bool
 
     @classmethod
-    def of(cls, arguments: list[str]) -> Self:
+    def of(cls, arguments: list[str], secure_aggregation: bool = False) -> Self:
         """Make it of the arguments of ``lightning-cli fit``; the data are read once, for the terms alone.
 
         Raises:
             ConfigurationError: the arguments are refused, data are missing, or live clients cannot serve the method.
         """
-        return cls.with_split(arguments)[0]
+        return cls.with_split(arguments, secure_aggregation)[0]
 
     @classmethod
-    def with_split(cls, arguments: list[str]) -> tuple[Self, SplitRecord]:
+    def with_split(cls, arguments: list[str], secure_aggregation: bool = False) -> tuple[Self, SplitRecord]:
         """Make it as :meth:`of`, and the record of which images are whose, which stays where it was made."""
         whole = resolved(arguments)
         config = {name: whole[name] for name in KEYS if whole.get(name) is not None}
@@ -91,6 +96,7 @@ class Agreement:
             facts.decoding,
             data.source.recorded_name,
             data.partition.description,
+            secure_aggregation,
         )
         method, rule, _ = made.constructed()
         made.check(method, rule)
@@ -154,12 +160,6 @@ class Agreement:
             why = "foreign images (data.ood) are scored in a simulation alone"
         elif self.config["data"].get("corruptions") is not None:
             why = "corrupted images (data.corruptions) are scored in a simulation alone"
-        elif overrides(method, "take"):
-            why = "clients would have to wait for the server's answer (take)"
-        elif method.sends_of_its_own:
-            why = "clients make their messages themselves (message), and the server could not check their shapes"
-        elif reported := read_roles(method).reported:
-            why = f"clients report {reported[0]!r} to the server, which could not check its shape"
         elif any(phase.optimizer_state == "shared" for phase in method.local_phases()):
             why = "training.optimizer_state 'shared' hands one momentum from client to client"
         rule.complete(method.make_server)
@@ -172,6 +172,22 @@ class Agreement:
                 why = f"{rule.title} with noise: local would be added by the server here, not by the clients"
         if why:
             raise ConfigurationError(f"{title} cannot be deployed: {why}; simulate it, or choose another")
+        if self.secure_aggregation and (why := self._not_summed(method, rule)):
+            raise ConfigurationError(f"{title} cannot have secure aggregation: {why}; leave it out, or choose another")
+
+    def _not_summed(self, method: FederatedMethod, rule: ServerRule) -> str:
+        """Return why the sum of uploads is not enough, or nothing."""
+        if rule.reads_rows:
+            return f"its server's rule {rule.title} reads each upload by itself, which is hidden"
+        if method.uploads:
+            return f"clients let the server see what is their own ({method.uploads[0]}), which is hidden"
+        if method.sends_of_its_own:
+            return "clients make their messages themselves (message), and what the server makes of them is no mean"
+        if not read_roles(method).shared:
+            return "its clients send nothing"
+        if not 2 <= self.terms.participants <= MOST_SUMMED:
+            return f"a round has {self.terms.participants} clients, expected 2 to {MOST_SUMMED}"
+        return ""
 
 
 def _check(config: dict[str, Any]) -> None:

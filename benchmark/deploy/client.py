@@ -14,10 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from benchmark.deploy.agreement import Agreement, run_name, state_folder, versions
+from benchmark.deploy.masked_uploads import to_be_masked
 from benchmark.deploy.messages import content, fields_of, from_server, packed
 from benchmark.engine.batches.pool import Transform
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round, Values
+from benchmark.federation import Parcel, Round, Values
 from benchmark.files import make_folder, write_bytes
 from benchmark.live import LocalClient, OwnImages
 from benchmark.paths import user_path
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 #: Bytes that a server may send to a client at a time.
 MOST = 2**32
+#: The setting of a node that takes part in secure aggregation alone.
+ONLY_SECURE = "secure-aggregation"
 #: Clients of this process: in a simulation of Flower's one process plays several, one message after the other.
 _HERE: "dict[tuple[Path, int], Site]" = {}
 
@@ -88,7 +91,8 @@ class Site:
     def train(self, fields: Mapping[str, Any]) -> RecordDict:
         """Train for a round, and keep what is the client's own.
 
-        The last round may be asked for again, by a server that was started again: it begins where it began before.
+        The last round may be asked for again, by a server that was started again: it begins where it began before. With
+        secure aggregation it is refused, since the sums over two groups of clients would tell a single upload.
 
         Raises:
             ConfigurationError: a later round was trained already, or the message is none of a round.
@@ -96,16 +100,40 @@ class Site:
         client, round = self.client, self._round(fields)
         if round.number < self._restored:
             raise ConfigurationError(f"round {round.number} was trained before (the last one was {self._restored})")
+        if round.number == self._restored and self.agreement.secure_aggregation:
+            raise ConfigurationError(f"it answers once in a round that is summed, and has trained in {round.number}")
         if round.number == self._restored:
             client.restore(self._kept(self._before) if self._before.exists() else self._first)
         elif self._file.exists():
             write_bytes(self._before, self._file.read_bytes())
-        parcel, reported = client.train(round, from_server(fields.get("tensors"), MOST))
+        received = from_server(fields.get("tensors"), MOST)
+        parcel, reported = client.train(round, received)
+        if parcel.kept:
+            self._write(self._waiting, parcel.kept, round.number)
         self._keep(client.state(), round.number)
         if not parcel.clients:
             raise ConfigurationError("its loss or values were not finite; it keeps what it had before")
         means = {f"local/train/{name}": value for name, value in reported.items()}
-        return content(tensors=packed({name: rows[0] for name, rows in parcel.values.items()}), **means)
+        values = {name: rows[0] for name, rows in parcel.values.items()}
+        if self.agreement.secure_aggregation:
+            return to_be_masked(values, received.common, self.images, means)
+        return content(tensors=packed(values), **means)
+
+    def take(self, fields: Mapping[str, Any]) -> RecordDict:
+        """Take what the server answers to the message of the last round, and keep what is the client's own.
+
+        Raises:
+            ConfigurationError: no message of this round waits for an answer.
+        """
+        client, round = self.client, self._round(fields)
+        waits = self._restored == round.number and self._waiting.exists()
+        if not waits or self._told(self._waiting) != round.number:
+            raise ConfigurationError(f"no message of round {round.number} waits for an answer")
+        parcel = Parcel((self.number,), {}, {}, self._kept(self._waiting))
+        client.take(round, parcel, from_server(fields.get("tensors"), MOST))
+        self._keep(client.state(), round.number)
+        self._waiting.unlink()
+        return content()
 
     def evaluate(self, fields: Mapping[str, Any]) -> RecordDict:
         """Score the client on its held-out images; after the last round, keep the model to use it."""
@@ -113,7 +141,8 @@ class Site:
         received = from_server(tensors, MOST)
         scores = client.evaluate(round.number, received)
         if round.number == self.agreement.terms.rounds:
-            model = SiteModel(self.number, round.number, received, client.state(), client.method.frozen_hash)
+            fitted, frozen = client.fitted(round.number, received), client.method.frozen_hash
+            model = SiteModel(self.number, round.number, received, client.state(), frozen, fitted)
             model.write(self.folder / self.name, self.agreement.config, self._facts)
         found = {
             f"{point}/{split}/{metric}": values[self.number].item()
@@ -171,11 +200,19 @@ class Site:
         """The state with which the last round began; no file in a client's first round."""
         return self.folder / f"{self.name}.before.safetensors"
 
+    @property
+    def _waiting(self) -> Path:
+        """What the client needs to take the server's answer to its last message."""
+        return self.folder / f"{self.name}.waiting.safetensors"
+
     def _keep(self, state: Values, number: int) -> None:
-        make_folder(self.folder)
-        values = {name: value.contiguous() for name, value in state.items()}
-        write_bytes(self._file, save(values, {"round": str(number), "agreement": self.agreement.digest}))
+        self._write(self._file, state, number)
         self._restored = number
+
+    def _write(self, path: Path, values: Values, number: int) -> None:
+        make_folder(self.folder)
+        told = {"round": str(number), "agreement": self.agreement.digest}
+        write_bytes(path, save({name: value.contiguous() for name, value in values.items()}, told))
 
     def _last_round(self) -> int:
         """Return the round after which its state was kept; 0 before any.
@@ -183,11 +220,13 @@ class Site:
         Raises:
             ConfigurationError: the state is damaged, or of another deployment of the same name.
         """
-        if not self._file.exists():
-            return 0
-        told = self._of_file(self._file, lambda file: file.metadata())
+        return self._told(self._file) if self._file.exists() else 0
+
+    def _told(self, path: Path) -> int:
+        """Return of which round a file is."""
+        told = self._of_file(path, lambda file: file.metadata())
         if told["agreement"] != self.agreement.digest:
-            raise ConfigurationError(f"{self._file} is of another deployment of this name; give this one a new name")
+            raise ConfigurationError(f"{path} is of another deployment of this name; give this one a new name")
         return int(told["round"])
 
     def _kept(self, path: Path) -> Values:
@@ -215,7 +254,8 @@ def site_of(context: Context, fields: Mapping[str, Any]) -> Site:
         fields: of the message, which says how the deployment is called.
 
     Raises:
-        ConfigurationError: the node says not which, or one that there is not; or the name is no folder's.
+        ConfigurationError: the node says not which, or one that there is not; the name is no folder's; or the node
+            takes part in secure aggregation alone, and the app has none.
     """
     agreement, node = Agreement.read(context.run_config.get("agreement")), context.node_config
     name, number = node.get("client"), node.get("partition-id")
@@ -226,6 +266,8 @@ def site_of(context: Context, fields: Mapping[str, Any]) -> Site:
             f"this node is client {(number if name is None else name)!r}; expected --node-config "
             f"'client=\"{agreement.client_names[0]}\"', or another of {', '.join(agreement.client_names)}"
         )
+    if node.get(ONLY_SECURE) and not agreement.secure_aggregation:
+        raise ConfigurationError("this site takes part in secure aggregation alone, which the app has not")
     folder = state_folder(node.get("state", context.run_config.get("state"))) / run_name(fields.get("run"))
     if (folder, number) not in _HERE:
         _HERE[folder, number] = Site(agreement, number, dict(node), folder)

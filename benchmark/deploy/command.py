@@ -9,6 +9,8 @@ from benchmark.deploy.app import check_flower, check_folder, write_app
 from benchmark.errors import ConfigurationError
 from benchmark.paths import user_path
 
+SECURE = "the server sees the sum of a round's uploads, and none by itself"
+
 
 def app(arguments: argparse.Namespace) -> int:
     """Write a Flower app of a configuration: a server and clients on machines of their own."""
@@ -18,7 +20,7 @@ def app(arguments: argparse.Namespace) -> int:
     from benchmark.run.cli import prepare_process
 
     prepare_process()
-    agreement = Agreement.of([f"--config={arguments.config}", *arguments.options])
+    agreement = Agreement.of([f"--config={arguments.config}", *arguments.options], arguments.secure_aggregation)
     write_app(agreement, arguments.folder)
     print(f"written: {arguments.folder}; clients: {', '.join(agreement.client_names)}")
     print(f"next: see docs/deployment.md, or `flwr run {arguments.folder}`")
@@ -35,7 +37,8 @@ def local(arguments: argparse.Namespace) -> int:
     folder = arguments.folder.absolute()
     run_name(folder.name)
     prepare_process()
-    agreement, split = Agreement.with_split([f"--config={arguments.config}", *arguments.options])
+    options = [f"--config={arguments.config}", *arguments.options]
+    agreement, split = Agreement.with_split(options, arguments.secure_aggregation)
     made = LocalDeployment(agreement, split, folder).run()
     print(f"record: {made}; models of clients: {folder}/client0 and so on, for `benchmark predict`")
     return 0
@@ -75,16 +78,36 @@ def client(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"--{name.replace('-', '_')}: {given[name]} is no folder")
     if (arguments.root is None) != (arguments.key is None):
         raise ConfigurationError("--root and --key belong together: the server's ca.pem and this site's own key")
-    if arguments.app is not None:
-        _check_site(arguments.app, arguments.name, arguments.data)
     settings = {name: str(path.absolute()) for name, path in given.items() if path is not None}
+    if arguments.secure_aggregation:
+        settings["secure-aggregation"] = "only"
+    if arguments.app is not None:
+        _check_site(arguments.app, arguments.name, arguments.data, arguments.secure_aggregation)
     secured = None if arguments.key is None else (arguments.root.absolute(), arguments.key.absolute())
     command = client_command(arguments.name, arguments.server, secured, settings, arguments.port)
     return _run_or_print(command, arguments.show)
 
 
-def _check_site(app_folder: Path, name: str, data: Path | None) -> None:
-    """Compare a site's name and images with the app, before anybody is asked.
+def messages(arguments: argparse.Namespace) -> int:
+    """Measure the messages of methods as Flower sends them, in this process, beside the numbers that records count."""
+    check_flower()
+    from benchmark.deploy.message_sizes import all_methods, measured, write_table
+    from benchmark.run.cli import prepare_process
+
+    known = all_methods()
+    if unknown := [name for name in arguments.methods if name not in known]:
+        raise ConfigurationError(f"there is no method {unknown[0]!r:.100}; expected some of {', '.join(known)}")
+    prepare_process()
+    rows = []
+    for row in measured(arguments.methods or known):
+        rows.append(row)
+        print(f"{row.method}: {row.refused or f'{row.bytes_down:,.0f} bytes down, {row.bytes_up:,.0f} up'}", flush=True)
+    print(f"written: {write_table(rows, arguments.out)}")
+    return 0
+
+
+def _check_site(app_folder: Path, name: str, data: Path | None, secure: bool) -> None:
+    """Compare what a site wants, its name and its images with the app, before anybody is asked.
 
     Raises:
         ConfigurationError: they are not of one federation.
@@ -98,6 +121,8 @@ def _check_site(app_folder: Path, name: str, data: Path | None) -> None:
         agreement = Agreement.read(project["tool"]["flwr"]["app"]["config"]["agreement"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"--app: {app_folder} is no app of `benchmark deploy app`") from error
+    if secure and not agreement.secure_aggregation:
+        raise ConfigurationError(f"--secure_aggregation: {app_folder} has none; ask for an app that was made with it")
     if name not in agreement.client_names:
         raise ConfigurationError(f"--name: {name} is none of the clients {', '.join(agreement.client_names)}")
     if data is not None:
@@ -152,6 +177,11 @@ def _add_machines(below: Any) -> None:
         "--state", type=user_path, metavar="DIR", help="of what is this site's own; default ~/federated_runs"
     )
     entry.add_argument("--app", type=user_path, metavar="DIR", help="the app, to check name and images before")
+    entry.add_argument(
+        "--secure_aggregation",
+        action="store_true",
+        help="refuse to take part where the server sees uploads by themselves",
+    )
     entry.add_argument("--port", type=int, help="on this machine; one for each of several sites on it; default 9094")
     entry.add_argument("--print", dest="show", action="store_true", help="print Flower's command, and start nothing")
     entry.set_defaults(run=client)
@@ -169,5 +199,12 @@ def add_commands(commands: Any) -> None:
         entry.add_argument(
             "options", nargs=argparse.REMAINDER, metavar="OPTION", help="of lightning-cli fit: --trainer.max_epochs=20"
         )
+        entry.add_argument("--secure_aggregation", action="store_true", help=f"{SECURE}; stands before CONFIG")
         entry.set_defaults(run=does)
     _add_machines(below)
+    entry = below.add_parser("messages", help=messages.__doc__, description=messages.__doc__)
+    entry.add_argument(
+        "methods", nargs="*", metavar="METHOD", help="as its file in configs/methods is called; default all"
+    )
+    entry.add_argument("--out", type=user_path, default=Path("results/deployment"), metavar="DIR", help="of the table")
+    entry.set_defaults(run=messages)

@@ -11,6 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmark.deploy.agreement import Agreement, state_folder
 from benchmark.deploy.client import Site, answered
+from benchmark.deploy.masked_uploads import secured
+from benchmark.deploy.messages import TAKEN
 from benchmark.deploy.outcome import RunFolder, read_split
 from benchmark.deploy.server import LiveServer, run
 from benchmark.run.cli import prepare_process
@@ -58,6 +60,7 @@ def client_app() -> ClientApp:
         return handler
 
     app.query()(handle(Site.hello))
-    app.train()(handle(Site.train))
+    app.train(mods=[secured])(handle(Site.train))
+    app.train(TAKEN)(handle(Site.take))
     app.evaluate()(handle(Site.evaluate))
     return app

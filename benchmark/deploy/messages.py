@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -11,6 +11,9 @@ from benchmark.errors import ConfigurationError, printable
 from benchmark.federation import Broadcast, Values
 
 RECORD = "benchmark"
+#: What the message is called with which the server answers uploads, and its kind.
+TAKEN = "take"
+TAKE = f"{MessageType.TRAIN}.{TAKEN}"
 #: Bytes of names, shapes and types beside a message's numbers.
 HEADER = 2**20
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 
+from benchmark.deploy.agreement import LARGEST_CHANGE, LEVELS, Agreement
 from benchmark.deploy.messages import packed
 from benchmark.deploy.server import LiveServer
 from benchmark.errors import ConfigurationError
@@ -104,7 +105,12 @@ class RunFolder:
             facts={name: {str(n): value for n, value in of.items()} for name, of in server.facts.items()} or None,
             privacy=server.rule.guarantee(),
             own_metrics=own_facts(metrics),
-            deployed={"down_bytes": server.bytes_down, "up_bytes": server.bytes_up, "refused": server.refused},
+            deployed={
+                "down_bytes": server.bytes_down,
+                "up_bytes": server.bytes_up,
+                "refused": server.refused,
+                **_rounding(server.agreement),
+            },
         )
 
 
@@ -130,6 +136,12 @@ def read_split(given: object, client_names: Sequence[str]) -> dict[str, Any] | N
     if names != [*client_names]:
         raise ConfigurationError(f"split: {path} is no manifest.json of a partition over these clients")
     return dict(found)
+
+
+def _rounding(agreement: Agreement) -> dict[str, Any]:
+    """Return how finely uploads are summed; nothing where the server sees each by itself."""
+    finely = {"largest_change": LARGEST_CHANGE, "levels": LEVELS}
+    return {"secure_aggregation": finely} if agreement.secure_aggregation else {}
 
 
 def _test_sizes(server: LiveServer) -> list[int]:

@@ -5,19 +5,32 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from flwr.app import Message, MessageType, RecordDict
 
 from benchmark.delivery import Delivery
 from benchmark.deploy.agreement import Agreement, run_name, versions
-from benchmark.deploy.messages import content, fields_of, line, size_of, to_client, unpacked
+from benchmark.deploy.messages import RECORD, TAKE, content, fields_of, line, size_of, to_client, unpacked
+from benchmark.deploy.summed_uploads import summed
 from benchmark.engine.communication import Traffic
-from benchmark.engine.refusals.payload_checks import check_aggregate, check_together, selected, start, unchanged
+from benchmark.engine.communication import size_of as counted
+from benchmark.engine.refusals.payload_checks import (
+    check_aggregate,
+    check_complete,
+    check_together,
+    selected,
+    start,
+    unchanged,
+)
+from benchmark.engine.roles import overrides
 from benchmark.engine.rounds import VOID
 from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
+from benchmark.live import message_form
 from benchmark.predict.loaded import known_federation
 
 if TYPE_CHECKING:  # it needs this module
@@ -86,7 +99,8 @@ class LiveServer:
         start(self.rule, dict(initial), self.terms)
         self.shared = {name: initial[name] for name in method.roles.shared}
         self.frozen = method.frozen_hash
-        self._expected = initial
+        self._expected = self._upload_form(initial)
+        check_complete(self._expected, self.rule, method.roles.shared, method)
         self._grid, self._timeout = grid, timeout
         #: by node, its client
         self.clients: dict[int, int] = {}
@@ -101,6 +115,12 @@ class LiveServer:
         self.finished, self.evaluated = 0, -1
         #: by client what it said of its last training, since the last evaluation
         self._reported: dict[int, dict[str, float]] = {}
+
+    def _upload_form(self, initial: Values) -> Values:
+        """Return an upload of the right names, shapes and types."""
+        if not self.method.sends_of_its_own and not self.method.roles.reported:
+            return initial
+        return message_form(*self.agreement.constructed(), self.terms, self.agreement.image_size)
 
     # ------------------------------------------------------------------ who is there
 
@@ -150,33 +170,42 @@ class LiveServer:
     def _content(self, **fields: Any) -> RecordDict:
         return content(run=self.name, **fields)
 
-    def _ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Mapping[str, Any]]:
-        """Send to nodes; return what those answer that have something to say, by node."""
+    def _answers(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
+        """Send to nodes; return the answers that are none of an error or a refusal, by node."""
         asked = [
             Message(content=each, dst_node_id=node, message_type=kind, ttl=self._timeout)
             for node, each in contents.items()
         ]
-        found: dict[int, Mapping[str, Any]] = {}
+        found: dict[int, Message] = {}
         for answer in self._grid.send_and_receive(asked, timeout=self._timeout) if asked else ():
             node = answer.metadata.src_node_id
             who = self._who(self.clients[node]) if node in self.clients else f"node {node}"
             try:
                 if answer.has_error():
                     raise ConfigurationError(f"no answer ({line(answer.error.reason)})")
-                fields = fields_of(answer)
-                if "refused" in fields:
+                if RECORD in answer.content and "refused" in (fields := fields_of(answer)):
                     raise ConfigurationError(line(fields["refused"]))
                 if node not in contents or node in found:
                     raise ConfigurationError("an answer that nobody has asked for")
-                found[node] = fields
+                found[node] = answer
             except ConfigurationError as error:
                 self._refuse(f"{who}: {error}")
         for node in sorted(contents.keys() - found.keys()):
             log.info("no answer of node %s can be used", node)
         return found
 
-    def _send(self, kind: str, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, Mapping[str, Any]]:
-        """Send clients their parts of a broadcast; return what they answer, by client, ascending."""
+    def _ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Mapping[str, Any]]:
+        """Send to nodes; return what those answer that have something to say, by node."""
+        found: dict[int, Mapping[str, Any]] = {}
+        for node, answer in self._answers(kind, contents).items():
+            try:
+                found[node] = fields_of(answer)
+            except ConfigurationError as error:
+                self._refuse(f"node {node}: {error}")
+        return found
+
+    def _contents(self, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, RecordDict]:
+        """Return what clients are sent of a broadcast, by node."""
         nodes = {client: node for node, client in self.clients.items()}
         contents = {}
         for place, client in enumerate(clients):
@@ -184,7 +213,11 @@ class LiveServer:
             self.bytes_down += len(tensors)
             of_round = {"clients": list(round.clients)} if round.clients else {}
             contents[nodes[client]] = self._content(tensors=tensors, round=round.number, **of_round)
-        answers = self._ask(kind, contents)
+        return contents
+
+    def _send(self, kind: str, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, Mapping[str, Any]]:
+        """Send clients their parts of a broadcast; return what they answer, by client, ascending."""
+        answers = self._ask(kind, self._contents(round, clients, sent))
         return dict(sorted((self.clients[node], fields) for node, fields in answers.items()))
 
     # ------------------------------------------------------------------ rounds
@@ -199,17 +232,18 @@ class LiveServer:
         self.traffic.start_round()
         for place in range(len(there)):
             self.traffic.down(1, sent.message(place))
+        uploads_of = self._sum if self.agreement.secure_aggregation else self._uploads
         parcels = []
-        for client, fields in self._send(MessageType.TRAIN, round, there, sent).items():
-            if (values := self._upload(client, number, fields)) is not None:
-                place = there.index(client)
-                known = sent.common | {name: rows[place] for name, rows in sent.own.items()}
-                began_with = {name: known[name].unsqueeze(0) for name in values if name in known}
-                parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began_with, {}))
-                self._note(client, fields)
+        for client, values in uploads_of(round, there, sent).items():
+            place = there.index(client)
+            known = sent.common | {name: rows[place] for name, rows in sent.own.items()}
+            began_with = {name: known[name].unsqueeze(0) for name in values if name in known}
+            parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began_with, {}))
         uploads = Uploads.gathered(parcels, self.sizes, number) if parcels else Uploads.nobody(self._expected)
         if parcels or self.rule.empty_rounds == "aggregate":
             self._aggregate(round, uploads)
+            if overrides(self.method, "take"):
+                self._answer(round, uploads.clients)
         else:
             log.warning("round %s is void: nothing has arrived; the server's values stay as they were", number)
             self.facts.setdefault(VOID, {})[number] = 1.0
@@ -230,6 +264,56 @@ class LiveServer:
         for name, value in self.rule.report(round).items():
             if isinstance(value, float):
                 self.facts.setdefault(name, {})[round.number] = value
+
+    def _answer(self, round: Round, clients: tuple[int, ...]) -> None:
+        """Have those whose message has come take what the rule answers."""
+        with unchanged(self.shared, f"{self.rule.title}.answer"):
+            answer = self.rule.answer(round, dict(self.shared), clients)
+        sizes = [counted(answer.message(place)) for place in range(len(clients))]
+        self.traffic.answered(sum(size for size, _ in sizes), sum(numbers for _, numbers in sizes))
+        self._send(TAKE, round, clients, answer)
+
+    def _uploads(self, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, Values]:
+        """Have clients train; return what they upload, by client, ascending."""
+        found = {}
+        for client, fields in self._send(MessageType.TRAIN, round, clients, sent).items():
+            if (values := self._upload(client, round.number, fields)) is not None:
+                found[client] = values
+                self._note(client, fields)
+        return found
+
+    def _sum(self, round: Round, clients: tuple[int, ...], sent: Broadcast) -> dict[int, Values]:
+        """Have clients train; return for each the mean of what they upload, of which no single one is seen."""
+        shapes = {name: self.shared[name] for name in sorted(self.shared)}
+        numbers = sum(value.numel() for value in shapes.values())
+        contents = self._contents(round, clients, sent)
+        try:
+            made = summed(
+                self.agreement,
+                round.number,
+                contents,
+                self._content(),
+                numbers,
+                partial(self._answers, MessageType.TRAIN),
+            )
+        except ConfigurationError as error:
+            self._refuse(f"round {round.number}: {error}")
+            return {}
+        if made is None:
+            log.warning("round %s: too few clients were there until the end to unmask their sum", round.number)
+            return {}
+        self.bytes_up += made.size
+        parts = torch.from_numpy(made.change).split([value.numel() for value in shapes.values()])
+        mean = {
+            name: (sent.common[name].double() + part.view(value.shape)).to(value.dtype)
+            for (name, value), part in zip(shapes.items(), parts, strict=True)
+        }
+        found = {}
+        for client, fields in sorted((self.clients[node], fields) for node, fields in made.answers.items()):
+            found[client] = mean
+            self.traffic.up(1, [*mean.values()])
+            self._note(client, fields)
+        return found
 
     def _upload(self, client: int, number: int, fields: Mapping[str, Any]) -> Values | None:
         """Return a client's upload, or None if it is refused."""

@@ -11,7 +11,9 @@ from benchmark.engine.client_state import LAST
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.device.precision import float32_outside_of_steps
 from benchmark.engine.kept_images import KeptImages
-from benchmark.engine.plan.work import CohortWork, Part, Shown
+from benchmark.engine.plan.evaluation_plan import EvaluationPlan
+from benchmark.engine.plan.round_plan import RoundPlan
+from benchmark.engine.plan.work import CohortWork, Part, Share, Shown
 from benchmark.engine.refusals.author_errors import place
 from benchmark.engine.refusals.payload_checks import unchanged
 from benchmark.engine.scores import ClientScores
@@ -167,6 +169,24 @@ class Evaluation:
                 simulation.finish(cohort, part, optimizer)
             if stage is Stage.ADAPT:
                 self._adapt(work.clients, part.phase, round, rule)
+
+    def fitted(self, client: int, stage: Stage, received: Broadcast, round: Round, rule: ServerRule) -> Values:
+        """Fit a copy of one client as before its evaluation; return its values, [1, ...] each.
+
+        Args:
+            client: its number.
+            stage: of the fitting.
+            received: what the server has sent it.
+            round: of the evaluation.
+            rule: of the server.
+        """
+        simulation = self.simulation
+        terms, rows = simulation.terms, simulation.holdings.train_rows
+        fitting = RoundPlan((client,), rows, terms, simulation.phases[stage], stage, 1, 0)
+        plan = EvaluationPlan((client,), {}, fitting, ("server",), terms.eval_batch_size, 1)
+        for work in Share([plan]):
+            self.fit(work, work.parts, received, round, rule)
+        return {name: value.clone() for name, value in simulation.slots.detached().items()}
 
     def _adapt(self, clients: tuple[int, ...], phase: int, round: Round, rule: ServerRule) -> None:
         """Let the rule answer the copies of clients that never train, after a phase of their fitting."""

@@ -10,12 +10,11 @@ from torch import Tensor
 from benchmark.contract import MiniBatch, Stage
 from benchmark.engine.batches.noise import drawn_noise
 from benchmark.engine.cohort import Cohort
-from benchmark.engine.plan.evaluation_plan import EvaluationPlan, rows_of_a_step
-from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.engine.plan.work import Part, Share, Step
+from benchmark.engine.plan.evaluation_plan import rows_of_a_step
+from benchmark.engine.plan.work import Part, Step
 from benchmark.engine.roles import overrides
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Round, Values
+from benchmark.federation import Round, Values
 from benchmark.masked import IGNORE
 from benchmark.method import FederatedMethod
 from benchmark.run.federation_file import FederationFacts
@@ -33,6 +32,7 @@ class ClientModel:
         facts: of its federation.
         client: its number.
         point: where in a round: ``"server"``, after the aggregation, or ``"local"``, as local training left it.
+        fitted: values of the copy, [1, ...] each, where it was fitted before.
 
     Attributes:
         name: of the client.
@@ -43,7 +43,14 @@ class ClientModel:
         draws: whether logits rest on draws, which are those of the place that an image has among the run's test images.
     """
 
-    def __init__(self, method: FederatedMethod, facts: FederationFacts, client: int, point: Point) -> None:
+    def __init__(
+        self,
+        method: FederatedMethod,
+        facts: FederationFacts,
+        client: int,
+        point: Point,
+        fitted: Values | None = None,
+    ) -> None:
         simulation = method.simulation
         self.method, self.facts, self.client, self.point = method, facts, client, point
         self.name = facts.client_names[client]
@@ -58,7 +65,7 @@ class ClientModel:
         method.eval()
         with self.working():
             simulation.watch.start()
-            self.cohort = self._cohort(Stage.ADAPT if is_new else Stage.FINETUNE, method.server.evaluated)
+            self.cohort = self._cohort(Stage.ADAPT if is_new else Stage.FINETUNE, method.server.evaluated, fitted)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -70,25 +77,17 @@ class ClientModel:
         context: AbstractContextManager[Any] = cast(Any, self.method.trainer).precision_plugin.forward_context()
         return context
 
-    def _cohort(self, stage: Stage, round: Round) -> Cohort:
+    def _cohort(self, stage: Stage, round: Round, fitted: Values | None) -> Cohort:
         """Gather what the client has at the point, of a fitted copy where the method asks for one."""
         simulation, clients = self.method.simulation, (self.client,)
         received = simulation.received(self.method.server.rule, round, clients)
         if self.point == "server" and simulation.phases[stage]:
-            values = self._fitted(stage, round, received)
+            rule = self.method.server.rule
+            values = fitted or self.method.evaluation.fitted(self.client, stage, received, round, rule)
         else:
             part = Part(clients, Stage.EVALUATE, 0, self.point, self.split, range(0))
             values = self.method.evaluation.values(part, received)
         return simulation.gather(clients, Stage.EVALUATE, round, received, values, self.split)
-
-    def _fitted(self, stage: Stage, round: Round, received: Broadcast) -> Values:
-        simulation, terms = self.method.simulation, self.method.simulation.terms
-        rows, phases = simulation.holdings.train_rows, simulation.phases[stage]
-        fitting = RoundPlan((self.client,), rows, terms, phases, stage, 1, 0)
-        plan = EvaluationPlan((self.client,), {}, fitting, ("server",), terms.eval_batch_size, 1)
-        for work in Share([plan]):
-            self.method.evaluation.fit(work, work.parts, received, round, self.method.server.rule)
-        return {name: value.clone() for name, value in simulation.slots.detached().items()}
 
     # ------------------------------------------------------------------ asked
 

@@ -18,8 +18,8 @@ from benchmark.method import FederatedMethod
 from benchmark.run.federation_file import FederationFacts
 
 NAME = "site.safetensors"
-#: Parts of a broadcast, and the client's own state, as prefixes of the tensors' names.
-COMMON, OWN, MASKS, STATE = "common/", "own/", "masks/", "state/"
+#: Parts of a broadcast, the client's own state, and the fitted copy, as prefixes of the tensors' names.
+COMMON, OWN, MASKS, STATE, FITTED = "common/", "own/", "masks/", "state/", "fitted/"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class SiteModel:
         received: what the server sent it for its evaluation: own values and masks [1, ...].
         state: what is its own, by name.
         frozen: hash of the weights that never change.
+        fitted: values of the copy of itself with which it is scored, [1, ...] each; none where the method fits none.
     """
 
     client: int
@@ -39,6 +40,7 @@ class SiteModel:
     received: Broadcast
     state: Values
     frozen: str
+    fitted: Values
 
     def write(self, folder: Path, config: Mapping[str, Any], facts: FederationFacts) -> None:
         """Write it as a run's directory, with which ``benchmark predict`` and ``benchmark export`` work.
@@ -52,7 +54,13 @@ class SiteModel:
         write_text(folder / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
         facts.write(folder)
         sent = self.received
-        parts = ((COMMON, sent.common), (OWN, sent.own), (MASKS, sent.masks), (STATE, self.state))
+        parts = (
+            (COMMON, sent.common),
+            (OWN, sent.own),
+            (MASKS, sent.masks),
+            (STATE, self.state),
+            (FITTED, self.fitted),
+        )
         tensors = {prefix + name: value.contiguous() for prefix, part in parts for name, value in part.items()}
         told = {"client": str(self.client), "round": str(self.round), "frozen": self.frozen}
         write_bytes(folder / NAME, save(tensors, told))
@@ -72,10 +80,11 @@ class SiteModel:
                 told = file.metadata()
             parts = {
                 prefix: {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
-                for prefix in (COMMON, OWN, MASKS, STATE)
+                for prefix in (COMMON, OWN, MASKS, STATE, FITTED)
             }
             received = Broadcast(common=parts[COMMON], own=parts[OWN], masks=parts[MASKS])
-            return cls(int(told["client"]), int(told["round"]), received, parts[STATE], told["frozen"])
+            numbers = int(told["client"]), int(told["round"])
+            return cls(*numbers, received, parts[STATE], told["frozen"], parts[FITTED])
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -134,7 +134,8 @@ class TrainedRun:
         number = self._number(client) if client is not None else self._one_for_all(point)
         chosen = self._point(number, point)
         self._take_data(number, chosen)
-        return ClientModel(self.method, self.facts, number, chosen)
+        fitted = None if self.site is None else self.site.fitted
+        return ClientModel(self.method, self.facts, number, chosen, fitted)
 
     def new_client(self, folder: str | Path, name: str | None = None) -> ClientModel:
         """Return the model of a client that was no part of the run, fitted first as the method says.
@@ -225,6 +226,8 @@ class TrainedRun:
         method = self.method
         new = client in method.simulation.terms.new_clients
         fitted = point == "server" and method.simulation.phases[Stage.ADAPT if new else Stage.FINETUNE]
+        if self.site is not None and self.site.fitted:
+            fitted = []
         if self.has_data or not (fitted or "own_images" in method.inputs):
             return
         assert self.directory is not None

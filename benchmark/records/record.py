@@ -164,6 +164,19 @@ class Privacy(TypedDict):
 
 
 @with_config(ConfigDict(extra="forbid"))
+class SecureAggregation(TypedDict):
+    """How finely uploads were summed that the server did not see by themselves.
+
+    Attributes:
+        largest_change: c, the furthest that a number may have moved in a round.
+        levels: L, into which -c to c is divided; a change is rounded, at random, to one of its two neighbours.
+    """
+
+    largest_change: Amount
+    levels: Count
+
+
+@with_config(ConfigDict(extra="forbid"))
 class Deployed(TypedDict):
     """Facts of a run between real machines that a simulation does not have.
 
@@ -171,11 +184,13 @@ class Deployed(TypedDict):
         down_bytes: of all tensors sent to clients, with their names, those of evaluations too.
         up_bytes: of all uploads that were taken, likewise.
         refused: lines about clients whose messages were refused.
+        secure_aggregation: a :class:`SecureAggregation`; not there where the server saw each upload.
     """
 
     down_bytes: Count
     up_bytes: Count
     refused: list[str]
+    secure_aggregation: NotRequired[SecureAggregation]
 
 
 class _File(TypedDict):

@@ -1,5 +1,6 @@
 """What an operator types: keys, the server's command, a site's, and a whole deployment on one machine."""
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -20,11 +21,14 @@ from benchmark.errors import ConfigurationError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from benchmark.deploy.agreement import Agreement
+from benchmark.deploy.in_process import FIRST, InProcess
 from benchmark.deploy.keys import write_keys
 from benchmark.deploy.machines import connection
+from benchmark.deploy.server import LiveServer
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
@@ -181,6 +185,25 @@ def test_processes_on_this_machine_are_the_simulation_bit_for_bit(
 
 
 @pytest.mark.slow
+def test_processes_whose_uploads_are_summed_are_near_to_the_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "deployed"
+    assert main(["deploy", "local", "--secure_aggregation", CONFIG, str(folder), *TWO]) == 0
+    record = read_record(folder / "server")
+    assert record.deployed is not None
+    assert record.deployed["refused"] == []
+    assert record.deployed["secure_aggregation"] == {"largest_change": 8.0, "levels": 2**24}
+    from benchmark.run.cli import main as fit
+
+    fit(["fit", f"--config={CONFIG}", *TWO, f"--run_dir={tmp_path / 'simulated'}"])
+    method, _ = restore(tmp_path / "simulated")
+    for name, value in load_file(folder / "server" / "shared.safetensors").items():
+        torch.testing.assert_close(value, method.get_parameter(name), rtol=0, atol=1e-4)  # after two rounds
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedvpt", "pfedpg", "pfedbayespt"])
 def test_a_killed_deployment_goes_on_to_the_simulations_numbers(method: str, tmp_path: Path) -> None:
     """The command and all of Flower's processes are killed in the second round, and the command is given again."""
@@ -205,6 +228,68 @@ def test_a_killed_deployment_goes_on_to_the_simulations_numbers(method: str, tmp
     assert "round 3 of 3: 2 of 2 clients" in again.stdout
     deployed, simulated = beside_its_simulation(folder, tmp_path / "simulated", config, *options)
     assert deployed.config_hash == simulated.config_hash
+
+
+def processes_of(words: tuple[str, ...]) -> list[int]:
+    """Processes whose command has all of these in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().decode(errors="replace")
+            found += [int(path.parent.name)] if all(word in command for word in words) else []
+    return found
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_in_a_round_is_back_in_a_later_one(tmp_path: Path) -> None:
+    """Its SuperNode is killed with all it has started in the second of three rounds, and started again."""
+    folder = tmp_path / "deployed"
+    options = [each for each in TWO if "max_epochs" not in each] + ["--trainer.max_epochs=3"]
+    options = [each.replace("every_n_epoch=2", "every_n_epoch=3") for each in options]
+    agreed = Agreement.of([f"--config={CONFIG}", *options])
+    command = [sys.executable, "-m", "benchmark.commands", "deploy", "local", CONFIG, str(folder), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    said = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        again = None
+        try:
+            for line in process.stdout:
+                said.append(line)
+                if line.startswith("round 1 of 3"):
+                    time.sleep(2)  # its process of the second round is starting
+                    (node,) = processes_of(("flower-supernode", f'client="{agreed.client_names[1]}"', str(tmp_path)))
+                    known = Path(f"/proc/{node}")
+                    words = known.joinpath("cmdline").read_bytes().decode().split("\0")[:-1]
+                    given = dict(
+                        each.split("=", 1) for each in known.joinpath("environ").read_bytes().decode().split("\0")[:-1]
+                    )
+                    os.killpg(node, signal.SIGKILL)
+                    with safe_open(str(folder / "client1.safetensors"), "pt") as file:
+                        assert file.metadata()["round"] == "1"
+                    again = subprocess.Popen(words, env=given, start_new_session=True, stdout=subprocess.DEVNULL)
+        finally:
+            if again is not None:
+                os.killpg(again.pid, signal.SIGTERM)
+                again.wait(60)
+    assert process.returncode == 0, said
+    counts = [line for line in said if " clients," in line and line.startswith("round ")]
+    assert ["1 of 2" in line for line in counts] == [False, True, False], said
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    wire = InProcess(agreed, tmp_path / "sites")
+    server = LiveServer(agreed, wire, 60.0, "run")
+    for number, nodes in enumerate(([FIRST, FIRST + 1], [FIRST], [FIRST, FIRST + 1]), start=1):
+        wire.nodes = nodes
+        server.meet()
+        server.round(number)
+    torch.set_num_threads(threads)
+    for name, value in load_file(folder / "server" / "shared.safetensors").items():
+        assert torch.equal(value, server.shared[name]), name
+    record = read_record(folder / "server")
+    assert record.deployed is not None
+    assert len(record.deployed["refused"]) > 0
 
 
 def _an_image(folder: Path) -> Path:
