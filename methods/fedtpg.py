@@ -65,8 +65,6 @@ class ContextWriter(nn.Module):
 class EqualMean(ServerRule):
     """The mean of all uploads, whatever their numbers of images."""
 
-    reads_rows = False
-
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Return the plain mean."""
         return super().aggregate(round, shared, replace(uploads, weights=torch.ones_like(uploads.weights)))

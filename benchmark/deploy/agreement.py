@@ -48,6 +48,7 @@ class Agreement:
         config: resolved, as ``lightning-cli fit`` would run it.
         terms: of the federation.
         class_names: by label.
+        class_templates: by label, the data set's wording.
         client_names: by client.
         label_orders: see ``FederationFacts``.
         image_size: height and width of the stored images.
@@ -60,6 +61,7 @@ class Agreement:
     config: dict[str, Any]
     terms: Terms
     class_names: tuple[str, ...]
+    class_templates: tuple[str, ...]
     client_names: tuple[str, ...]
     label_orders: int
     image_size: tuple[int, int]
@@ -90,6 +92,7 @@ class Agreement:
             config,
             replace(facts.terms, rounds=config["trainer"]["max_epochs"]),
             facts.class_names,
+            facts.class_templates,
             facts.client_names,
             facts.label_orders,
             facts.image_size,
@@ -132,7 +135,7 @@ class Agreement:
         clients, classes = len(self.client_names), len(self.class_names)
         nothing = torch.zeros(clients, classes, dtype=torch.int64)
         held = (self.label_orders, nothing, (0,) * clients, self.image_size, self.decoding)
-        return FederationFacts(self.terms, self.class_names, self.client_names, *held)
+        return FederationFacts(self.terms, self.class_names, self.client_names, *held, self.class_templates)
 
     def constructed(self) -> tuple[FederatedMethod, ServerRule, Transform]:
         """Make the method with its first values, the server's rule and the images' transform, as a simulation does."""
@@ -152,6 +155,8 @@ class Agreement:
         title, why = type(method).__name__, ""
         if self.terms.new_clients:
             why = "clients that never train (data.new_clients) do not take part in it"
+        elif self.terms.testers:
+            why = "what is scored once for the federation (testers of the partition) is no site's"
         elif self.config["data"].get("label_flipping") is not None:
             why = "labels are flipped on purpose (data.label_flipping), which is a simulation's"
         elif self.config["data"].get("record_privacy") is not None:

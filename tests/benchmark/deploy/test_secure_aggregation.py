@@ -217,6 +217,11 @@ def test_what_has_to_see_single_uploads_is_refused_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for conf, options, said in (
+        (
+            "FedTPG",
+            (),
+            r"FedTPG cannot have secure aggregation: its server's rule EqualMean reads each upload by itself",
+        ),
         ("PFedPG", (), r"PFedPG cannot have secure aggregation: its server's rule \w+ reads each upload by itself"),
         (
             "FedVPT",
