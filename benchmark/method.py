@@ -162,7 +162,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         if terms.label_spaces and not self.open_vocabulary:
             raise ConfigurationError(
                 f"{title} classifies among all classes, but the partition gives the splits "
-                f"{', '.join(terms.label_spaces)} label spaces of their own; take a method of the CLIP family"
+                f"{', '.join(dict.fromkeys(space.partition('/')[0] for space in terms.label_spaces))} label spaces of "
+                "their own; take a method of the CLIP family"
             )
         self.set_label_spaces(dict(terms.label_spaces))
         own = self.__dict__.setdefault("_own_evaluate_local", self.evaluate_local)

@@ -326,7 +326,7 @@ class FederatedDataModule(Checked, LightningDataModule):
                 self.label_spaces[name] = self.label_spaces["train"]
             elif name in held_out and "train" in self.own_spaces:
                 self.own_spaces[name] = self.own_spaces["train"]
-                for number in set(self.own_spaces["train"]):
+                for number in {*self.own_spaces["train"]} - {-1}:
                     self.label_spaces[f"{name}/{number}"] = self.label_spaces[f"train/{number}"]
         return train, held_out
 

@@ -99,6 +99,25 @@ def test_a_resume_changes_nothing(conf: str) -> None:
     check_resume(MethodUnderCheck(lambda *options: made(conf, *options)))
 
 
+def test_images_held_out_and_clients_that_never_train_have_the_spaces_of_training() -> None:
+    method, data = made("FedTPG", "--data.val_fraction=0.3", "--data.new_clients=0.34", "--data.clients_per_round=2")
+    fit(method, data, 1)
+    assert set(data.new_clients) < set(range(6))
+    assert {split: sorted(rows) for split, rows in data.held_out.items()} == {
+        "test": data.training_clients,
+        "val": data.training_clients,
+        "new": data.new_clients,
+        "whole": [6],
+        "apart": [7],
+    }
+    for split in ("val", "new"):
+        for client in data.held_out[split]:
+            space = data.federation.terms.space_of(split, client)
+            assert data.federation.terms.classes_in(space) == SPACES[client]
+        losses = method.evaluation.scores["server", split].compute()["loss"]
+        assert losses[list(data.held_out[split])].isfinite().all()
+
+
 def test_ranks_change_nothing() -> None:
     alone, over = (run_over(count, "FedPGP", *OWN, "--data.cohort_width=2")[0] for count in (1, 2))
     assert alone.keys() == over.keys()
