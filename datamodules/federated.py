@@ -315,8 +315,8 @@ class FederatedDataModule(Checked, LightningDataModule):
                     rows = {client: rows[client] for client in self.training_clients}
                 held_out[name] = rows
         if self.val_fraction:
-            trained = {client: train[client] for client in self.training_clients}
-            cut = cut_validation(trained, self.pool, self.val_fraction, self.partition_seed)
+            whole = {client: train[client] for client in self.training_clients}
+            cut = cut_validation(whole, self.pool, self.val_fraction, self.partition_seed)
             train = {**train, **{client: trained for client, (trained, _) in cut.items()}}
             held_out["val"] = {client: held for client, (_, held) in cut.items()}
         if self.new_clients and not self.val_only:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit, learned
+from federation import build, clients_and_server, fit
 from over_ranks import run_over
 from own_spaces import SPACES, THIRD
 from text_prompts import FULL
@@ -37,11 +37,14 @@ def test_the_width_of_cohorts_changes_nothing(conf: str) -> None:
     found = []
     for width in (1, 3):
         method, data = made(conf, f"--data.cohort_width={width}")
-        fit(method, data, 1)
-        found.append(learned(method))
+        fit(method, data, 1, evaluate=width == 3)
+        found.append(clients_and_server(method))
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=2e-4, atol=2e-4, equal_nan=True, msg=name)
+    for (point, split), scores in method.evaluation.scores.items():
+        scored = scores.compute()["loss"][list(data.held_out[split])]
+        assert scored.isfinite().all() if point == "server" else not scored.isinf().any()
 
 
 def test_a_cohort_has_one_label_space() -> None:
