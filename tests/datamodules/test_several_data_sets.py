@@ -9,8 +9,18 @@ import torch
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.classes import name_of
+from benchmark.run.data_folder import moved
 from benchmark.seeds import numpy_generator
-from datamodules import ClassesOfDataSets, DigitDomains, FromManifest, Letters, SeveralDataSets, write_manifest
+from datamodules import (
+    DTD,
+    ClassesOfDataSets,
+    DigitDomains,
+    FromManifest,
+    Letters,
+    OxfordPets,
+    SeveralDataSets,
+    write_manifest,
+)
 from datamodules.federated import FederatedDataModule
 from datamodules.manifest import make_manifest
 from datamodules.source import ImagePool, ImageSource
@@ -125,6 +135,19 @@ def test_two_data_sets_may_share_a_name_and_have_templates_of_their_own() -> Non
     data = FederatedDataModule(source, ClassesOfDataSets(2, shots=1))
     data.setup()
     assert data.class_templates[3:5] == ["a photo of a {}, of Pets.", "a photo of a {}, of Birds."]
+
+
+def test_one_folder_of_all_data_sets_is_enough() -> None:
+    source = SeveralDataSets([OxfordPets(root="here"), DTD(), Letters()], root="elsewhere")
+    assert [each.root.name for each in source.sources[:2]] == ["elsewhere", "elsewhere"]  # type: ignore[attr-defined]
+    nested = [{"class_path": "datamodules.OxfordPets", "init_args": {"root": "data"}}, "datamodules.Letters"]
+    given = {"class_path": "datamodules.SeveralDataSets", "init_args": {"sources": nested, "root": None}}
+    config = {"data": {"source": given}, "model": {"init_args": {}}}
+    assert moved(config, "/images") == {"data.source.init_args.root": "/images"}
+    assert (
+        moved({**config, "data": {"source": {**given, "init_args": {"sources": ["datamodules.Letters"]}}}}, "/images")
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
