@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmark.backbones.parts import LowRank, TowerPart
 from benchmark.client_store import ClientStore
 from benchmark.contract import Client, LocalTraining, Loss, MiniBatch, Phase
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import BelowOne, Few, FewOrNone, NonNegativeFloat
 from benchmark.seeds import derived_seed
@@ -95,8 +96,8 @@ class TierRule(ServerRule):
             name: self.root.all_rows(name).expand(count, *self.root.all_rows(name).shape[1:])
             for name in self.root.names
         }
-        if (self.cluster_of >= 0).any():
-            known = (self.seen & (self.cluster_of >= 0)).nonzero().flatten()
+        known = (self.seen & (self.cluster_of >= 0)).nonzero().flatten()
+        if len(known):
             apart = self._distances({target: values[f"{ROOT}.b.{target}"].cpu() for target in self.targets}, known)
             of_known = self.cluster_of[known]
             numbers = of_known.unique()
@@ -167,6 +168,9 @@ class HiLoRA(FedLoRA):
         gamma_c: see above.
         gamma_l: see above.
         training: of factors and head together.
+
+    Raises:
+        ConfigurationError: a rank of 0.
     """
 
     shared = ("lora", "cluster_lora")
@@ -187,6 +191,8 @@ class HiLoRA(FedLoRA):
     ) -> None:
         super().__init__(*arguments, training=training, **settings)
         of, tower = self.lora, self.backbone.tower
+        if not of.rank:
+            raise ConfigurationError("HiLoRA: rank=0 leaves no subspace to cluster clients by; give 1 or more")
         self.cluster_lora = LowRank(of.rank, of.alpha, of.targets, of.first_block, key="cluster").fit(tower)
         self.own_lora = LowRank(of.rank, of.alpha, of.targets, of.first_block, key="own").fit(tower)
         self.stages = root_rounds, root_rounds + cluster_rounds

@@ -8,6 +8,7 @@ from federation import build, fit, learned
 from torch import Tensor
 
 from benchmark.contract import Stage
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.method import Server
 from benchmark.seeds import torch_generator
@@ -211,6 +212,19 @@ def test_neither_width_nor_workers_change_what_comes_of_three_stages(change: str
     assert left.keys() == right.keys()
     for name, value in left.items():
         torch.testing.assert_close(value, right[name], equal_nan=True, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_without_a_root_all_are_one_cluster_and_newcomers_keep_what_they_have() -> None:
+    rule = staged(2, "--model.init_args.root_rounds=0", "--model.init_args.cluster_rounds=2").server.rule
+    assert rule.cluster_of.tolist() == [0] * 6
+    fitted = {name: value.clone() for name, value in root_of(rule).items()}
+    assert rule.adapt(Round(2, (), 0), (0,), 0, fitted).keys() == fitted.keys()
+    with pytest.raises((ConfigurationError, ValueError), match="rank=0 leaves no subspace"):
+        build("HiLoRA", "--model.init_args.rank=0")
+
+
+def root_of(rule: TierRule) -> dict[str, Tensor]:
+    return {name: rule.root.all_rows(name) for name in rule.root.names}
 
 
 def test_who_was_never_seen_joins_the_largest_cluster() -> None:
