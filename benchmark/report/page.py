@@ -26,6 +26,7 @@ from benchmark.report.boards import (
     variants,
     worst_clients,
 )
+from benchmark.report.gains import gains_over_alone
 from benchmark.report.scored import Scored, scored_images
 from benchmark.report.scored_charts import scored_charts
 from benchmark.report.table_pages import TablePage, table_page
@@ -166,6 +167,7 @@ def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str], prob
         "variants": variants(board),
         "runs": runs_of(board, days),
         "worst": worst_clients(board),
+        "gains": gains_over_alone(board),
         "charts": drawn,
         "kept": kept,
         "images": images,
