@@ -122,15 +122,16 @@ def show(arguments: argparse.Namespace) -> int:
 
         print_intervals(arguments.run_dir, arguments.intervals)
         return 0
+    from benchmark.records.record_file import read_record
+
+    record = read_record(arguments.run_dir)  # before more is imported: there may be none
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from benchmark.metrics import STATISTICS
-    from benchmark.records.record_file import read_record
     from benchmark.records.words import ROUND_WORDS, metric_number, metric_words, unit_of
 
-    record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
     tuned, trials = "", record.tuning
     if trials:
