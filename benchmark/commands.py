@@ -13,13 +13,14 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from benchmark.cells.places import add_place, chosen_place
+from benchmark.command_parser import CommandParser
 from benchmark.deploy import command as deploy
 from benchmark.errors import ConfigurationError, printable
 from benchmark.paths import check_present_folder, user_path
 from benchmark.predict.command import add_commands
 from benchmark.run.process_numbers import check_numbers
 from benchmark.run.terminal import outliving_readers
-from benchmark.shipped import configuration, configurations, version
+from benchmark.shipped import configuration, configurations, table_file, version
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.tables.run_table import TableResult
@@ -29,6 +30,7 @@ KEPT_RUNS = Path("results/runs")
 
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
+    table_file(arguments.name)
     from benchmark.tables.print_cell import cell_configuration
     from benchmark.tables.run_table import run_table
 
@@ -70,6 +72,7 @@ def _print_table(result: "TableResult") -> int:
 
 def tune(arguments: argparse.Namespace) -> int:
     """Tune every row of a table with the same number of trials on held-out training images, and test it tuned."""
+    table_file(arguments.name)
     from benchmark.tuning.tune import tune_table
 
     result = tune_table(
@@ -119,15 +122,16 @@ def show(arguments: argparse.Namespace) -> int:
 
         print_intervals(arguments.run_dir, arguments.intervals)
         return 0
+    from benchmark.records.record_file import read_record
+
+    record = read_record(arguments.run_dir)  # before more is imported: there may be none
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from benchmark.metrics import STATISTICS
-    from benchmark.records.record_file import read_record
     from benchmark.records.words import ROUND_WORDS, metric_number, metric_words, unit_of
 
-    record = read_record(arguments.run_dir)
     console = Console(highlight=False, markup=False)
     tuned, trials = "", record.tuning
     if trials:
@@ -339,11 +343,12 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text!r}")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The command line; argparse's help is there before jsonargparse alone would be imported."""
-    top = argparse.ArgumentParser(prog="benchmark", description=__doc__)
+    top = CommandParser(prog="benchmark", description=__doc__)
     top.add_argument("--version", action="version", version=f"%(prog)s {version()}")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser)
+    top.commands = commands.choices
     entry = commands.add_parser("table", help=table.__doc__, description=table.__doc__)
     _add_table(entry)
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
@@ -458,7 +463,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_numbers()
         check_present_folder()
-        parsed = parser().parse_args(arguments)
+        given, top = sys.argv[1:] if arguments is None else arguments, parser()
+        top.check_command(given)
+        parsed = top.parse_args(given)
         trains = parsed.run in (table, tune, figure)
         with outliving_readers() if trains else contextlib.nullcontext():
             return int(parsed.run(parsed))

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from benchmark.errors import ConfigurationError
+from benchmark.paths import user_path
+
 #: The folder of ``configs`` and ``results/paper``: the repository, or the installed package.
 SHIPPED = Path(__file__).resolve().parents[1]
 
@@ -51,6 +54,24 @@ def no_such_configuration(name: str) -> str:
     if is_path:
         return f"{name[:300]} cannot be read: there is no such file, seen from {Path.cwd()}{hint}"
     return f"there is no configuration {name[:300]!r}{hint}; `benchmark configs` lists their names"
+
+
+def table_file(name: str) -> Path:
+    """The YAML file of a table.
+
+    Args:
+        name: that of ``configs/tables/<name>.yaml``, or a YAML file.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    path = shipped(user_path(name if name.endswith((".yaml", ".yml")) else f"configs/tables/{name}.yaml"))
+    if not path.is_file():
+        known = sorted(entry.stem for entry in shipped("configs/tables").glob("*.yaml"))
+        like = get_close_matches(path.stem[:100], known)
+        hint = f" (did you mean {' or '.join(like)}?)" if like else ""
+        raise ConfigurationError(f"there is no table {path}{hint}; tables here: {', '.join(known)}")
+    return path
 
 
 def configurations() -> Iterator[str]:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pandas as pd
 from PIL import Image
+from three_clients import HELD, LABELS, LOGITS
 
 from benchmark.files import write_json
 from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import write_record
 from benchmark.tables.frame import LONG_COLUMNS
@@ -28,9 +30,13 @@ def write_run(
     split: str = "abc",
     source: str = "CIFAR10",
     arguments: Mapping[str, Any] = {},
+    kept: pd.DataFrame | None = None,
     **fields: Any,
 ) -> None:
-    """A run of three clients with further arguments of the method and fields; the last one's name is hostile."""
+    """A run of three clients with further arguments of the method and fields; the last one's name is hostile.
+
+    With ``kept`` images it has three classes, of which the last one's name is hostile, too.
+    """
     folder.mkdir(parents=True)
     config = {
         "seed_everything": seed,
@@ -44,9 +50,12 @@ def write_run(
     }
     write_json(folder / "config.yaml", config)  # JSON is YAML
     names = ("amazon", "dslr", HOSTILE)
-    counts = [[5, 0], [1, 1], [0, 7]]
+    classes, counts = ["bike", "mug"], [[5, 0], [1, 1], [0, 7]]
+    if kept is not None:
+        classes, counts = [*classes, HOSTILE], [[*each, 0] for each in counts]
+        (folder / PREDICTIONS).write_bytes(parquet_of(kept))
     clients = [{"name": n, "train_classes": c, "test_classes": c} for n, c in zip(names, counts, strict=True)]
-    write_json(folder / "manifest.json", {"class_names": ["bike", "mug"], "clients": clients})
+    write_json(folder / "manifest.json", {"class_names": classes, "clients": clients})
     points = {"server": accuracies} | ({"local": local} if local else {})
     rows = [
         (number, client, point, "test", "accuracy", value * number / 2)
@@ -70,7 +79,15 @@ def write_run(
         peak_memory_bytes=123_000_000,
         **{"environment": {}} | fields,
     )
-    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)), predictions=kept is not None)
+
+
+def kept_images(point: str = "server") -> pd.DataFrame:
+    """The twelve images of three clients as a run keeps them."""
+    client = [number for number, (begin, end) in enumerate(HELD) for _ in range(begin, end)]
+    made = {"point": point, "split": "test", "round": 2, "client": client, "image": range(12), "group": range(12)}
+    predicted = [max(range(3), key=row.__getitem__) for row in LOGITS]
+    return pd.DataFrame(made | {"label": LABELS, "prediction": predicted, "logits": LOGITS})
 
 
 def write_results(folder: Path) -> Path:

@@ -25,6 +25,7 @@ FLOORS = (
         "benchmark.yaml_files",
         "benchmark.config_files",
         "benchmark.paths",
+        "benchmark.command_parser",
         "benchmark.locks",
         "benchmark.shipped",
         "benchmark.drawing",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError, printable
 from benchmark.paths import user_path
+from benchmark.predict.given import check_there
+from benchmark.run.resume import config_of
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.predict.client_model import ClientModel
@@ -21,6 +23,9 @@ def predict(arguments: argparse.Namespace) -> int:
     The run's config.yaml says which classes are imported and called: use only directories you trust.
     """
     _check_new(arguments.out, arguments.overwrite)
+    for images in arguments.images:
+        check_there(images)
+    config_of(arguments.run_dir)
     from benchmark.predict.answers import Unread, answers, cells, csv_line, csv_path, heads
     from benchmark.predict.files import decoded, decoding_of, list_files
 
@@ -51,6 +56,7 @@ def export(arguments: argparse.Namespace) -> int:
 
     The run's config.yaml says which classes are imported and called: use only directories you trust.
     """
+    config_of(arguments.run_dir)
     from benchmark.predict.export import check_folder, check_onnx
     from benchmark.predict.export import export as write
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import platform
 import time
 from collections.abc import Callable
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 GRAPH, TRAINED, ABOUT, ONNX = "model.pt2", "model.safetensors", "model.json", "model.onnx"
+#: How each is loaded in Python.
+LOAD = {
+    TRAINED: f"safetensors.torch.load_file('{TRAINED}'): what was trained, without the frozen backbone",
+    GRAPH: f"torch.export.load('{GRAPH}').module()(images)",
+    ONNX: f"onnxruntime.InferenceSession('{ONNX}').run(None, {{'images': images}})",
+}
 #: How far logits of the graph may be from the client's, of a made-up batch.
 CLOSE = 1e-5
 #: What a user of a graph with draws must know.
@@ -79,6 +86,7 @@ def export(model: ClientModel, folder: Path, about: dict[str, Any], onnx: bool =
 
     program = _program(model)
     _check(program, model)
+    described = _described(model) | about
     make_folder(folder)
     made = {TRAINED: folder / TRAINED, GRAPH: folder / GRAPH}
     trained = {name: value.to("cpu", copy=True).contiguous() for name, value in model.trained().items()}
@@ -86,10 +94,10 @@ def export(model: ClientModel, folder: Path, about: dict[str, Any], onnx: bool =
     _write(made[GRAPH], lambda stream: torch.export.save(program, stream))
     if onnx:
         made[ONNX] = folder / ONNX
-        content = _onnx(program)
+        content = _onnx(program, described)
         _write(made[ONNX], lambda stream: stream.write(content))
     files = {name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for name, path in made.items()}
-    write_json(folder / ABOUT, _described(model, onnx) | about | {"files": files})
+    write_json(folder / ABOUT, described | {"how_to_load": {name: LOAD[name] for name in made}, "files": files})
     return [*made.values(), folder / ABOUT]
 
 
@@ -129,14 +137,18 @@ def _check(program: "ExportedProgram", model: ClientModel) -> None:
             )
 
 
-def _onnx(program: "ExportedProgram") -> bytes:
+def _onnx(program: "ExportedProgram", described: dict[str, Any]) -> bytes:
+    """Write the graph as ONNX, with what is known of the model as metadata: each entry's value is JSON."""
     check_onnx()
     try:
         with quiet():
             made = torch.onnx.export(
                 program, dynamo=True, verbose=False, input_names=["images"], output_names=["logits"]
             )
-        content: bytes = made.model_proto.SerializeToString()  # type: ignore[union-attr]
+        proto = made.model_proto  # type: ignore[union-attr]
+        for name, value in described.items():
+            proto.metadata_props.add(key=name, value=json.dumps(value))
+        content: bytes = proto.SerializeToString()
     except Exception as error:  # of whatever operation ONNX has no word for
         said = next(iter(str(error).strip().splitlines()), "")[:300]
         raise ConfigurationError(
@@ -145,7 +157,7 @@ def _onnx(program: "ExportedProgram") -> bytes:
     return content
 
 
-def _described(model: ClientModel, onnx: bool) -> dict[str, Any]:
+def _described(model: ClientModel) -> dict[str, Any]:
     method, (height, width) = model.method, model.facts.image_size
     from_files = asdict(decoding_of(model.facts)) if model.facts.decoding or height == width else None
     transform = method.simulation.images.pool.transform
@@ -176,11 +188,6 @@ def _described(model: ClientModel, onnx: bool) -> dict[str, Any]:
             **{name: metadata.version(name) for name in ("torch", "timm", "safetensors")},
         },
         "written": time.strftime("%Y-%m-%d"),
-        "how_to_load": {
-            GRAPH: f"torch.export.load('{GRAPH}').module()(images)",
-            TRAINED: f"safetensors.torch.load_file('{TRAINED}'): what was trained, without the frozen backbone",
-        }
-        | ({ONNX: f"onnxruntime.InferenceSession('{ONNX}').run(None, {{'images': images}})"} if onnx else {}),
     }
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import read_regular, reason
+from benchmark.predict.given import NEEDED, check_there
 from benchmark.run.federation_file import FederationFacts
 from datamodules.folders import NO_CLASSES, SUFFIXES, UNREAD
 from datamodules.pixels import Decoding, decode
@@ -48,12 +49,11 @@ def list_files(given: Iterable[Path]) -> tuple[list[Path], list[str]]:
             files += found
         elif path.suffix.lower() in LISTS:
             files += [path.parent / row["path"] for row in read_table(path, ("path",))]
-        elif os.path.lexists(path):
-            files.append(path)
         else:
-            raise ConfigurationError(f"there is no {path}; give an image, a folder of images, or a list of them (CSV)")
+            check_there(path)
+            files.append(path)
     if not files:
-        raise ConfigurationError("no image to classify; give an image, a folder of images, or a list of them (CSV)")
+        raise ConfigurationError(f"no image to classify; {NEEDED}")
     return files, remarks
 
 

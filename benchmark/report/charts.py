@@ -68,8 +68,8 @@ def curves(board: Board) -> list[Chart]:
             "encoding": {
                 "y": y,
                 "strokeDash": {"field": "method", "type": "nominal", "legend": None, "scale": _dashes(board)},
-                "tooltip": [_said("method"), _said("round"), _said("accuracy", ".2f")]
-                + ([_said("low", ".2f", "lowest seed"), _said("high", ".2f", "highest seed")] if bands else []),
+                "tooltip": [said("method"), said("round"), said("accuracy", ".2f")]
+                + ([said("low", ".2f", "lowest seed"), said("high", ".2f", "highest seed")] if bands else []),
             },
         }
         band = {
@@ -108,7 +108,7 @@ def clients(board: Board) -> list[Chart]:
             "encoding": {
                 "x": x,
                 "yOffset": offset,
-                "tooltip": [_said("method"), _said("client"), _said("accuracy", ".2f")],
+                "tooltip": [said("method"), said("client"), said("accuracy", ".2f")],
             },
         }
         mean = {
@@ -153,7 +153,7 @@ def costs(board: Board) -> list[Chart]:
             "x": {**x, "axis": {"values": marks, "format": ",~r"}},
             "y": _quantity("accuracy", ACCURACY, _widened([row["accuracy"] for row in rows])),
             "color": _colour(board),
-            "tooltip": [_said("method"), _said("kB", ",.1f"), _said("accuracy", ".2f")],
+            "tooltip": [said("method"), said("kB", ",.1f"), said("accuracy", ".2f")],
         }
         mark = {"type": "point", "filled": True, "size": 90, "opacity": 0.75}
         spec = _spec(board, rows, encoding, mark=mark)
@@ -198,7 +198,7 @@ def partition(board: Board) -> list[Chart]:
                 "scale": {"type": "sqrt", "domainMin": 0},
                 "legend": {"orient": "top", "gradientLength": 160},
             },
-            "tooltip": [_said("client"), _said("class"), _said("images", ",")],
+            "tooltip": [said("client"), said("class"), said("images", ",")],
         }
         height = (18 if len(classes) <= 30 else 6) * len(classes)
         spec = {**FRAME, "height": height, "data": {"values": rows}, "mark": "rect", "encoding": encoding}
@@ -236,7 +236,7 @@ def _quantity(field: str, title: str, domain: Sequence[float]) -> Spec:
     return {"field": field, "type": "quantitative", "title": title, "scale": {"domain": domain, "nice": True}}
 
 
-def _said(field: str, form: str = "", title: str = "") -> Spec:
+def said(field: str, form: str = "", title: str = "") -> Spec:
     """A line of what the pointer is told."""
     kind = {"type": "quantitative", "format": form} if form else {"type": "nominal"}
     return {"field": field, "title": title or field, **kind}

@@ -26,6 +26,9 @@ from benchmark.report.boards import (
     variants,
     worst_clients,
 )
+from benchmark.report.gains import gains_over_alone
+from benchmark.report.scored import Scored, scored_images
+from benchmark.report.scored_charts import scored_charts
 from benchmark.report.table_pages import TablePage, table_page
 from benchmark.shipped import SHIPPED
 from benchmark.tables.paper import read_paper
@@ -88,7 +91,9 @@ def write_report(path: Path, results_dir: Path = RESULTS, runs_dir: Path | None 
     tables = _tables(results_dir / "tables", problems)
     days = commit_days(revision_of(run) for run in runs)
     found = boards(group(runs))
-    places = [_place(board, heading, paper, days) for board, heading in zip(found, headings(found), strict=True)]
+    places = [
+        _place(board, heading, paper, days, problems) for board, heading in zip(found, headings(found), strict=True)
+    ]
     kinds = [
         ("leaderboard", "Leaderboard", [place for place in places if not place["board"].first.demo]),
         ("demo", "Demo", [place for place in places if place["board"].first.demo]),
@@ -144,8 +149,10 @@ def _vega_lite() -> str:
     return javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str]) -> dict[str, Any]:
-    """What the template shows of a board."""
+def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    """What the template shows of a board; images that were kept and cannot be read are told in ``problems``."""
+    kept = _kept_images(board, problems)
+    images = scored_charts(kept)
     drawn = {
         "Learning curves": charts.curves(board),
         "Clients": charts.clients(board),
@@ -160,9 +167,22 @@ def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str]) -> d
         "variants": variants(board),
         "runs": runs_of(board, days),
         "worst": worst_clients(board),
+        "gains": gains_over_alone(board),
         "charts": drawn,
-        "specs": [chart.spec for part in drawn.values() for chart in part],
+        "kept": kept,
+        "images": images,
+        "specs": [chart.spec for part in (*drawn.values(), images) for chart in part],
     }
+
+
+def _kept_images(board: Board, problems: list[str]) -> list[Scored]:
+    found = []
+    for name, run in [(each.name, run) for each in board.experiments for run in each.runs]:
+        try:
+            found += scored_images(name, run)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    return found
 
 
 def _tables(folder: Path, problems: list[str]) -> list[TablePage]:

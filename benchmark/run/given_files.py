@@ -28,9 +28,11 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
     Options win over files, whichever stand first.
 
     Raises:
-        ConfigurationError: a file that it names is no configuration, or only part of one; an option that there is not.
+        ConfigurationError: a file that it names is no configuration, or only part of one; a command or an option that
+            there is not.
     """
     parts = list(_parts(arguments))
+    _check_command(parts)
     paths = [_file(part) for part in parts if part.name == "--config" and not part.is_text]
     layers = read_layers(paths)
     _check_named(parts, layers)
@@ -175,6 +177,15 @@ def _text(options: dict[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- first mistakes
+
+
+def _check_command(parts: Sequence[Part]) -> None:
+    """Refuse a word in front that is no command."""
+    if parts and not parts[0].name.startswith("-") and parts[0].name not in COMMANDS:
+        given = parts[0].name[:100]
+        like = get_close_matches(given, COMMANDS)
+        hint = f" (did you mean {' or '.join(like)}?)" if like else ""
+        raise ConfigurationError(f"there is no command {given!r}{hint}; commands are {', '.join(COMMANDS)}")
 
 
 def _check_options(parts: Sequence[Part]) -> None:

@@ -65,8 +65,7 @@ from benchmark.cells.given_options import check_override, given_options
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import METRICS, STATISTICS, pooled_by
 from benchmark.own_metrics import know_declared
-from benchmark.paths import user_path
-from benchmark.shipped import shipped
+from benchmark.shipped import shipped, table_file
 from benchmark.yaml_files import as_declared, read_mapping
 
 Point = Literal["server", "local"]
@@ -185,10 +184,7 @@ def load_table(name: str) -> Table:
     Raises:
         ConfigurationError: no such table, an unknown or missing key, a value of the wrong type.
     """
-    path = shipped(user_path(name if name.endswith((".yaml", ".yml")) else f"configs/tables/{name}.yaml"))
-    if not path.is_file():
-        known = sorted(entry.stem for entry in shipped("configs/tables").glob("*.yaml"))
-        raise ConfigurationError(f"there is no table {path}; tables here: {', '.join(known)}")
+    path = table_file(name)
     table = as_declared(Table, read_mapping(path), f"{path} is not a table")
     _check_table(table, path)
     return table

@@ -1,7 +1,7 @@
 const root = document.documentElement;
 const sections = [...document.querySelectorAll("main > section")];
 root.classList.add("scripted");
-for (const each of document.querySelectorAll(".tools, .filter, .methods")) each.hidden = false;
+for (const each of document.querySelectorAll(".tools, .filter, .methods, .choices")) each.hidden = false;
 
 // --- charts: drawn when their section is opened, again when the colours change ---
 const views = new Map(); // section -> its charts
@@ -12,6 +12,7 @@ const colours = () => {
   const axis = { labelColor: of("--quiet"), titleColor: of("--quiet"), gridColor: of("--faint"), domainColor: of("--rule"), tickColor: of("--rule"), titleFontWeight: 500 };
   return {
     background: "transparent", font: own.fontFamily, view: { stroke: null }, axis,
+    mark: { color: of("--c0") }, text: { color: of("--text") }, style: { "on-mark": { color: of("--sheet") } },
     legend: { labelColor: of("--quiet"), titleColor: of("--quiet") },
     range: { category: [...Array(10).keys()].map((n) => of("--c" + n)), heatmap: [of("--faint"), of("--c0")], ramp: [of("--faint"), of("--c0")] },
   };
@@ -34,19 +35,45 @@ const draw = async (section) => {
     views.get(section).push({ spec, view: (await vegaEmbed(place, spec, options)).view });
   }
   show(section);
+  choose(section);
   section.dataset.drawn = "";
 };
 
 const show = (section) => {
   const names = hidden(section);
   for (const { spec, view } of views.get(section) ?? []) {
-    if (!spec.params) continue;
+    if (!spec.params || spec.usermeta?.chosen) continue;
     view.signal("hidden", names);
     const rows = new Set(spec.data.values.map((row) => row.method).filter((name) => !names.includes(name))).size;
     if (spec.usermeta) view.height(spec.usermeta.row * Math.max(rows, 1));
     view.runAsync();
   }
 };
+
+// Charts of kept images show one run, client and class.
+const choose = (section) => {
+  const fields = section.querySelector(".choices");
+  if (!fields) return;
+  const run = fields.querySelector("[name=run]").value;
+  for (const part of fields.querySelectorAll("[data-run]")) part.hidden = part.dataset.run !== run;
+  const [client, of] = fields.querySelectorAll(`[data-run="${run}"] select`);
+  const names = [...of.options].filter((option) => Number(option.value) >= 0).map((option) => option.text);
+  const chosen = { run: Number(run), client: Number(client.value), of: Number(of.value), names };
+  for (const { spec, view } of views.get(section) ?? []) {
+    if (!spec.usermeta?.chosen) continue;
+    for (const [name, value] of Object.entries(chosen)) view.signal(name, value);
+    view.runAsync();
+  }
+};
+
+for (const fields of document.querySelectorAll(".choices")) {
+  fields.addEventListener("change", ({ target }) => {
+    for (const other of fields.querySelectorAll(`[name="${target.name}"]`)) { // the next run shows the same, if it has it
+      if ([...other.options].some((option) => option.value === target.value)) other.value = target.value;
+    }
+    choose(fields.closest("section"));
+  });
+}
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   views.clear();

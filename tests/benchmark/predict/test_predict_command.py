@@ -279,3 +279,10 @@ def test_an_onnx_file_gives_the_same_logits(runs: Runs, tmp_path: Path) -> None:
     session = runtime.InferenceSession(tmp_path / "model/model.onnx")
     (found,) = session.run(None, {"images": images.numpy()})
     np.testing.assert_allclose(found, run.client("client 2").logits(images).numpy(), atol=1e-5)
+    # The file says by itself what its inputs and outputs are.
+    inside = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
+    about = json.loads((tmp_path / "model/model.json").read_text())
+    assert inside == {name: value for name, value in about.items() if name not in ("files", "how_to_load")}
+    assert inside["class_names"] == list(run.client("client 2").class_names)
+    mean, std = run.method.simulation.images.pool.transform.statistics
+    assert inside["input"]["inside"]["mean_and_std"] == [list(mean), list(std)]

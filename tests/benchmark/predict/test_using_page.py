@@ -1,7 +1,7 @@
 """The page of ``docs/`` on trained models: all that it tells people to do, done in order."""
 
 import csv
-import importlib
+import importlib.util
 import re
 import runpy
 import shlex
@@ -67,6 +67,11 @@ def test_the_page_on_trained_models_does_what_it_says(
     capsys.readouterr()
     runpy.run_path("use_export.py")
     assert capsys.readouterr().out.split() == [by_path["images/0.png"]]
+    if all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        assert main(["export", "runs/one", "model", "--client=ink", "--onnx", "--overwrite"]) == 0
+        capsys.readouterr()
+        runpy.run_path("use_onnx.py")
+        assert capsys.readouterr().out.splitlines()[-1] == by_path["images/0.png"]
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("use_model")
     assert all(name in capsys.readouterr().out for name in ("ink",))

@@ -529,3 +529,23 @@ def test_a_tuned_row_is_ranked_beside_the_untuned_and_says_its_trials(tmp_path: 
     heads, *ranked = rows(section(write_report(tmp_path / "page.html", tmp_path).path.read_text(), "leaderboard"))
     assert [row[:2] for row in ranked] == [["1", "FedVPT, tuned"], ["2", "FedVPT"]]
     assert [row[heads.index("Tuned")] for row in ranked] == ["16 trials, val", "no"]
+
+
+def test_gains_over_training_alone_are_those_by_hand(tmp_path: Path) -> None:
+    work = {"arguments": {"training": {"epochs": 1}}}
+    write_run(tmp_path / "runs" / "a", "FedVPT", 0, [0.6, 0.5, 0.666667], **work)
+    write_run(tmp_path / "runs" / "b", "Local", 0, [0.6, 0.75, 0.333333], up=0.0, **work)
+    write_run(tmp_path / "runs" / "c", "FedPer", 1, [0.6, 0.5, 0.7], **work)  # another seed: no pair
+    text = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    heads, *found = rows(text.split("<h4>Gain over training alone</h4>")[1].split("</table>")[0])
+    assert heads == ["Method", "Against", "Mean gain", "Lowest gain", "% better off", "% worse off", "Pairs"]
+    minus = "\N{MINUS SIGN}"
+    assert found == [["FedVPT", "Local", "+2.78", f"{minus}25.00", "33.3", "33.3", "3"]]
+
+
+def test_where_nobody_trains_alone_there_is_no_gain_over_it(page: str, tmp_path: Path) -> None:
+    assert "Gain over training alone" not in page  # a method that sends nothing, and trains nothing
+    for name, method, up in (("a", "FedVPT", 1.0), ("b", "Local", 0.0)):
+        split = {"split": name, "arguments": {"training": {"epochs": 1}}}
+        write_run(tmp_path / "runs" / name, method, 0, [0.5, 0.7, 0.9], up=up, **split)
+    assert "Gain over training alone" not in write_report(tmp_path / "page.html", tmp_path).path.read_text()

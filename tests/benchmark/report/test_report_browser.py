@@ -1,12 +1,13 @@
 """The report clicked through in a headless Chromium; no network needed."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_results import HOSTILE, write_results
+from recorded_results import HOSTILE, kept_images, write_results, write_run
 from waiting import until
 
 from benchmark.report.page import write_report
@@ -18,6 +19,15 @@ BOARD = "data-cifar-10-dirichlet-0-1-3-clients-2-a-round-papercnn-2-rounds"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_results(tmp_path_factory.mktemp("results"))
+    return write_report(folder / "report.html", folder).path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Address of a page of two runs that kept their images."""
+    folder = tmp_path_factory.mktemp("kept")
+    for seed in (0, 1):
+        write_run(folder / "runs" / str(seed), "FedPer", seed, [0.6, 0.5, 0.667], kept=kept_images())
     return write_report(folder / "report.html", folder).path.as_uri()
 
 
@@ -152,6 +162,37 @@ def test_charts_hide_isolate_zoom_and_tell_values(browser: Any, address: str) ->
     until(lambda: ticks(charts[0]) != before, 20)
     ActionChains(browser).double_click(charts[0].find_element(CSS, "svg")).perform()
     until(lambda: ticks(charts[0]) == before, 20)
+
+
+def test_kept_images_of_a_chosen_run_client_and_class(browser: Any, kept: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    section = opened(browser, kept, BOARD)
+    until(lambda: section.get_attribute("data-drawn") is not None, 20)
+    charts = section.find_elements(CSS, ".chart")[-4:]
+    said = lambda: [text for text in map(svg, charts) for text in re.findall(r">((?:AUROC|ECE|AP)[^<]*)<", text)]  # noqa: E731
+    told = ["ECE 0.355, 12 images", "AUROC 0.917, mean over 3 of 3 classes", "AP 0.874, mean over 3 of 3 classes"]
+    assert said() == told
+    cells = lambda: [each.text for each in charts[0].find_elements(CSS, ".role-mark.mark-text text")]  # noqa: E731
+    assert sorted(cells()) == ["1", "1", "1", "1", "1", "2", "2", "3"]
+    fields = lambda: {  # noqa: E731  what is shown of the chosen run
+        each.get_attribute("name"): Select(each)
+        for each in section.find_elements(CSS, ".choices select")
+        if each.is_displayed()
+    }
+    assert [each.text for each in fields()["client"].options] == ["All together", "amazon", "dslr", HOSTILE]
+    fields()["client"].select_by_visible_text("dslr")
+    fields()["of"].select_by_visible_text("mug")
+    until(lambda: said() == ["ECE 0.357, 4 images", "AUROC 0.750, 2 of 4 images", "AP 0.833, 2 of 4 images"], 20)
+    fields()["run"].select_by_visible_text("FedPer, seed 1, after aggregation")
+    assert fields()["client"].first_selected_option.text == "dslr"  # the other run is looked at in the same way
+    assert fields()["of"].first_selected_option.text == "mug"
+    assert said() == ["ECE 0.357, 4 images", "AUROC 0.750, 2 of 4 images", "AP 0.833, 2 of 4 images"]
+    fields()["client"].select_by_visible_text(HOSTILE)  # of one class: no curve
+    until(lambda: said() == ["ECE 0.294, 3 images"], 20)
+    assert sorted(cells()) == ["1", "2"]
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= browser.width
+    assert browser.execute_script("return document.images.length") == 0
 
 
 def ticks(chart: Any) -> list[str]:
