@@ -184,6 +184,36 @@ def test_processes_on_this_machine_are_the_simulation_bit_for_bit(
     assert not left.split()
 
 
+#: Families of methods with the files that configure them.
+FAMILIES = {
+    "fedavg": ("configs/fedavg_digits.yaml",),
+    "fedvpt": ("configs/fedvpt_digits.yaml",),
+    "pfedpg": ("configs/pfedpg_digits.yaml",),
+    "pfedbayespt": ("configs/pfedbayespt_digits.yaml",),
+    "fedpgp": ("configs/suites/digits_clip.yaml", "--config=configs/methods/fedpgp.yaml"),
+    "fedbabu": ("configs/suites/digits.yaml", "--config=configs/methods/fedbabu.yaml"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_nodes_have_the_simulations_tensors_and_scores(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared and personal tensors after three rounds, and all that was scored."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder, (config, *more) = tmp_path / "deployed", FAMILIES[family]
+    options = (*more, *TWO[:-3], "--data.partition.num_clients=3", "--trainer.max_epochs=3", *TWO[-1:])
+    assert main(["deploy", "local", config, str(folder), *options]) == 0
+    beside_its_simulation(folder, tmp_path / "simulated", config, *options)
+    method, _ = restore(tmp_path / "simulated")
+    for client in range(3):
+        own = load_file(folder / f"client{client}.safetensors")
+        assert {*method.roles.personal} <= {*own}
+        for name in method.roles.personal:
+            assert torch.equal(own[name], method.store.all_rows(name)[client]), (client, name)
+
+
 @pytest.mark.slow
 def test_processes_whose_uploads_are_summed_are_near_to_the_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
