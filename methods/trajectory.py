@@ -6,6 +6,9 @@ from typing import Any
 from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.server import ServerRule
 
+#: Shape of the Beta distribution whose density weights the rounds (TRIP).
+SHAPE = 0.2
+
 
 class TrajectoryRule(ServerRule):
     """FedAvg whose values are evaluated as their weighted mean over the rounds: the base of the rules that say how."""
@@ -52,3 +55,31 @@ class TrajectoryRule(ServerRule):
         for name, value in values.items():
             before = self.averaged.get(name, value)
             self.averaged[name] = before + part * (value - before)
+
+
+class BetaTrajectory(TrajectoryRule):
+    """FedAvg whose values are evaluated as their Beta-weighted mean over the rounds; training goes on without it.
+
+    Round i of T, from 1, has the weight ``w_i = Beta(0.2, 0.2)((i - 1/2) / (T + 1))``: the first rounds and the last
+    count most. A round after these counts as a last one.
+
+    Args:
+        rounds: T; None for those that are planned.
+        with_start: the initial values are part of the mean too, with the weight of the first round.
+    """
+
+    def __init__(self, rounds: int | None, with_start: bool) -> None:
+        super().__init__()
+        self.rounds, self.with_start = rounds, with_start
+
+    def log_weight_of(self, number: int) -> float:
+        """Return ``log w_i``."""
+        place = (number - 0.5) / (max(number, self.rounds or self.terms.rounds) + 1)
+        norm = 2 * math.lgamma(SHAPE) - math.lgamma(2 * SHAPE)
+        return (SHAPE - 1) * (math.log(place) + math.log1p(-place)) - norm
+
+    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
+        """Average the uploads; the mean over the rounds may begin with the values before."""
+        if self.with_start and not self.averaged:
+            self.add(shared, self.log_weight_of(1))
+        return super().aggregate(round, shared, uploads)
