@@ -63,6 +63,7 @@ from methods.promptprox import PromptProx
 from methods.sgpt import SGPT
 from methods.singlesetvpt import SingleSetVPT
 from methods.tpfl import TPFL
+from methods.trip import TRIP
 from methods.zeroshotclip import ZeroShotCLIP
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "MOON",
     "SGPT",
     "TPFL",
+    "TRIP",
     "CoOp",
     "FFALoRA",
     "FLoRA",

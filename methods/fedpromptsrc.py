@@ -1,24 +1,22 @@
 """FedPromptSRC: FedAvg of deep prompts in both towers of CLIP, held near what CLIP does without them."""
 
-import math
 from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.parts import Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Broadcast, Round, Terms, Uploads, Values
 from benchmark.masked import in_float32, masked_mean
-from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat, PositiveInt
+from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
 from methods.losses import cross_entropy
-from methods.text_prompt import TextPromptMethod
+from methods.templates import TaughtByTemplates
+from methods.trajectory import TrajectoryRule
 
 
 @in_float32
@@ -28,7 +26,7 @@ def divergence_from_frozen(prompted: Tensor, frozen: Tensor, mask: Tensor) -> Te
     return masked_mean((expected.exp() * (expected - prompted.log_softmax(1))).mean(1), mask)
 
 
-class AveragedTrajectory(ServerRule):
+class AveragedTrajectory(TrajectoryRule):
     """FedAvg whose values are evaluated as their Gaussian-weighted mean over the rounds; training goes on without it.
 
     ``m_t = sum_{i <= t} w_i theta^i / sum_{i <= t} w_i`` with ``w_i = exp(-(i - mean)^2 / (2 spread^2))``.
@@ -42,44 +40,12 @@ class AveragedTrajectory(ServerRule):
         super().__init__()
         self.mean, self.spread = mean, spread
 
-    @property
-    def reads_rows(self) -> bool:
-        """Return no: all it makes is made of means."""
-        return False
-
-    def start(self, initial: Values, terms: Terms) -> None:
-        """Begin with no round."""
-        super().start(initial, terms)
-        self.averaged: Values = {}
-        #: logarithm of the sum of weights: those of early rounds are too small for a number themselves
-        self.log_weight = -math.inf
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return the mean until now, and its weight."""
-        return {"averaged": self.averaged, "log_weight": self.log_weight}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take what ``get_extra_state`` gave."""
-        self.averaged, self.log_weight = state["averaged"], state["log_weight"]
-
-    def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:
-        """Send the values of the last round to train, and their mean to be evaluated."""
-        return Broadcast(dict(shared) if round.clients else {**shared, **self.averaged})
-
-    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
-        """Average the uploads, and add what came of it to the mean over the rounds."""
-        made = super().aggregate(round, shared, uploads)
-        log_own = -((round.number - self.mean) ** 2) / (2 * self.spread**2)
-        most = max(self.log_weight, log_own)
-        self.log_weight = most + math.log(math.exp(self.log_weight - most) + math.exp(log_own - most))
-        part = math.exp(log_own - self.log_weight)
-        for name, value in made.items():
-            before = self.averaged.get(name, value)
-            self.averaged[name] = before + part * (value - before)
-        return made
+    def log_weight_of(self, number: int) -> float:
+        """Return ``log w_i``."""
+        return -((number - self.mean) ** 2) / (2 * self.spread**2)
 
 
-class FedPromptSRC(TextPromptMethod):
+class FedPromptSRC(TaughtByTemplates):
     """FedAvg of PromptSRC (Khattak et al., "Self-regulating Prompts: Foundational Model Adaptation without
     Forgetting", ICCV 2023).
 
@@ -96,7 +62,7 @@ class FedPromptSRC(TextPromptMethod):
     Its mean and spread are 15 and 1 of 20 epochs; for T rounds give 0.75 T and 0.05 T. The templates are the first 60
     of open_clip's list for ImageNet. The divergence is divided by the classes too, as in the code.
 
-    CLIP's image tower must be a ViT. Further arguments as ``TextPromptMethod``.
+    CLIP's image tower must be a ViT. Further arguments as ``TaughtByTemplates``.
 
     Args:
         num_context: n, tokens of each prompt, in both towers.
@@ -105,14 +71,13 @@ class FedPromptSRC(TextPromptMethod):
         text_weight: of the distance of text features.
         image_weight: of the distance of image features.
         logit_weight: of the divergence.
-        templates: how many of open_clip's are averaged.
         trajectory: ``server``, the mean over the rounds; ``none`` evaluates the last round's prompts.
         trajectory_mean: the round with the greatest weight.
         trajectory_spread: in rounds.
 
     Raises:
-        ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; more templates than there
-            are; ``init_words`` of fewer than n tokens.
+        ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; ``init_words`` of fewer than
+            n tokens.
     """
 
     clip_class = PromptedCLIP
@@ -129,7 +94,6 @@ class FedPromptSRC(TextPromptMethod):
         text_weight: NonNegativeFloat = 25.0,
         image_weight: NonNegativeFloat = 10.0,
         logit_weight: NonNegativeFloat = 1.0,
-        templates: PositiveInt = 60,
         trajectory: Literal["server", "none"] = "server",
         trajectory_mean: PositiveFloat = 15.0,
         trajectory_spread: PositiveFloat = 1.0,
@@ -144,13 +108,6 @@ class FedPromptSRC(TextPromptMethod):
             )
         for tower in (clip.text_tower, clip.image_tower):
             tower.layers_from(depth, "FedPromptSRC: depth")
-        from open_clip import OPENAI_IMAGENET_TEMPLATES
-
-        if templates > len(OPENAI_IMAGENET_TEMPLATES):
-            raise ConfigurationError(
-                f"FedPromptSRC: templates={templates}, but open_clip has {len(OPENAI_IMAGENET_TEMPLATES)}"
-            )
-        self.templates = [template("{}") for template in OPENAI_IMAGENET_TEMPLATES[:templates]]
         self.weights = (text_weight, image_weight, logit_weight)
         with keyed_initialization("PromptSRC"):
             self.image_prompts = nn.Parameter(0.02 * torch.randn(depth, num_context, clip.vision_width))
@@ -162,25 +119,6 @@ class FedPromptSRC(TextPromptMethod):
             self.shared = ("context", "image_prompts")
         averaged = partial(AveragedTrajectory, trajectory_mean, trajectory_spread)
         self._new_rule = averaged if trajectory == "server" else ServerRule
-
-    def set_label_spaces(self, label_spaces: dict[str, tuple[int, ...]]) -> None:
-        """Make the templates' prompts of the training label space too."""
-        super().set_label_spaces(label_spaces)
-        self.fix_prompts("frozen_prompts", self.under_templates)
-        self._frozen_text: dict[str, Tensor] = {}
-
-    def under_templates(self, split: str) -> nn.ModuleList:
-        """Return the prompts of a split's classes under each template."""
-        names = self.names_of(split)
-        return nn.ModuleList(self.clip.class_prompts(names, 0, each) for each in self.templates)
-
-    def frozen_text(self, split: str) -> Tensor:
-        """Return w^0 of the classes of training, [C, e]: directions of the mean features under the templates."""
-        if split not in self._frozen_text:  # the same in all rounds
-            prompts = self.fixed_prompts("frozen_prompts", split)
-            features = [self.clip.text_features(each, normalize=False) for each in prompts]
-            self._frozen_text[split] = F.normalize(torch.stack(features).mean(0), dim=-1)
-        return self._frozen_text[split]
 
     def prepare(self, client: Client, stage: Stage, split: str) -> dict[str, Tensor]:
         """Return, in training, the frozen model's text features, as ``frozen`` [C, e]."""

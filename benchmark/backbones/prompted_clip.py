@@ -262,16 +262,27 @@ class PromptedCLIP(TwoTowers):
         features = F.normalize(self._encode_image(x, parts, slice(None)), dim=-1)
         return features[:, 0], features[:, 1:]
 
+    def features_and_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of a batch of images, and the tokens that a ViT's last block makes of them.
+
+        Args:
+            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
+
+        Returns:
+            [B, e] as ``image_features``; and [B, 1 + M, v], the class token and the M patches before the last norm.
+
+        Raises:
+            ConfigurationError: images of another shape.
+        """
+        self._check_images(x)
+        tokens = self._vit_tokens(x, (), slice(None))
+        return F.normalize(self._project(tokens[:, 0]), dim=-1), tokens
+
     def _encode_image(self, x: Tensor, parts: Sequence[TowerPart | Tensor], rows: slice) -> Tensor:
         """Projected outputs [B, len(rows), e] of the positions ``rows`` among ``[global, positions]``."""
-        self._refuse_hooks()
-        if x.ndim != 4 or tuple(x.shape[-2:]) != self.image_size:
-            raise ConfigurationError(
-                f"this CLIP takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; set "
-                "the data's image size or the backbone's image_size"
-            )
+        self._check_images(x)
         if self.visual_kind == "vit":
-            return self._encode_vit(x, parts_of(parts, self.image_tower, x.shape[0]), rows)
+            return self._project(self._vit_tokens(x, parts_of(parts, self.image_tower, x.shape[0]), rows))
         if parts:
             raise ConfigurationError(
                 "a CLIP ResNet takes no prompt tokens, and no other parts; use a ViT such as ViT-B-16, or a method "
@@ -279,7 +290,16 @@ class PromptedCLIP(TwoTowers):
             )
         return self._encode_resnet(x, rows)
 
-    def _encode_vit(self, x: Tensor, parts: Sequence[TowerPart], rows: slice) -> Tensor:
+    def _check_images(self, x: Tensor) -> None:
+        self._refuse_hooks()
+        if x.ndim != 4 or tuple(x.shape[-2:]) != self.image_size:
+            raise ConfigurationError(
+                f"this CLIP takes images [B, 3, {self.image_size[0]}, {self.image_size[1]}], got {list(x.shape)}; set "
+                "the data's image size or the backbone's image_size"
+            )
+
+    def _vit_tokens(self, x: Tensor, parts: Sequence[TowerPart], rows: slice) -> Tensor:
+        """Return what the last block makes of the positions ``rows``, [B, len(rows), v]."""
         visual = self.model.visual
         tokens = visual._embeds(x)
         count = tokens.shape[1]
@@ -291,7 +311,11 @@ class PromptedCLIP(TwoTowers):
             if layer == self.vision_depth - 1:  # of the last layer, only what is asked for
                 tokens, q = tokens[:, :count][:, rows], q[:, :, :count][:, :, rows]
             tokens = finish(block, tokens, attend(q, k, v), changes)
-        return visual.ln_post(tokens) @ visual.proj
+        return tokens
+
+    def _project(self, tokens: Tensor) -> Tensor:
+        """Return features of a ViT's tokens, [..., v] to [..., e]."""
+        return self.model.visual.ln_post(tokens) @ self.model.visual.proj
 
     def _encode_resnet(self, x: Tensor, rows: slice) -> Tensor:
         visual = self.model.visual

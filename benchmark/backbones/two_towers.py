@@ -189,6 +189,10 @@ class TwoTowers(Checked, nn.Module):
         """Return features of images, [B, e], and of the positions in them, [B, M, e]."""
         raise self._lacks("features of the positions in an image")
 
+    def features_and_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features of images, [B, e], and their tokens, that of the class first, [B, 1 + M, v]."""
+        raise self._lacks("tokens of an image")
+
     def _lacks(self, what: str) -> ConfigurationError:
         """Return the error of a method that asks for what this model has not."""
         return ConfigurationError(

@@ -24,6 +24,7 @@ from benchmark.server import ServerRule, WrappedRule
 from methods import servers
 from methods.context_matching import ContextMatching
 from methods.flora import StackingRule
+from methods.trajectory import TrajectoryRule
 
 
 def subclasses(rule: type[ServerRule]) -> Iterator[type[ServerRule]]:
@@ -41,7 +42,7 @@ AROUND: dict[type[ServerRule], Callable[[], ServerRule]] = {
 }
 #: Rules that any method can be given.
 FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__), *AROUND]
-NOT_BY_ITSELF = {servers.ServerOptimizer, WrappedRule, Relay}
+NOT_BY_ITSELF = {servers.ServerOptimizer, TrajectoryRule, WrappedRule, Relay}
 RULES = sorted({*subclasses(ServerRule)} - NOT_BY_ITSELF, key=lambda rule: rule.__name__)
 #: Rules that make other values of equal uploads: with noise, with new factors in every round, by mixing contexts.
 MOVES = (UserLevelPrivacy, StackingRule, ContextMatching)

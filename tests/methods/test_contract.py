@@ -44,6 +44,7 @@ RENEWED = {
     "HiLoRA": ("lora.", "server."),
     "PEPFedPT": ("prototype", "server."),
     "PF2LoRAPruned": ("store.pruning.",),
+    "TRIP": ("server.",),
 }
 #: Methods whose images two processes load in turn, which takes the tests' process twice as long as one.
 TWO_WORKERS = ["FedAvg", "FedVPT", "PromptFL"]

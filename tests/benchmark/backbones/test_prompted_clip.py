@@ -238,6 +238,14 @@ def test_visual_prompts_follow_the_patches(vit: PromptedCLIP, depth: int) -> Non
     torch.testing.assert_close(spatial, expected[:, 1:5], atol=1e-6, rtol=0)
 
 
+def test_tokens_before_the_last_norm_are_those_that_features_are_made_of(vit: PromptedCLIP) -> None:
+    x, visual = images(vit, 3), vit.model.visual
+    features, tokens = vit.features_and_tokens(x)
+    expected = visual.transformer(visual._embeds(x))
+    torch.testing.assert_close(tokens, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(features, vit.image_features(x), atol=1e-6, rtol=0)
+
+
 def test_spatial_features_of_a_resnet_are_the_unpooled_attention(resnet: PromptedCLIP) -> None:
     x = images(resnet, 2)
     visual, pool = resnet.model.visual, resnet.model.visual.attnpool

@@ -26,6 +26,7 @@ METHODS = {
     "low-rank text prompt": "FedPGP",
     "prompts of unequal length": "FedPHA",
     "a mean over the rounds": "FedPromptSRC",
+    "a mixture for each image": "TRIP",
     "from scratch": "FedAvg",
 }
 
