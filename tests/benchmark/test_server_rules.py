@@ -24,6 +24,7 @@ from benchmark.server import ServerRule, WrappedRule
 from methods import servers
 from methods.context_matching import ContextMatching
 from methods.flora import StackingRule
+from methods.hilora import TierRule
 from methods.trajectory import TrajectoryRule
 
 
@@ -44,8 +45,9 @@ AROUND: dict[type[ServerRule], Callable[[], ServerRule]] = {
 FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__), *AROUND]
 NOT_BY_ITSELF = {servers.ServerOptimizer, TrajectoryRule, WrappedRule, Relay}
 RULES = sorted({*subclasses(ServerRule)} - NOT_BY_ITSELF, key=lambda rule: rule.__name__)
-#: Rules that make other values of equal uploads: with noise, with new factors in every round, by mixing contexts.
-MOVES = (UserLevelPrivacy, StackingRule, ContextMatching)
+#: Rules that make other values of equal uploads: with noise, with new factors in every round, by mixing contexts, with
+#: other factors of the same product.
+MOVES = (UserLevelPrivacy, StackingRule, ContextMatching, TierRule)
 #: Rules that keep FedAvg's mean.
 AVERAGING = [rule for rule in RULES if rule.aggregate is ServerRule.aggregate]
 
