@@ -21,7 +21,12 @@ from benchmark.predict.trained_run import TrainedRun
 from benchmark.records.stored_run import read_metrics
 
 #: Class-specific contexts are of the data set's classes.
-OPEN = sorted(name for name in methods.__all__ if getattr(methods, name).open_vocabulary and name != "FOCoOp")
+OPEN = {name for name in methods.__all__ if getattr(methods, name).open_vocabulary} - {"FOCoOp"}
+#: Those that do with label spaces what others here do, too.
+ALIKE = {
+    *("CoOp", "FedCLIP", "FedLoRACLIP", "FedPLOT", "LocalCLIP", "PFedMMA", "PromptAMP", "PromptFLFT", "PromptFolio"),
+    *("PromptPer", "PromptProx", "TPFL"),
+}
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
 
@@ -32,7 +37,9 @@ def made(conf: str, *options: str) -> Any:
     return build(conf, *OWN, *options)
 
 
-@pytest.mark.parametrize("conf", OPEN)
+@pytest.mark.parametrize(
+    "conf", [*sorted(OPEN - ALIKE), *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(ALIKE))]
+)
 def test_the_width_of_cohorts_changes_nothing(conf: str) -> None:
     found = []
     for width in (1, 3):

@@ -88,7 +88,7 @@ def deployed(tmp_path: Path) -> Callable[[Agreement], tuple[LiveServer, Wire]]:
 SLOW = [
     pytest.param(conf, marks=pytest.mark.slow)
     for conf in (
-        *("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP", "TPFL", "FLoRA", "PF2LoRAPruned"),
+        *("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP", "TPFL", "FLoRA", "PF2LoRAPruned", "FedMGP"),
         *("FederatedRidge", "NearestClassMean", "PEPFedPT"),
     )
 ]
@@ -109,7 +109,7 @@ def assert_same(value: torch.Tensor, expected: torch.Tensor, conf: str, what: An
         assert torch.equal(value, expected), what
 
 
-@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", "SGPT", "FedMGP", *SLOW])
+@pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", "SGPT", *SLOW])
 def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tmp_path: Path) -> None:
     agreed = agreement(conf, *OPTIONS, *FEW)
     server, wire = deployed(agreed)
@@ -144,7 +144,7 @@ def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tm
     assert sent <= {*simulated.roles.shared, *simulated.roles.uploaded, *OWN_NAMES.get(conf, ())}
 
 
-@pytest.mark.parametrize("method", ["fedvpt", "pfedprompt"])
+@pytest.mark.parametrize("method", ["fedvpt", pytest.param("pfedprompt", marks=pytest.mark.slow)])
 def test_the_counts_of_the_table_of_messages_are_those_of_its_parameters(method: str) -> None:
     row = sizes_of(method)
     files = [f"--config=configs/{name}.yaml" for name in (f"methods/{method}", f"suites/{row.suite}")]
@@ -298,7 +298,7 @@ class KilledError(Exception):
     """A server's process ends."""
 
 
-@pytest.mark.parametrize("conf", ["PFedPG", "FedPer", pytest.param("FedMGP", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("conf", ["PFedPG", *(pytest.param(c, marks=pytest.mark.slow) for c in ("FedPer", "FedMGP"))])
 def test_killed_servers_and_sites_go_on_to_the_same_numbers(conf: str, deployed: Any, tmp_path: Path) -> None:
     """After each message to the clients the server is killed once, and all sites with it."""
     agreed = agreement(conf, *OPTIONS, *FEW)
@@ -365,7 +365,7 @@ def test_the_record_is_the_simulations_and_says_that_it_was_deployed(deployed: A
     assert read_record(tmp_path / "own").setting == "the sites' own images"
 
 
-@pytest.mark.parametrize("conf", ["PFedPG", "FedPGP", "FedBABU"])
+@pytest.mark.parametrize("conf", ["PFedPG", "FedBABU", pytest.param("FedPGP", marks=pytest.mark.slow)])
 def test_a_site_uses_its_own_model_as_a_simulations_client(conf: str, deployed: Any, tmp_path: Path) -> None:
     options = (*OPTIONS, *FEW, "--data.clients_per_round=6")
     agreed = agreement(conf, *options)
