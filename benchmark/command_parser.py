@@ -2,9 +2,8 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, no_such
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -23,7 +22,4 @@ class CommandParser(argparse.ArgumentParser):
             ConfigurationError: as it says.
         """
         if arguments and not arguments[0].startswith("-") and arguments[0] not in self.commands:
-            given = arguments[0][:100]
-            like = get_close_matches(given, self.commands)
-            hint = f" (did you mean {' or '.join(like)}?)" if like else ""
-            raise ConfigurationError(f"there is no command {given!r}{hint}; commands are {', '.join(self.commands)}")
+            raise ConfigurationError(no_such("command", arguments[0], self.commands))

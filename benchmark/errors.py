@@ -1,6 +1,7 @@
-"""The one exception for bad input, what an exception was made of, and text that is fit for a terminal."""
+"""The one exception for bad input, what an exception was made of, names that are alike, and text for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 
 
 class ConfigurationError(Exception):
@@ -29,3 +30,22 @@ def printable(said: str, kept: str = "") -> str:
         kept: further characters to keep, such as the end of a line.
     """
     return "".join(each if each.isprintable() or each in kept else "\N{REPLACEMENT CHARACTER}" for each in said)
+
+
+def did_you_mean(like: Iterable[str]) -> str:
+    """Return ``" (did you mean a or b?)"``, to stand behind a name that there is not; nothing where none is like it."""
+    found = " or ".join(like)
+    return f" (did you mean {found}?)" if found else ""
+
+
+def no_such(what: str, given: str, known: Iterable[str]) -> str:
+    """Say that there is no command, or something else, of a name, with what is like it and all that there is.
+
+    Args:
+        what: it should be, in one word.
+        given: the name.
+        known: names that there are.
+    """
+    names = list(known)
+    like = did_you_mean(get_close_matches(given[:100], names))
+    return f"there is no {what} {given[:100]!r}{like}; {what}s are {', '.join(names)}"

@@ -269,7 +269,8 @@ def message_form(
     Raises:
         ConfigurationError: what came of these images was not finite.
     """
-    number, classes = terms.training_clients[0], terms.label_spaces.get("train", range(terms.num_classes))
+    number = terms.training_clients[0]
+    classes = terms.classes_in(terms.space_of("train", number))
     labels = torch.tensor(classes[: terms.own_row])
     size = (len(labels), 3, *image_size)
     images = torch.randint(256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

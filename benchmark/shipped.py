@@ -1,11 +1,11 @@
-"""What comes with the code, found from any folder: configurations, tables, the papers' numbers, and its version."""
+"""Find what comes with the code from any folder: configurations, tables, the papers' numbers, and its version."""
 
 import os
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, did_you_mean
 from benchmark.paths import user_path
 
 #: The folder of ``configs`` and ``results/paper``: the repository, or the installed package.
@@ -45,19 +45,18 @@ def configuration(name: str) -> Path | None:
 
 
 def no_such_configuration(name: str) -> str:
-    """What there is in place of a configuration of this name, or a file of this path."""
+    """Say that there is no configuration of this name, or file of this path, and what is like it."""
     names = list(configurations())
     is_path = name.endswith((".yaml", ".yml"))
     short = os.path.splitext(name.removeprefix("configs/"))[0] if is_path else name
     like = [known for known in names if known.rpartition("/")[2] == short] or get_close_matches(short[:100], names)
-    hint = f" (did you mean {' or '.join(like)}?)" if like else ""
     if is_path:
-        return f"{name[:300]} cannot be read: there is no such file, seen from {Path.cwd()}{hint}"
-    return f"there is no configuration {name[:300]!r}{hint}; `benchmark configs` lists their names"
+        return f"{name[:300]} cannot be read: there is no such file, seen from {Path.cwd()}{did_you_mean(like)}"
+    return f"there is no configuration {name[:300]!r}{did_you_mean(like)}; `benchmark configs` lists their names"
 
 
 def table_file(name: str) -> Path:
-    """The YAML file of a table.
+    """Return the YAML file of a table.
 
     Args:
         name: that of ``configs/tables/<name>.yaml``, or a YAML file.
@@ -69,8 +68,7 @@ def table_file(name: str) -> Path:
     if not path.is_file():
         known = sorted(entry.stem for entry in shipped("configs/tables").glob("*.yaml"))
         like = get_close_matches(path.stem[:100], known)
-        hint = f" (did you mean {' or '.join(like)}?)" if like else ""
-        raise ConfigurationError(f"there is no table {path}{hint}; tables here: {', '.join(known)}")
+        raise ConfigurationError(f"there is no table {path}{did_you_mean(like)}; tables here: {', '.join(known)}")
     return path
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,17 +23,18 @@ class SeveralDataSets(ImageSource):
 
     Args:
         sources: the data sets, in order; all store their images at one size.
-        root: folder of all data sets, for those that read one, in place of their own ``root``.
+        root: folder of all data sets, in place of the ``root`` of each.
 
     Raises:
-        ConfigurationError: fewer than two, or one of them twice.
+        ConfigurationError: fewer than two, or one of them twice; a ``root`` beside a data set that looks into its own
+            when it is made.
     """
 
     def __init__(self, sources: list[ImageSource], root: str | None = None) -> None:
         self.sources, self.root = sources, root
-        for source in sources:
-            if root is not None and hasattr(source, "root"):
-                source.root = user_path(root)
+        if root is not None:
+            for source in sources:
+                self._move(source, user_path(root))
         names = [source.recorded_name for source in sources]
         if len(names) < 2:
             raise ConfigurationError(f"SeveralDataSets: sources has {len(names)} data sets; give two or more")
@@ -46,9 +49,20 @@ class SeveralDataSets(ImageSource):
         self.domain_names = tuple(names)
         self.embedded = all(source.embedded for source in sources)  # type: ignore[misc]
 
+    @staticmethod
+    def _move(source: ImageSource, root: Path) -> None:
+        """Have a data set read from another folder; one that reads none stays as it is."""
+        if hasattr(source, "root"):
+            source.root = root
+        elif any("root" in signature(kind).parameters for kind in type(source).__mro__[:-1]):
+            raise ConfigurationError(
+                f"SeveralDataSets: root does not reach {type(source).__name__}, which looks into its folder when it is "
+                "made; leave root out, and give each data set its own as init_args.root"
+            )
+
     @property
     def recorded_name(self) -> str:
-        """The names of all of them."""
+        """Return the names of all of them."""
         return "+".join(self.domain_names)
 
     @classmethod

@@ -28,31 +28,41 @@ def cut_validation(
     sides = np.zeros(group.max() + 1, dtype=np.int8)  # of each group: not drawn yet, trains (1), held out (2)
     cut = {}
     for client, rows in train.items():
-        key = derived_seed(seed, "val", client) % 2**32
-        if reason := _draw_sides(group[rows], pool.labels.numpy()[rows], sides, fraction, key):
-            raise ConfigurationError(f"data.val_fraction={fraction} {reason.format(client=client, images=len(rows))}")
+        groups, first = np.unique(group[rows], return_index=True)
+        title = f"data.val_fraction={fraction}"
+        if len(groups) < 2:
+            raise ConfigurationError(f"{title}: client {client} has too few training images to hold any out")
+        _draw_sides(
+            sides, groups, pool.labels.numpy()[rows][first], fraction, derived_seed(seed, "val", client) % 2**32
+        )
         held = sides[group[rows]] == 2
+        if held.all():
+            raise ConfigurationError(
+                f"{title} leaves client {client} none of its {len(rows)} images to train on; lower it"
+            )
+        if not held.any():
+            raise ConfigurationError(
+                f"{title} holds none of client {client}'s images out, as what they show trains at other clients; raise "
+                "it, or take another data.partition_seed"
+            )
         cut[client] = rows[~held], rows[held]
     return cut
 
 
-def _draw_sides(group: np.ndarray, labels: np.ndarray, sides: np.ndarray, fraction: float, seed: int) -> str | None:
-    """Draw sides for those groups of a client's images that have none; return why it cannot be, where it cannot.
+def _draw_sides(sides: np.ndarray, groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> None:
+    """Draw sides for those of a client's groups that have none.
 
     Args:
-        group: of each image.
-        labels: of each image.
         sides: of all groups, written to.
+        groups: the client's, at least two.
+        labels: of each of them.
         fraction: of the client's groups that are held out.
         seed: of the draw.
     """
-    groups, first = np.unique(group, return_index=True)
-    if len(groups) < 2:
-        return "cannot be: client {client} has too few training images to hold any out"
     held = max(1, round(fraction * len(groups)))
     open_ = sides[groups] == 0
     missing = min(held - int((sides[groups] == 2).sum()), int(open_.sum()))
-    new, of_new = groups[open_], labels[first[open_]]
+    new, of_new = groups[open_], labels[open_]
     sides[new] = 1
     if 0 < missing < len(new):
         counts = np.unique(of_new, return_counts=True)[1]
@@ -65,11 +75,3 @@ def _draw_sides(group: np.ndarray, labels: np.ndarray, sides: np.ndarray, fracti
         sides[new[drawn]] = 2
     elif missing > 0:
         sides[new] = 2
-    if (sides[groups] == 2).all():
-        return "leaves client {client} none of its {images} images to train on; lower it"
-    if (sides[groups] == 1).all():
-        return (
-            "holds none of client {client}'s images out, as what they show trains at other clients; raise it, or take "
-            "another data.partition_seed"
-        )
-    return None

@@ -29,3 +29,12 @@ def gated(inner: nn.Linear, outer: nn.Linear, x: Tensor) -> Tensor:
     value, gate = inner(x).chunk(2, dim=-1)
     made: Tensor = outer(value * F.gelu(gate))
     return made
+
+
+def begin_together(query: nn.Linear, key: nn.Linear, value: nn.Linear, out: nn.Linear) -> None:
+    """Draw projections as torch's attention does: Xavier's bound of one matrix of the first three, biases 0."""
+    for projection in (query, key, value):
+        bound = (6 / (3 * projection.out_features + projection.in_features)) ** 0.5
+        nn.init.uniform_(projection.weight, -bound, bound)
+    for projection in (query, key, value, out):
+        nn.init.zeros_(projection.bias)

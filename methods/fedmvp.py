@@ -15,7 +15,7 @@ from benchmark.federation import Values
 from benchmark.masked import masked_mean
 from benchmark.ranges import Few, NonNegativeFloat
 from benchmark.seeds import keyed_initialization
-from methods.attention import attend, gated
+from methods.attention import attend, begin_together, gated
 from methods.losses import cosines, cross_entropy
 from methods.text_prompt import TRAINING
 from methods.zeroshotclip import ZeroShotCLIP
@@ -47,10 +47,7 @@ class PromptFormer(nn.Module):
         self.text_map = nn.Linear(text_width, width)
         self.norm_query, self.norm_key, self.norm = nn.LayerNorm(width), nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        for projection in (self.query, self.key, self.value):  # as one matrix of all three
-            nn.init.uniform_(projection.weight, -((6 / (4 * width)) ** 0.5), (6 / (4 * width)) ** 0.5)
-        for projection in (self.query, self.key, self.value, self.out):
-            nn.init.zeros_(projection.bias)
+        begin_together(self.query, self.key, self.value, self.out)
         self.inner, self.outer = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
 
     def forward(self, patches: Tensor, descriptions: Tensor, is_there: Tensor) -> Tensor:

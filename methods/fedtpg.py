@@ -12,7 +12,7 @@ from benchmark.federation import Round, Uploads, Values
 from benchmark.ranges import Few
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
-from methods.attention import attend, gated
+from methods.attention import attend, begin_together, gated
 from methods.losses import cross_entropy
 from methods.text_prompt import TextPromptMethod
 
@@ -41,11 +41,7 @@ class ContextWriter(nn.Module):
             nn.Linear(name_width, width),
         )
         self.out = nn.Linear(width, width)
-        for projection in (self.query, self.key, self.value):  # Xavier's, as of one matrix of all three
-            bound = (6 / (3 * width + projection.in_features)) ** 0.5
-            nn.init.uniform_(projection.weight, -bound, bound)
-        for projection in (self.query, self.key, self.value, self.out):
-            nn.init.zeros_(projection.bias)
+        begin_together(self.query, self.key, self.value, self.out)
         self.inner, self.outer = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
 
     def forward(self, queries: Tensor, names: Tensor, is_there: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ class HiLoRA(FedLoRA):
         return (self.lora, self.cluster_lora, self.own_lora)
 
     def local_phases(self) -> list[Phase]:
-        """Train a tier and the head in the rounds of its stage."""
+        """Train a tier and the head in the rounds of its stage; a stage without rounds keeps its place."""
         root, cluster, leaf = (self.training_settings.phase(tier, "head") for tier in TIERS)
         first, second = self.stages
         made = []

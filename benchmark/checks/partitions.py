@@ -1,4 +1,4 @@
-"""What every partition must keep, on any pool of images."""
+"""Check what every partition must keep, on any pool of images."""
 
 import random
 import tempfile

@@ -202,7 +202,7 @@ class Site:
 
     @property
     def _waiting(self) -> Path:
-        """What the client needs to take the server's answer to its last message."""
+        """Return the file of what is needed to take the server's answer to the last message."""
         return self.folder / f"{self.name}.waiting.safetensors"
 
     def _keep(self, state: Values, number: int) -> None:

@@ -31,7 +31,7 @@ Send = Callable[[Mapping[int, RecordDict]], Mapping[int, Message]]
 
 @dataclass(frozen=True)
 class Summed:
-    """What the server learns of a round's uploads.
+    """Hold what the server learns of a round's uploads.
 
     Attributes:
         change: weighted mean of how far clients have moved what they received, float64 [P], names sorted.

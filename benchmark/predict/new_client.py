@@ -30,7 +30,7 @@ def labelled_images(folder: Path, facts: FederationFacts, number: int, name: str
     if not folder.is_dir():
         raise ConfigurationError(f"{folder} is no folder; give one with a folder of images for each class")
     known = {_plain(each): label for label, each in enumerate(facts.names_for(number, "train"))}
-    labels_of = dict(enumerate(facts.terms.label_spaces.get("train", range(len(facts.class_names)))))
+    labels_of = dict(enumerate(facts.terms.classes_in("train")))
     found = sorted(subfolders(folder))
     strangers = [each for each in found if _plain(each) not in known]
     if strangers or not found:

@@ -145,13 +145,18 @@ class TrainedRun:
             name: of the client; the folder's by default.
 
         Raises:
-            ConfigurationError: a folder of no class of the run, an image that cannot be read, or the run is one of
-                this process.
+            ConfigurationError: a folder of no class of the run, an image that cannot be read, the run is one of this
+                process, or its clients tell different classes apart.
         """
         if self.directory is None:
             raise ConfigurationError("a new client needs a run with a directory: fit with run_dir, then TrainedRun")
         if self.site is not None:
             raise ConfigurationError("a site of a deployment knows its own model alone: ask for no new client")
+        if self.facts.terms.own_spaces:
+            raise ConfigurationError(
+                "clients of this run tell different classes apart, and which a new one would is not known: take a "
+                "client of the run"
+            )
         number = len(self.facts.client_names)
         made = labelled_images(user_path(folder), self.facts, number, name)
         counts = torch.bincount(made.labels, minlength=len(self.facts.class_names))

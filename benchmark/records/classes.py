@@ -1,4 +1,4 @@
-"""What the classes that a run's configuration names say of themselves, such as what a reader calls them."""
+"""Ask the classes that a run's configuration names for what they are called."""
 
 import importlib
 import sys
@@ -33,6 +33,6 @@ def name_of(source: Any) -> str:
 
 
 def own(given: Any, attribute: str) -> Any:
-    """What the named class itself says, not one that it derives from, which is another; None where it says nothing."""
+    """Return an attribute of the named class itself, not of one that it derives from; None where it has none."""
     kind = class_of(given)
     return None if kind is None else vars(kind).get(attribute)

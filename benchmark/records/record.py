@@ -165,7 +165,7 @@ class Privacy(TypedDict):
 
 @with_config(ConfigDict(extra="forbid"))
 class SecureAggregation(TypedDict):
-    """How finely uploads were summed that the server did not see by themselves.
+    """Say how finely uploads were summed that the server did not see by themselves.
 
     Attributes:
         largest_change: c, the furthest that a number may have moved in a round.

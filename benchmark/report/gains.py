@@ -1,4 +1,4 @@
-"""What clients gain by taking part: every method against those whose clients train alone."""
+"""Compare every method, client by client, with those whose clients train alone."""
 
 import numpy as np
 

@@ -43,7 +43,7 @@ EXTRA = "the report needs Jinja2 and vl-convert-python: pip install 'federated-p
 
 @dataclass(frozen=True)
 class Page:
-    """What was written.
+    """Say what was written.
 
     Attributes:
         path: of the page.
@@ -150,7 +150,7 @@ def _vega_lite() -> str:
 
 
 def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
-    """What the template shows of a board; images that were kept and cannot be read are told in ``problems``."""
+    """Return what the template shows of a board; ``problems`` gets a sentence for kept images that cannot be read."""
     kept = _kept_images(board, problems)
     images = scored_charts(kept)
     drawn = {

@@ -14,7 +14,7 @@ import datamodules
 import methods
 from benchmark import compression, faults, privacy, robust
 from benchmark.delivery import Delivery
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, did_you_mean
 from benchmark.method import FederatedMethod
 from benchmark.server import ServerRule
 from benchmark.shipped import configurations
@@ -85,7 +85,7 @@ def no_such_class(given: str, hint: Any) -> str:
     else:
         by_letters = {name.lower(): name for name in names}
         like = get_close_matches(given.rpartition(".")[2].lower(), by_letters)
-        said += f" (did you mean {' or '.join(by_letters[name] for name in like)}?)" if like else ""
+        said += did_you_mean(by_letters[name] for name in like)
         said += _file_of_name(given, hint)
     words = [str(word) for part in get_args(hint) if get_origin(part) is Literal for word in get_args(part)]
     listed = f"one of {', '.join(names)}, or " if chosen and names else ""

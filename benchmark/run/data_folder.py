@@ -1,4 +1,4 @@
-"""Where a run's data sets are now, of a configuration that was run elsewhere."""
+"""Find the data sets of a configuration that was run elsewhere."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.config_files import Layer, Reading, names_file, read_layers, real
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, no_such
 from benchmark.run.overview import COMMANDS, GROUPS, OTHER_WORDS
 from benchmark.shipped import configuration, no_such_configuration
 from benchmark.yaml_files import mapping_of
@@ -182,10 +182,7 @@ def _text(options: dict[str, Any]) -> str:
 def _check_command(parts: Sequence[Part]) -> None:
     """Refuse a word in front that is no command."""
     if parts and not parts[0].name.startswith("-") and parts[0].name not in COMMANDS:
-        given = parts[0].name[:100]
-        like = get_close_matches(given, COMMANDS)
-        hint = f" (did you mean {' or '.join(like)}?)" if like else ""
-        raise ConfigurationError(f"there is no command {given!r}{hint}; commands are {', '.join(COMMANDS)}")
+        raise ConfigurationError(no_such("command", parts[0].name, COMMANDS))
 
 
 def _check_options(parts: Sequence[Part]) -> None:

@@ -17,6 +17,7 @@ from datamodules import (
     DigitDomains,
     FromManifest,
     Letters,
+    MedMNIST,
     OxfordPets,
     SeveralDataSets,
     write_manifest,
@@ -154,6 +155,10 @@ def test_one_folder_of_all_data_sets_is_enough() -> None:
     ("make", "said"),
     [
         (lambda: SeveralDataSets([DigitDomains()]), "sources has 1 data sets; give two or more"),
+        (
+            lambda: SeveralDataSets([Letters(), MedMNIST()], root="x"),
+            "root does not reach MedMNIST, which looks into its",
+        ),
         (lambda: SeveralDataSets([Letters(), Letters()]), "sources has Letters twice"),
         (
             lambda: SeveralDataSets([Plain("A", 2), Plain("B", 2, size=2)]).load(),

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from live_client import client_of, constructed, mini_batch
 from text_prompts import run
-from torch import nn
+from torch_attention import attention_of, drawn
 
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
-from benchmark.seeds import torch_generator
 from methods.fedmvp import PromptFormer, sentence
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
@@ -39,20 +38,10 @@ def test_the_network_has_the_published_size() -> None:
     assert sum(value.numel() for value in former.parameters()) == 9_845_760
 
 
-def drawn(*shape: int, key: str) -> torch.Tensor:
-    return torch.randn(shape, generator=torch_generator(key))
-
-
 def test_attention_is_torchs() -> None:
     former, patches, context = PromptFormer(6, 8, 2, 2), drawn(3, 4, 8, key="patches"), drawn(5, 6, key="context")
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention = attention_of(former, 8, 2)
     with torch.no_grad():
-        for each in (former.query, former.key, former.value, former.out):
-            each.bias.copy_(drawn(8, key="bias"))
-        projections = (former.query, former.key, former.value)
-        attention.in_proj_weight.copy_(torch.cat([each.weight for each in projections]))
-        attention.in_proj_bias.copy_(torch.cat([each.bias for each in projections]))
-        attention.out_proj.load_state_dict(former.out.state_dict())
         mapped = former.text_map(context).expand(3, -1, -1)
         x, _ = attention(former.norm_query(patches), former.norm_key(mapped), mapped)
         value, gate = former.inner(former.norm(x)).chunk(2, -1)

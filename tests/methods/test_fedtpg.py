@@ -8,19 +8,14 @@ import torch.nn.functional as F
 from federation import build, fit, terms
 from live_client import client_of, constructed, mini_batch
 from text_prompts import BASE_TO_NOVEL
-from torch import nn
+from torch_attention import attention_of, drawn
 
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
-from benchmark.seeds import torch_generator
 from methods.fedtpg import ContextWriter, EqualMean
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
-
-
-def drawn(*shape: int, key: str) -> torch.Tensor:
-    return torch.randn(shape, generator=torch_generator(key))
 
 
 def test_the_network_has_the_published_size_and_begins_as_torchs_attention() -> None:
@@ -37,14 +32,8 @@ def test_the_network_has_the_published_size_and_begins_as_torchs_attention() -> 
 
 def test_attention_is_torchs() -> None:
     writer, queries, names = ContextWriter(8, 8, 2), drawn(3, 8, key="queries"), drawn(5, 8, key="names")
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention = attention_of(writer, 8, 2)
     with torch.no_grad():
-        for each in (writer.query, writer.key, writer.value, writer.out):
-            each.bias.copy_(drawn(8, key="bias"))
-        projections = (writer.query, writer.key, writer.value)
-        attention.in_proj_weight.copy_(torch.cat([each.weight for each in projections]))
-        attention.in_proj_bias.copy_(torch.cat([each.bias for each in projections]))
-        attention.out_proj.load_state_dict(writer.out.state_dict())
         known = writer.norm_key(names)
         absent = torch.tensor([False, True, False, False, True])
         x, _ = attention(writer.norm_query(queries), known, known, key_padding_mask=absent)

@@ -13,6 +13,7 @@ from text_prompts import FULL
 from trained_runs import trained
 
 import methods
+from benchmark import live
 from benchmark.checks.methods import MethodUnderCheck, check_resume
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast
@@ -150,6 +151,23 @@ def test_a_live_client_is_that_of_the_simulation() -> None:
         assert torch.equal(of_all[client], scored[client])
 
 
+def test_a_message_is_tried_out_on_classes_of_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, data = made("FedMGP")
+    data.setup()
+    data.match(method)
+    seen: list[OwnImages] = []
+
+    class Watched(LocalClient):
+        def __init__(self, method: Any, number: int, own: OwnImages, *more: Any) -> None:
+            seen.append(own)
+            super().__init__(method, number, own, *more)
+
+    monkeypatch.setattr(live, "LocalClient", Watched)
+    form = live.message_form(method, method.make_server(), data.transform, data.federation.terms, (32, 32))
+    assert seen[0].pool.labels.tolist() == list(SPACES[0])
+    assert all(value.isfinite().all() for value in form.values())
+
+
 def test_a_client_and_a_tester_predict_among_their_classes(tmp_path: Path) -> None:
     live = trained(tmp_path / "run", "FedTPG", *OWN)
     run, data, table = TrainedRun(live.run_dir), live.datamodule, read_metrics(live.run_dir)
@@ -160,6 +178,8 @@ def test_a_client_and_a_tester_predict_among_their_classes(tmp_path: Path) -> No
         right = found == [data.class_names[label] for label in data.pool.labels[rows]]
         recorded = table.query(f"client == {client} and metric == 'accuracy' and split == {split!r}")["value"]
         assert right.sum() == round(recorded.iloc[-1] * len(rows))
+    with pytest.raises(ConfigurationError, match="clients of this run tell different classes apart"):
+        run.new_client(tmp_path)
 
 
 @pytest.mark.parametrize(
