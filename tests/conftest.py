@@ -8,12 +8,14 @@ import os  # noqa: E402
 import re  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
+from functools import lru_cache  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 # Threads of processes that share a core wait for each other, many times as long as these operations take.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import lightning.pytorch.trainer.connectors.callback_connector as connector  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from absl import logging as absl_logging  # noqa: E402
@@ -84,6 +86,8 @@ def pytest_collection_finish() -> None:
     """Search for garbage among what tests make alone: the libraries' half a million objects cost 0.4 s a search."""
     gc.freeze()
     gc.enable()
+    # Every Trainer looks through the metadata of all that is installed, for callbacks of others.
+    connector.__dict__["_load_external_callbacks"] = lru_cache(connector.__dict__["_load_external_callbacks"])
 
 
 def pytest_sessionfinish() -> None:

@@ -4,13 +4,15 @@ import copy
 import os
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import yaml
-from lightning.pytorch import LightningModule, Trainer
+from jsonargparse import ActionConfigFile
+from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.backbones.vit import PromptedViT, TimmViT
@@ -19,7 +21,9 @@ from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
 from benchmark.engine.plan.work import Share, Step
 from benchmark.federation import Round, Terms, Uploads, Values
+from benchmark.method import FederatedMethod
 from benchmark.run.cli import FederatedCLI
+from benchmark.run.parser import FederatedParser
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import ClientSplits, Partition
@@ -235,6 +239,26 @@ def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
     return _made[place].copied(conf, afterwards)
 
 
+@lru_cache(maxsize=128)
+def _data_of(conf: str) -> dict[str, Any]:
+    """Read what the files say of the data."""
+    base, own = (yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("data", {}) for name in ("base", conf))
+    return base | own
+
+
+@lru_cache(maxsize=1)
+def _parser() -> FederatedParser:
+    """Of ``lightning-cli``'s options without the Trainer's, which take longer to read than all others."""
+    parser, cli = FederatedParser(), object.__new__(FederatedCLI)
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_argument("--trainer", type=dict)
+    parser.add_lightning_class_args(FederatedMethod, "model", subclass_mode=True)
+    parser.add_lightning_class_args(FederatedDataModule, "data")
+    cli.add_default_arguments_to_parser(parser)
+    cli.add_arguments_to_parser(parser)
+    return parser
+
+
 @dataclass(frozen=True)
 class _Made:
     """What a command line has made, untouched.
@@ -255,11 +279,13 @@ class _Made:
     def by_command_line(cls, conf: str, overrides: tuple[str, ...]) -> "_Made":
         """Read it, and make what it says."""
         args = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / f"{conf}.yaml"), *overrides]
-        cli = FederatedCLI(args, run=False)
+        config = _parser().parse_args(args)
+        seed_everything(config.seed_everything, workers=True)
+        made = _parser().instantiate_classes(config)
         others = {"source", "partition", "transform", "record_privacy", "ood", "corruptions", *AFTERWARDS}
-        plain = {name: value for name, value in vars(cli.config.data).items() if name not in others}
+        plain = {name: value for name, value in vars(config.data).items() if name not in others}
         states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002  Lightning seeds it
-        return cls(cli.model, cli.datamodule, plain, (*states, os.environ["PL_GLOBAL_SEED"]))
+        return cls(made.model, made.data, plain, (*states, os.environ["PL_GLOBAL_SEED"]))
 
     def copied(self, conf: str, afterwards: dict[str, Any]) -> tuple[Any, FederatedDataModule]:
         """Copies, of the data with other arguments."""
@@ -267,8 +293,7 @@ class _Made:
         torch.set_rng_state(torch_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
-        files = (yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("data", {}) for name in ("base", conf))
-        configured = {name: value for file in files for name, value in file.items() if name in AFTERWARDS}
+        configured = {name: value for name, value in _data_of(conf).items() if name in AFTERWARDS}
         objects = copy.deepcopy((self.data.source, self.data.partition, self.data._transform))
         made = {name: getattr(self.data, name) for name in ("record_privacy", "ood", "corruptions")}
         data = FederatedDataModule(*objects, **self.plain | made | configured | afterwards)
