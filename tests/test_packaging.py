@@ -67,6 +67,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fedprompt"}
     for file in ("configs/suites/digits.yaml", "results/paper/pfedpg_table1.csv", "benchmark/py.typed"):
         assert f"fedprompt/{file}" in names
+    # A configuration names this one; how speed is measured is of a checkout.
+    of_speed = {name.rpartition("/")[2] for name in names if name.startswith("fedprompt/benchmark/speed/")}
+    assert of_speed == {"__init__.py", "simple_cnn.py"}
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
     return site
 
