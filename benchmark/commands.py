@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from benchmark.boards import command as boards
 from benchmark.cells.places import add_place, chosen_place
 from benchmark.command_parser import CommandParser
 from benchmark.deploy import command as deploy
@@ -402,6 +403,7 @@ def parser() -> CommandParser:
     entry.set_defaults(run=resume)
     add_commands(commands)
     deploy.add_commands(commands)
+    boards.add_commands(commands)
     entry = commands.add_parser("configs", help=configs.__doc__, description=configs.__doc__)
     entry.add_argument("beginning", nargs="?", default="", help="of the names, for example suites/; default all")
     entry.set_defaults(run=configs)

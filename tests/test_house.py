@@ -44,6 +44,7 @@ FLOORS = (
     ("benchmark.cells",),
     ("benchmark.tables",),
     ("benchmark.tuning",),
+    ("benchmark.boards",),
     ("benchmark.figures",),
     ("benchmark.report",),
     ("benchmark.speed",),

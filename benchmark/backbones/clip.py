@@ -62,8 +62,6 @@ def load_clip(
     if weights == "hub" and name == MICRO:
         raise ConfigurationError(f"{MICRO} has no weights on a hub; use weights='embedded'")
 
-    import open_clip
-
     from benchmark.backbones.micro import micro_clip_path
 
     needed = weights == "file" and pretrained_tag is None and name != MICRO

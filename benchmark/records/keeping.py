@@ -21,8 +21,10 @@ from benchmark.yaml_files import parse_yaml
 _PLACE = re.compile(rb"(?m)^(( +)(root|checkpoint_path):) .+(?:\n\2 +\S.*)*$")
 
 
-def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
-    """Copy a finished run's small files to ``destination/<name of run_dir>``, to be committed; return that folder.
+def keep_record(run_dir: str | Path, destination: str | Path, name: str | None = None) -> Path:
+    """Copy a finished run's small files to ``destination/<name>``, to be committed; return that folder.
+
+    The name is by default that of ``run_dir``.
 
     Copied: ``config.yaml``, ``metrics.parquet``, ``classes.parquet``, ``manifest.json`` up to
     :data:`KEPT_MANIFEST_BYTES` (of a larger one ``partition.json`` keeps the images per client and class), and
@@ -41,7 +43,7 @@ def keep_record(run_dir: str | Path, destination: str | Path) -> Path:
         problems = [str(error)]
     if problems:
         raise ConfigurationError(f"{run_dir} is not kept: {problems[0]}")
-    target = Path(destination) / source.name
+    target = Path(destination) / (name or source.name)
     refuse_link(target)
     whole = run.record.files["manifest.json"]
     names = [name for name in ("config.yaml", "metrics.parquet", CLASSES) if name in run.record.files]

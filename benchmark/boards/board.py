@@ -1,0 +1,219 @@
+"""A board's file: the setting that all rows share, and which kept runs each row is made of."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, with_config
+
+from benchmark.errors import ConfigurationError, no_such
+from benchmark.files import make_folder, parse_json, read_regular, write_json
+from benchmark.records.grouped_runs import Run, read_run
+from benchmark.records.hashes import config_hash
+from benchmark.yaml_files import as_declared
+
+#: Where boards lie below the folder of results, and the runs of their rows.
+FOLDER, RUNS = "boards", "runs"
+#: What a board's file has at most, in bytes.
+LARGEST = 2**20
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
+class BoardRow:
+    """A row of a board.
+
+    Attributes:
+        label: its name, that of a method or of what somebody has made of one.
+        point: where in a round it is read.
+        runs: names of kept runs by seed.
+        submitted: whether it came after the board was frozen.
+    """
+
+    label: str
+    point: Literal["server", "local"]
+    runs: dict[str, str]
+    submitted: bool = False
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
+class Setting:
+    """Everything that is equal in all runs of a board.
+
+    Attributes:
+        dataset: title of the data set.
+        images_sha256: hash of its images.
+        clients: the partition, in words; its hash decides.
+        backbone: its name and the side of its images.
+        weights: hash of the backbone's configuration, without the folder that its file lies in.
+        held_out: shares of the training images and of the clients that are held out.
+        client_rounds: the most that any row trains: rounds times the clients that take part in each.
+        splits: hash of the partition by seed.
+    """
+
+    dataset: str
+    images_sha256: str
+    clients: str
+    backbone: str
+    weights: str
+    held_out: list[float]
+    client_rounds: int
+    splits: dict[str, str]
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
+class Board:
+    """A frozen board.
+
+    Attributes:
+        name: of its file; it ends in its version, such as ``_v1``.
+        title: its heading.
+        note: how its own rows were made.
+        metric: what rows are ranked by, averaged over clients after the last round.
+        floor: label of the row that needs no training; rows below it are marked.
+        setting: what every run must have.
+        rows: in the order in which they came.
+    """
+
+    name: str
+    title: str
+    note: str
+    metric: str
+    floor: str
+    setting: Setting
+    rows: list[BoardRow]
+
+    def with_row(self, row: BoardRow) -> "Board":
+        """Return the board with one row more.
+
+        Raises:
+            ConfigurationError: there is a row of this label.
+        """
+        if row.label in [each.label for each in self.rows]:
+            raise ConfigurationError(f"{self.name} has a row {row.label!r} already; give another --label")
+        return replace(self, rows=[*self.rows, row])
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is no file's or has no version.
+
+    Raises:
+        ConfigurationError: as it says.
+    """
+    if not re.fullmatch(r"[a-z0-9_]+_v[0-9]+", name):
+        raise ConfigurationError(
+            f"a board is called by a-z, 0-9 and _, its version last, such as office_floors_v1; got {name!r:.80}"
+        )
+
+
+def path_of(name: str, results_dir: Path) -> Path:
+    """Return where a board's file lies."""
+    check_name(name)
+    return results_dir / FOLDER / f"{name}.json"
+
+
+def names_of_boards(results_dir: Path) -> list[str]:
+    """List the boards in a folder of results."""
+    return sorted(path.stem for path in (results_dir / FOLDER).glob("*_v*.json"))
+
+
+def read_board(name: str, results_dir: Path) -> Board:
+    """Read a board's file.
+
+    Raises:
+        ConfigurationError: there is no such board, or its file is none of this version.
+    """
+    path = path_of(name, results_dir)
+    if not path.is_file():
+        raise ConfigurationError(no_such("board", name, names_of_boards(results_dir)))
+    try:
+        content = parse_json(read_regular(path, LARGEST))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    return as_declared(Board, content, f"{path} is not a board of this version")
+
+
+def write_board(board: Board, results_dir: Path) -> Path:
+    """Write a board's file; return its path."""
+    path = path_of(board.name, results_dir)
+    make_folder(path.parent)
+    write_json(path, asdict(board))
+    return path
+
+
+def runs_of(row: BoardRow, results_dir: Path) -> dict[str, Run]:
+    """Read the kept runs of a row, by seed.
+
+    Raises:
+        ConfigurationError: one is missing or damaged.
+    """
+    return {seed: read_run(results_dir / RUNS / name) for seed, name in row.runs.items()}
+
+
+def setting_of(runs: Sequence[Run]) -> Setting:
+    """Return what runs of several seeds have in common, with the partition of each.
+
+    Raises:
+        ConfigurationError: they differ in more than their seed and partition, or do not know their images.
+    """
+    first, *others = [_setting_of_one(run) for run in runs]
+    for run, other in zip(runs[1:], others, strict=True):
+        if why := differing(first, replace(other, client_rounds=first.client_rounds, splits=first.splits)):
+            raise ConfigurationError(f"{run.folder} is of another setting than {runs[0].folder}: {why}")
+    splits = {seed: split for each in (first, *others) for seed, split in each.splits.items()}
+    return replace(first, client_rounds=max(each.client_rounds for each in (first, *others)), splits=splits)
+
+
+def differing(board: Setting, given: Setting) -> str:
+    """Say in what a setting differs from a board's; empty where it does not, though it may train less."""
+    expected, found = asdict(board), asdict(given)
+    said = [
+        f"{name.replace('_', ' ')} {found[name]!r}, expected {expected[name]!r}"
+        for name in ("dataset", "backbone", "weights", "held_out", "images_sha256")
+        if found[name] != expected[name]
+    ]
+    if given.client_rounds > board.client_rounds:
+        said.append(f"{given.client_rounds} rounds of a client, expected at most {board.client_rounds}")
+    said += [
+        f"the partition of seed {seed} is another one ({split[:12]}), expected {board.splits.get(seed, 'none')[:12]}"
+        for seed, split in given.splits.items()
+        if board.splits.get(seed) != split
+    ]
+    return "; ".join(said)
+
+
+def _setting_of_one(run: Run) -> Setting:
+    if run.images_sha256 is None:
+        raise ConfigurationError(f"{run.folder} does not know its images, as records of older versions; run it again")
+    weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
+    return Setting(
+        dataset=run.record.dataset,
+        images_sha256=run.images_sha256,
+        clients=re.sub(r", \d+( %)? a round$", "", run.setting),
+        backbone=run.backbone,
+        weights=config_hash({"backbone": _without_folder(weights)}),
+        held_out=[run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)],
+        client_rounds=run.record.rounds * _participants(run),
+        splits={str(run.record.seed): run.record.manifest_hash},
+    )
+
+
+def _participants(run: Run) -> int:
+    """Return how many clients train in a round."""
+    count = len(run.record.client_names)
+    chosen, share = run.get("data.clients_per_round"), run.get("data.participation", 1.0)
+    return min(count, int(chosen)) if chosen is not None else max(1, round(share * count))
+
+
+def _without_folder(weights: object) -> object:
+    """Return a backbone's configuration with its file's name alone."""
+    if isinstance(weights, dict):
+        return {
+            name: Path(value).name if name == "checkpoint_path" and isinstance(value, str) else _without_folder(value)
+            for name, value in weights.items()
+        }
+    return weights

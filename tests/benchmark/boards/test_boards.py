@@ -1,0 +1,278 @@
+"""Boards: frozen of kept runs, ranked by hand-computed numbers, and open to runs of the same setting alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from recorded_results import kept_images
+
+from benchmark.boards.board import Board, names_of_boards, read_board
+from benchmark.boards.freeze import freeze
+from benchmark.boards.ranking import long_form, ranking, scored
+from benchmark.boards.submit import submit
+from benchmark.commands import main
+from benchmark.errors import ConfigurationError
+from benchmark.files import write_json
+from benchmark.records.hashes import manifest_hash
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.predictions import PREDICTIONS, parquet_of
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import write_record
+from benchmark.tables.cells import make_cells
+from benchmark.tables.layout import load_table
+
+ROOT = Path(__file__).parents[3]
+NAME = "rooms_v1"
+#: Of the twelve kept images: 3 of 5, 2 of 4 and 2 of 3 are right.
+KEPT = [0.6, 0.5, 2 / 3]
+TABLE = {
+    "title": "Rooms",
+    "metric": "accuracy",
+    "presets": {
+        "demo": {
+            "note": "Three <rooms> | of one house.",
+            "seeds": [0, 1],
+            "data": [{"name": "rooms", "label": "all rooms", "columns": [{"statistic": "average"}]}],
+        }
+    },
+    "rows": [
+        {"label": "Floor", "name": "floor", "configs": ["floor.yaml"], "point": "server"},
+        {"label": "Trained", "name": "trained", "configs": ["trained.yaml"], "point": "local"},
+    ],
+}
+
+
+def write(folder: Path, seed: int, values: list[float], kept: bool = False, rounds: int = 2, **other: Any) -> Path:
+    """A finished run of three clients; other arguments are the method's, or ``images``, ``first`` and ``backbone``."""
+    folder.mkdir(parents=True)
+    arguments = {"backbone": {"class_path": other.pop("backbone", "PaperCNN")}}
+    images, first = other.pop("images", "f" * 64), other.pop("first", 5)
+    source = {"class_path": "datamodules.CIFAR10", "init_args": {"root": other.pop("root", "data")}}
+    config = {
+        "seed_everything": seed,
+        "model": {"class_path": "methods.FedVPT", "init_args": arguments | other},
+        "data": {"source": source, "partition": {"class_path": "datamodules.OneDomainPerClient"}},
+        "trainer": {"max_epochs": rounds},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    clients = [
+        {"name": name, "train_classes": [first, 0], "test_classes": [size, 0]}
+        for name, size in zip("abc", (5, 4, 3), strict=True)
+    ]
+    manifest = {"class_names": ["bike", "mug"], "clients": clients, "images_sha256": images}
+    write_json(folder / "manifest.json", manifest)
+    if kept:
+        rows = [kept_images(point) for point in ("server", "local")]
+        (folder / PREDICTIONS).write_bytes(parquet_of(pd.concat(rows).sort_values(["point", "client", "image"])))
+    metrics = [
+        (number, client, point, "test", "accuracy", value if number else 0.0)
+        for number in range(3)
+        for point in ("server", "local")
+        for client, value in enumerate(values)
+    ]
+    record = RunRecord(
+        method="FedVPT",
+        dataset="CIFAR10",
+        setting="domains",
+        seed=seed,
+        client_names=("a", "b", "c"),
+        test_sizes=(5, 4, 3),
+        manifest_hash=manifest_hash(manifest),
+        device="cpu",
+        environment={},
+        rounds=rounds,
+        rounds_trained=2,
+        communication={"up_bytes": 1500.0, "down_bytes": 500.0, "up_floats": 375.0, "down_floats": 125.0},
+        seconds={"total": 90.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=1,
+        images_sha256=images,
+        code={},
+    )
+    write_record(folder, record, pd.DataFrame(metrics, columns=list(COLUMNS)), predictions=kept)
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of results with the kept runs of a table: its floor, and a row that is better but for one client."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rooms.yaml").write_text(yaml.safe_dump(TABLE))
+    for name in ("floor", "trained"):
+        (tmp_path / f"{name}.yaml").write_text("model: methods.FedVPT\n")
+    table = load_table("rooms.yaml")
+    values = {"Floor": [0.5, 0.6, 0.7], "Trained": [0.7, 0.9, 0.6]}
+    for (_, label, seed), cell in make_cells(table, "demo", table.presets["demo"]).items():
+        write(tmp_path / "results" / "runs" / cell.name, seed, [v - 0.02 * seed for v in values[label]], lr=len(label))
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def board(results: Path) -> Board:
+    return freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results)
+
+
+def given(folder: Path, **other: Any) -> list[Path]:
+    """Runs of somebody else with both seeds."""
+    return [write(folder / f"s{seed}", seed, KEPT, kept=True, **other) for seed in (0, 1)]
+
+
+def test_a_board_holds_what_its_runs_share(board: Board, results: Path) -> None:
+    assert names_of_boards(results) == [NAME]
+    assert read_board(NAME, results) == board
+    assert (board.metric, board.floor, board.note) == ("accuracy", "Floor", "Three <rooms> | of one house.")
+    assert [(row.label, row.point, row.submitted) for row in board.rows] == [
+        ("Floor", "server", False),
+        ("Trained", "local", False),
+    ]
+    setting = board.setting
+    assert (setting.dataset, setting.images_sha256, setting.client_rounds) == ("CIFAR10", "f" * 64, 6)
+    assert setting.splits.keys() == {"0", "1"}
+
+
+def test_rows_are_ranked_beside_the_floor(board: Board, results: Path) -> None:
+    """By hand: means 60 and 58, 73.33 and 71.33; the clients' differences are 20, 30 and -10 under both seeds."""
+    best, floor = scored(board, results)
+    assert (best.row.label, floor.row.label) == ("Trained", "Floor")
+    assert best.averages == pytest.approx([220 / 3, 214 / 3])
+    page = ranking(board, results)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    assert lines[2][:4] == ["1", "Trained (after local training)", "72.33 ± 1.41", "+13.33"]
+    # t of two degrees of freedom, 4.3027, times 20.8167 / sqrt(3), the standard error of clients; seeds are alike.
+    assert lines[2][4] == "-38.38 to +65.04"
+    assert lines[2][5:] == ["59.00 ± 1.41", "2.0", "2", "1.5", ""]
+    assert lines[3][:6] == ["2", "Floor", "59.00 ± 1.41", "", "", "49.00 ± 1.41"]
+    assert lines[3][-1] == "the floor"
+    assert "&lt;rooms&gt; \\| of" in page
+
+
+def test_values_are_kept_by_client(board: Board, results: Path) -> None:
+    found = long_form(board, results)
+    assert len(found) == 2 * 2 * 3
+    first = ["Floor", 0, "a", 5, 5, "accuracy", 0.5]
+    assert found.iloc[0].tolist() == first
+
+
+def test_a_row_is_added_and_marked_where_it_is_below_the_floor(board: Board, results: Path, tmp_path: Path) -> None:
+    made = submit(NAME, "Mine & yours", given(tmp_path / "theirs", lr=0.5), "local", results)
+    assert made.remarks == ()
+    row = made.board.rows[-1]
+    assert (row.label, row.point, row.submitted) == ("Mine & yours", "local", True)
+    assert row.runs == {str(seed): f"mine_yours-{NAME}-s{seed}" for seed in (0, 1)}
+    kept = results / "runs" / row.runs["0"]
+    assert {path.name for path in kept.iterdir()} == {
+        *("config.yaml", "metrics.parquet", "classes.parquet", "manifest.json", "record.json")
+    }
+    assert read_board(NAME, results) == made.board
+    # 58.89 on average, 0.11 below the floor's 59.
+    line = next(line for line in ranking(made.board, results).splitlines() if "Mine &amp; yours" in line)
+    assert "| 58.89 ± 0.00 | -0.11 |" in line
+    assert line.endswith("| below the floor, submitted |")
+    with pytest.raises(ConfigurationError, match="has a row 'Mine & yours' already"):
+        submit(NAME, "Mine & yours", given(tmp_path / "again", lr=0.6), "local", results)
+
+
+def broken(folder: Path) -> list[Path]:
+    """Runs, one of which has other predictions than accuracies."""
+    first, second = given(folder)
+    (first / PREDICTIONS).write_bytes((first / PREDICTIONS).read_bytes()[:-1])
+    return [first, second]
+
+
+def other_scores(folder: Path) -> list[Path]:
+    """Runs whose accuracies are not those of their predictions, with all hashes made anew."""
+    return [write(folder / f"s{seed}", seed, [0.8, 0.5, 2 / 3], kept=True) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda f: given(f, images="e" * 64), "not on this board: images sha256"),
+        (lambda f: given(f, backbone="Other"), "not on this board: backbone 'Other', expected 'PaperCNN'"),
+        (lambda f: given(f, rounds=3), "9 rounds of a client, expected at most 6"),
+        (lambda f: given(f, first=6), "the partition of seed 0 is another one"),
+        (lambda f: given(f)[:1], "one run for each of the seeds 0, 1; got 0"),
+        (lambda f: given(f)[:1] * 2, "one run for each of the seeds 0, 1; got 0, 0"),
+        (lambda f: [write(f / f"s{s}", s, KEPT, kept=True, lr=s) for s in (0, 1)], "differ in more than their seed"),
+        (lambda f: [write(f / f"s{s}", s, KEPT) for s in (0, 1)], "has no predictions.parquet"),
+        (broken, "predictions.parquet"),
+        (other_scores, "predictions.parquet does not give the record's accuracies"),
+        (lambda f: [f / "nothing"], "nothing"),
+    ],
+)
+def test_what_is_not_of_the_board_is_refused_and_nothing_is_written(
+    made: Any, said: str, board: Board, results: Path, tmp_path: Path
+) -> None:
+    runs = made(tmp_path / "theirs")
+    before = sorted(results.rglob("*"))
+    with pytest.raises(ConfigurationError, match=said):
+        submit(NAME, "Mine", runs, "server", results)
+    assert sorted(results.rglob("*")) == before
+    assert read_board(NAME, results) == board
+
+
+def test_other_code_and_a_moved_folder_of_data_are_no_obstacle(board: Board, results: Path, tmp_path: Path) -> None:
+    runs = given(tmp_path / "theirs", root="/elsewhere")
+    for folder in runs:
+        content = json.loads((folder / "record.json").read_text())
+        fields = {name: content[name] for name in RunRecord.__dataclass_fields__ if name in content}
+        record = replace(RunRecord(**fields), client_names=("a", "b", "c"), test_sizes=(5, 4, 3))
+        other = replace(record, code={"benchmark.no_such_module": "0" * 64})
+        write_record(folder, other, pd.read_parquet(folder / "metrics.parquet"), predictions=True)
+    made = submit(NAME, "Mine", runs, "server", results)
+    assert made.remarks == ("made by other code than this: benchmark/no_such_module.py",)
+    assert "/elsewhere" not in (results / "runs" / f"mine-{NAME}-s0" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": "Rooms"}, "a board is called by a-z"),
+        ({"table_name": "nothing"}, "nothing"),
+        ({"preset_name": "paper"}, "no preset 'paper'"),
+        ({"group_name": "cellar"}, "has no data 'cellar'; it has rooms"),
+        ({"metric": "charm"}, "there is no metric 'charm'"),
+        ({"floor": "Cellar"}, "the floor 'Cellar' is no row; rows are Floor, Trained"),
+    ],
+)
+def test_freezing_says_what_is_not_there(changed: dict[str, str], said: str, results: Path) -> None:
+    usual = {"name": NAME, "table_name": "rooms.yaml", "preset_name": "demo", "group_name": "rooms", "floor": "Floor"}
+    with pytest.raises(ConfigurationError, match=said):
+        freeze(**(usual | changed), results_dir=results)  # type: ignore[arg-type]
+    assert names_of_boards(results) == []
+
+
+def test_a_board_is_frozen_once_and_of_whole_rows(board: Board, results: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is frozen"):
+        freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results)
+    (results / "runs" / board.rows[1].runs["1"] / "record.json").unlink()
+    with pytest.raises(ConfigurationError, match="the row 'Trained' has no run trained-rooms-s1"):
+        freeze("rooms_v2", "rooms.yaml", "demo", "rooms", "Floor", results)
+
+
+def test_the_command_freezes_shows_lists_and_takes_runs(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["board", "freeze", NAME, "rooms.yaml", "--preset=demo", "--data=rooms", "--floor=Floor"]) == 0
+    page = results / "boards" / f"{NAME}.md"
+    assert "| 1 | Trained (after local training) |" in page.read_text()
+    runs = [str(folder) for folder in given(tmp_path / "theirs")]
+    assert main(["board", "submit", NAME, *runs, "--label=Mine"]) == 0
+    assert "| 3 | Mine |" in page.read_text()
+    assert main(["board", "show", NAME]) == 0
+    assert page.read_text() in capsys.readouterr().out
+    assert main(["board", "list"]) == 0
+    assert capsys.readouterr().out == f"{NAME:36} Rooms: all rooms, 3 rows\n"
+    assert main(["board", "show", "rooms_v3"]) == 2
+    assert "there is no board 'rooms_v3'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", names_of_boards(ROOT / "results"))
+def test_committed_boards_are_what_their_runs_give(name: str) -> None:
+    board = read_board(name, ROOT / "results")
+    folder = ROOT / "results" / "boards"
+    assert ranking(board, ROOT / "results") == (folder / f"{name}.md").read_text()
+    assert long_form(board, ROOT / "results").to_csv(index=False) == (folder / f"{name}.csv").read_text()
