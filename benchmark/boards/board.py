@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, with_config
 
 from benchmark.errors import ConfigurationError, no_such
 from benchmark.files import make_folder, parse_json, read_regular, write_json
@@ -18,6 +18,8 @@ from benchmark.yaml_files import as_declared
 FOLDER, RUNS = "boards", "runs"
 #: What a board's file has at most, in bytes.
 LARGEST = 2**20
+#: Name of a kept run's folder, which leads nowhere else.
+Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=200)]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -34,7 +36,7 @@ class BoardRow:
 
     label: str
     point: Literal["server", "local"]
-    runs: dict[str, str]
+    runs: dict[str, Folder]
     submitted: bool = False
 
 

@@ -253,6 +253,13 @@ def test_a_board_is_frozen_once_and_of_whole_rows(board: Board, results: Path) -
         freeze("rooms_v2", "rooms.yaml", "demo", "rooms", "Floor", results)
 
 
+def test_a_board_names_no_folder_but_kept_runs(board: Board, results: Path) -> None:
+    path = results / "boards" / f"{NAME}.json"
+    path.write_text(path.read_text().replace("trained-rooms-s0", "../../trained-rooms-s0"))
+    with pytest.raises(ConfigurationError, match="is not a board of this version: rows.1.runs.0"):
+        read_board(NAME, results)
+
+
 def test_the_command_freezes_shows_lists_and_takes_runs(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
