@@ -256,7 +256,7 @@ def test_a_board_is_frozen_once_and_of_whole_rows(board: Board, results: Path) -
 def test_a_board_names_no_folder_but_kept_runs(board: Board, results: Path) -> None:
     path = results / "boards" / f"{NAME}.json"
     path.write_text(path.read_text().replace("trained-rooms-s0", "../../trained-rooms-s0"))
-    with pytest.raises(ConfigurationError, match="is not a board of this version: rows.1.runs.0"):
+    with pytest.raises(ConfigurationError, match=r"is not a board of this version: rows\.1\.runs\.0"):
         read_board(NAME, results)
 
 
