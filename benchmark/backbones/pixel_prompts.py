@@ -62,7 +62,7 @@ class PixelPrompt(Checked, nn.Module):
         return {"patch": (self.size, self.size)}
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """What one call of ``forward`` needs of chance; nothing by default."""
+        """Draw the random tensors that one call of ``forward`` needs, by name; none by default."""
         return {}
 
     def padded(self, noise: Mapping[str, Tensor]) -> Tensor:

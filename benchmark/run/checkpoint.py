@@ -127,10 +127,10 @@ class _Hashed:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU, after every byte of the file and every part of it has been looked at.
+    """Read a checkpoint onto the CPU and check every byte of the file and every part of its content.
 
-    The hash in the file tells of every change that somebody or something made to it, single bits too. It is no
-    signature: whoever changes a checkpoint on purpose can make a new hash.
+    The hash in the file shows every change to it, of single bits too. It is no signature: a person who changes a
+    checkpoint on purpose can make a new hash.
 
     Raises:
         ConfigurationError: there is no such file, it was changed or cut off, or it is not a checkpoint of this project.

@@ -59,7 +59,7 @@ def choices_asked_for(arguments: Sequence[str]) -> str | None:
 
 
 def is_base(class_path: str) -> bool:
-    """Whether a class is there for others to derive from or belongs to one, and is not to be chosen itself."""
+    """Return whether a class cannot be chosen: it is a base class of choices, or an internal class of the project."""
     named = locate(class_path)
     module = getattr(named, "__module__", "")
     of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
@@ -135,7 +135,7 @@ def check_classes(config: Namespace) -> None:
     """Refuse what only shows when a configuration is whole.
 
     Raises:
-        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, none
+        ConfigurationError: a base instead of a class that can be chosen, an argument that comes from the data, none
             where a class has no default, or one that nothing checks.
     """
     for place, base in CHOICES.items():

@@ -1,4 +1,4 @@
-"""How far a run is, as people see it: a live table and a bar in a terminal, plain lines elsewhere."""
+"""The progress display of a run: a live table and a bar in a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -64,7 +64,7 @@ class Display(Protocol):
 
 
 def in_terminal() -> bool:
-    """Whether standard output is a terminal that can move its cursor."""
+    """Return whether standard output is a terminal that can move its cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -195,7 +195,7 @@ def display_for(pace: Pace) -> Display:
 
 
 def _state(pace: Pace) -> Iterator[str]:
-    """What goes on in a round."""
+    """Describe the present state of a round, part by part."""
     if pace.rounds:
         yield f"round {pace.number}/{pace.rounds}" if pace.number else "before training"
     if pace.part == "evaluation":
@@ -218,6 +218,6 @@ def _in_line(scores: dict[str, float]) -> str:
 
 
 def _left(pace: Pace) -> str:
-    """How long the rest takes; nothing while that is not known, and in the end."""
+    """Return the remaining time in words; empty while it is not known, and at the end."""
     left = pace.left
     return "" if left is None or pace.done >= 1 else f"{clock(left)} left"
