@@ -101,7 +101,7 @@ def read_regular(path: str | Path, most: int, links: bool = False) -> bytes:
 
 
 def reason(error: Exception) -> str:
-    """Why a file cannot be had, without the error's number and the file's name."""
+    """Return the reason of a file error, without the error's number and the file's name."""
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -198,7 +198,7 @@ def _turn_upright(image: Image.Image) -> None:
 
 
 def _fitted(image: Image.Image, how: Decoding, path: Path | str) -> NDArray[np.uint8]:
-    """Its pixels at the size that is wanted, [3, S, S]."""
+    """Return the image's pixels at the size and by the fit of ``how``, uint8 [3, S, S]."""
     size = how.size
     if how.fit == "crop":
         short = min(image.size)

@@ -50,12 +50,12 @@ class SplitRecord:
 
     @property
     def images_sha256(self) -> str:
-        """Of the images' pixels."""
+        """The sha256 of the images' pixels."""
         return str(self.fields[OF_THE_IMAGES])
 
     @cached_property
     def manifest(self) -> Manifest:
-        """All of it, as plain JSON values."""
+        """The whole manifest, as plain JSON values."""
         return {**self.fields, "clients": json.loads(f"[{','.join(self.clients)}]")}
 
     @cached_property

@@ -256,10 +256,10 @@ class RoundCheckpoint(ModelCheckpoint):
     """Lightning's, by a name of its own: a user's beside it has another state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is taken from a checkpoint: the one file that it keeps has a fixed name."""
+        """Take nothing from a checkpoint: the one file that it keeps has a fixed name."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a round also where nobody takes a step in it, as in that of class means."""
+        """Save a round also if no client takes a step in it, as in a round of class means."""
         self._last_global_step_saved = -1
         super().on_train_epoch_end(trainer, pl_module)
 

@@ -70,7 +70,7 @@ def is_base(class_path: str) -> bool:
 
 
 def no_such_class(given: str, hint: Any) -> str:
-    """Why a name is not that of a class to choose, and which names are.
+    """Explain why a name cannot be chosen as a class, and list the names that can.
 
     Args:
         given: the name, or a dotted path.
@@ -167,7 +167,7 @@ def _check_annotated(value: Any, place: str) -> None:
 
 
 def no_type(of: str, name: str) -> str:
-    """Why an argument of a class is given no value, and what its author does about it."""
+    """Explain that an argument of a class has no type, and how its author adds one."""
     return (
         f"{of} gives its argument {name} no type, so that nothing checks its value; write one there, such as "
         f"{name}: float (every argument has an annotation)"

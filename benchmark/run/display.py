@@ -80,7 +80,7 @@ class Lines:
         self._said = time.monotonic()
 
     def begin(self) -> None:
-        """Nothing to say: the run has named its directory."""
+        """Say nothing: the run has named its directory."""
 
     def look(self) -> None:
         """Say how far the round is if nothing was said for a while."""
@@ -102,7 +102,7 @@ class Lines:
         self._say("  ".join(part for part in parts if part))
 
     def end(self) -> None:
-        """Nothing to say: the command line says how a run has ended."""
+        """Say nothing: the command line says how a run has ended."""
 
     def _say(self, line: str) -> None:
         print(f"{line}\n", end="", flush=True)  # at once: a signal in between would leave the line open
@@ -132,7 +132,7 @@ class Screen:
         self.live.start()
 
     def look(self) -> None:
-        """Nothing to do: it looks by itself, four times a second."""
+        """Do nothing: the screen refreshes itself four times a second."""
 
     def before_training(self, scores: dict[str, float]) -> None:
         """A row for round 0."""

@@ -26,7 +26,7 @@ class Work(Protocol):
 
 
 class Links:
-    """Those of ``torch.distributed``, whose default process group is the ranks'."""
+    """Links between ranks by ``torch.distributed``, in its default process group."""
 
     def all_gather(self, parts: list[Tensor], mine: Tensor) -> Work:
         """Begin to fill ``parts``, of one shape, with what each rank gives."""

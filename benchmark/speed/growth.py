@@ -133,7 +133,7 @@ def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS, evalu
 
 
 def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
-    """As ``grow``, in a process of its own.
+    """Run ``grow`` in its own process.
 
     Raises:
         ConfigurationError: that process failed.

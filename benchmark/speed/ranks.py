@@ -102,7 +102,7 @@ def _command(devices: int, heads: bool) -> list[str]:
 
 
 def share_apart(devices: int, heads: bool) -> Shared:
-    """As ``share``, in processes of their own.
+    """Run ``share`` in its own processes.
 
     Raises:
         ConfigurationError: they failed.

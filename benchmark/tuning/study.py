@@ -202,7 +202,7 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
-        """Those that have ended, of the first as many as are asked for."""
+        """The first ``task.trials`` of the ended trials."""
         ended = [trial for trial in self.optuna.trials if trial.state.is_finished()]
         return [
             Trial(
