@@ -12,7 +12,7 @@ Some keys of a file are no options of a run: three put it together with others, 
     search:                       # what ``benchmark tune`` tries of it
       model.init_args.training.lr: [0.01, 0.05, 0.1, 0.25]
 
-    per_method:                   # of a suite: what single methods have there in place of what it says for all
+    per_method:                   # of a suite: what single methods have there instead of what it says for all
       - methods: [fedvpt, pfedpg]
         model.init_args.training: {lr: 0.1, epochs: 1}  # an option, from its class's default on; null takes it away
 
@@ -122,15 +122,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one file gives a run, or a method file and the suite that is read after it.
+    """The options that a file gives a run, or a method file together with the suite that is read after it.
 
     Attributes:
-        at: which of the given files it comes from, by position.
+        at: position of the given file that it comes from.
         path: the file.
-        given: its content, as it stands there.
-        below: the files that it stands on.
-        composed: options and values, where the file has one of :data:`KEYS` or names data in another way than
-            lightning-cli reads; None of a file as that reads it.
+        given: content of the file, unchanged.
+        below: its base files, direct and indirect.
+        composed: options and values of a file that has one of :data:`KEYS`, or whose ``data`` has a form that
+            lightning-cli cannot read; None if lightning-cli reads the file unchanged.
     """
 
     at: int
@@ -152,19 +152,19 @@ class Layer:
 
     @property
     def names_class(self) -> bool:
-        """Whether the file says which class the method is."""
+        """Return whether the file names the method's class."""
         model = self.given.get("model")
         return "class_path" in model if isinstance(model, dict) else model is not None
 
 
 def read_layers(paths: Sequence[Path]) -> list[Layer]:
-    """What the configuration files of a run give, in the order in which it is applied.
+    """Read the configuration files of a run, with their bases, in the order in which they are applied.
 
     Args:
-        paths: of the files, as they are given, those that come with the code from any folder; later ones win.
+        paths: the given files; later ones win. Files that come with the code are found from any folder.
 
     Raises:
-        ConfigurationError: a file cannot be read, lies within itself, or puts files together in no way that there is.
+        ConfigurationError: a file cannot be read, contains itself, or combines files in an unknown way.
     """
     reading = Reading()
     files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(shipped(path), at, reading)])
@@ -189,12 +189,15 @@ def read_content(path: Path) -> Any:
 
 
 def inlined(value: Any, path: Path) -> Any:
-    """What stands in the file ``path``, with the YAML files that it refers to, seen from there, in their places."""
+    """Replace the names of YAML files in a value of the file ``path`` by the files' content.
+
+    The names are relative to ``path``.
+    """
     return Reading().inlined(value, path)
 
 
 def real(path: Path) -> Path:
-    """A file's whole path without links; also of one that cannot be, of which whoever reads it says so."""
+    """Return a file's absolute path without links; unresolved if the path is not valid, as its reader reports that."""
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL
@@ -202,7 +205,7 @@ def real(path: Path) -> Path:
 
 
 def names_file(value: Any, path: Path) -> bool:
-    """Whether a value is the name of a YAML file that is there, seen from the file in which it stands."""
+    """Return whether a value of the file ``path`` is the name of an existing YAML file, relative to ``path``."""
     return isinstance(value, str) and value.endswith((".yaml", ".yml")) and os.path.isfile(path.parent / value)
 
 
@@ -282,7 +285,7 @@ def _composed(file: Layer, method: str | None) -> Layer:
 
 
 def _inlined(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What stands in a file, with the files that it refers to in their places and those of ``data`` put together."""
+    """Replace the names of files in a file's content by their content, and merge the entries of ``data``."""
     content: dict[str, Any] = inlined(given, path)
     data = content.get("data")
     if isinstance(data, str):
@@ -298,7 +301,7 @@ def _inlined(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read(entry: Any, path: Path) -> Any:
-    """What the file holds that an entry names; another entry as it is."""
+    """Return the content of the file that an entry names; an entry that names none is returned unchanged."""
     named = _named(entry, path) if isinstance(entry, str) else None
     return read_content(named) if named is not None and os.path.isfile(named) else entry
 

@@ -61,8 +61,9 @@ class Phase:
         clip: largest gradient norm of one client over all trained parameters, or None.
         steps: at most so many mini-batches of these passes, or None for all.
         schedule: of the rates over the rounds: ``"constant"``, or ``"cosine"``, which would be 0 after the last round.
-        optimizer_state: whose momentum a client starts with: ``"fresh"``, nobody's; ``"client"``, its own of the round
-            it last took part in; ``"shared"``, that of whoever trained before it (cohort width 1). Copies start afresh.
+        optimizer_state: momentum that a client starts with: ``"fresh"``, none; ``"client"``, its own of the round it
+            last took part in; ``"shared"``, that of the client that trained before it (cohort width 1). Copies start
+            afresh.
         transform: ONE client's ``(client, update) -> update``: what is added to the parameters that it names in place
             of an optimizer's step, for example its projection; the others take the step. None: all do.
         restart: personal parameters of the phase begin at their initial values in every round.

@@ -101,7 +101,7 @@ def read_regular(path: str | Path, most: int, links: bool = False) -> bytes:
 
 
 def reason(error: Exception) -> str:
-    """Why a file cannot be had, without the error's number and the file's name."""
+    """Return the reason of a file error, without the error's number and the file's name."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -142,9 +142,9 @@ def check_no_links(folder: Path) -> None:
 
 
 def _is_harmless(link: Path, folder: Path) -> bool:
-    """Whether a link stays within the folder, directly below ``folder``, in which it lies, or is a log of W&B's.
+    """Return whether a link may stay in ``folder``: it stays within the same direct subfolder, or is a log of W&B.
 
-    W&B links the log of its service, in the home folder, from ``wandb/*run-*/logs``; each process makes a new one.
+    W&B puts a link to its service's log, in the home folder, into ``wandb/*run-*/logs``; each process makes a new one.
     """
     parts = link.relative_to(folder).parts
     if len(parts) == 4 and parts[::2] == ("wandb", "logs") and "run-" in parts[1]:
@@ -153,7 +153,7 @@ def _is_harmless(link: Path, folder: Path) -> bool:
 
 
 def refuse_link(folder: Path) -> None:
-    """Refuse a link in the place of a folder that the user has not named, but one above it.
+    """Refuse a link instead of a folder, where the user has named a folder above it and not the link itself.
 
     Raises:
         ConfigurationError: it is one.

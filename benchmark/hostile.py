@@ -22,7 +22,7 @@ def hostile_clients(seed: int, clients: Sequence[int], fraction: float) -> tuple
 
 
 def of_honest(values: Tensor, hostile: Collection[int]) -> Tensor:
-    """Return one value a client, [N], with NaN in the place of hostile ones."""
+    """Return one value a client, [N], with NaN instead of hostile ones."""
     made = values.clone()
     made[sorted(hostile)] = math.nan
     return made

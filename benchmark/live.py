@@ -248,7 +248,7 @@ class LocalClient:
 
 @dataclass(frozen=True)
 class _MadeUp:
-    """Images of nobody."""
+    """Placeholder images that belong to no client."""
 
     images: Tensor
     labels: Tensor

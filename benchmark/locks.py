@@ -60,7 +60,7 @@ class FileLock:
         return True
 
     def read(self) -> str:
-        """What was written last; empty in a new file."""
+        """Return the text that was written last; empty for a new file."""
         return os.pread(self.descriptor, 4096, 0).decode(errors="replace")
 
     def write(self, state: str, more: str = "") -> None:

@@ -45,7 +45,7 @@ class Metric:
         name: in files, options and tables.
         counts: kinds of counts that it is made of.
         of: makes its values, float64 [N], of these counts, [N, ...] each, in this order; NaN where it is not defined.
-        of_images: in place of both: makes one value of n > 0 images, logits [n, C] and labels [n] in the order of
+        of_images: instead of both: makes one value of n > 0 images, logits [n, C] and labels [n] in the order of
             the images, each with a prediction; NaN where it is not defined.
         of_draws: makes a value for each of some draws of such images, float64 [draws], given how often each image is in
             each draw, [draws, n]. None where ``of_images`` must be asked for each.

@@ -11,7 +11,7 @@ def user_path(given: str | Path) -> Path:
     """A path that a user gave, with ``~`` as the home folder; there need be nothing at it.
 
     Raises:
-        ConfigurationError: no file can have it: ``~`` of nobody, a name that is too long, a NUL in it, or no UTF-8.
+        ConfigurationError: no file can have it: ``~`` of an unknown user, too long a name, a NUL in it, or no UTF-8.
     """
     shown = repr(str(given)[:60])[1:-1] + (f"... ({len(str(given)):,} characters)" if len(str(given)) > 60 else "")
     try:

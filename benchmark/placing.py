@@ -1,4 +1,4 @@
-"""Copies: of a table's rows; to the device, for which nobody waits; from it, for which the host waits once."""
+"""Copies: of a table's rows; to the device, without waiting; from it, for which the host waits once."""
 
 from collections.abc import Sequence
 

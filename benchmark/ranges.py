@@ -1,7 +1,7 @@
-"""Numbers that a constructor takes, as types: what is out of range is refused where it is declared, for everybody.
+"""Types of the numbers that a constructor takes, with their ranges: a value out of range is refused.
 
-The command line reads these types and refuses by the option's name what does not fit. :func:`checked` and
-:class:`Checked` refuse the same to whoever calls the constructor in Python.
+The command line reads these types and refuses an unfit value by the option's name. :func:`checked` and
+:class:`Checked` refuse the same values in a call from Python.
 """
 
 import functools
@@ -169,7 +169,7 @@ def _checks(constructor: Callable[..., Any]) -> dict[str, _Check]:
 
 
 def _of_instances(hint: Any) -> Any:
-    """The type with objects of a class in its place: pydantic would make a dataclass of a mapping, too."""
+    """Return the type with a class replaced by its objects: pydantic would make a dataclass of a mapping, too."""
     if _is_class(hint):
         return Annotated[hint, InstanceOf()]
     if get_origin(hint) in (Union, types.UnionType):
@@ -178,7 +178,7 @@ def _of_instances(hint: Any) -> Any:
 
 
 def _in_words(hint: Any) -> str:
-    """Which values a type takes, objects of classes included."""
+    """Describe the values that a type takes, in words; classes included."""
     if _is_class(hint):
         return f"an object of {hint.__name__}"
     if get_origin(hint) in (Union, types.UnionType):
@@ -187,13 +187,13 @@ def _in_words(hint: Any) -> str:
 
 
 def _is_class(hint: Any) -> bool:
-    """Whether a type is a class of the project, of which an object is expected."""
+    """Return whether a type is a class of the project, so that an object of it is expected."""
     ours = ("benchmark", "methods", "datamodules")
     return inspect.isclass(hint) and get_origin(hint) is None and hint.__module__.partition(".")[0] in ours
 
 
 def _is_checked(hint: Any) -> bool:
-    """Whether a type is of those that :func:`checked` checks."""
+    """Return whether :func:`checked` checks values of this type."""
     if get_origin(hint) in (Union, types.UnionType, tuple):
         parts = [part for part in get_args(hint) if part not in (type(None), bool, Ellipsis)]
         return bool(parts) and all(map(_is_checked, parts))

@@ -68,10 +68,9 @@ class Declared(Protocol):
 class ServerRule(Checked, nn.Module):
     """FedAvg's server (McMahan et al., AISTATS 2017), and the base of all others.
 
-    Everybody receives the shared values, and the new ones are the mean of the uploads weighted with the clients'
-    numbers of training images. A rule is plain PyTorch: what it keeps between rounds lies in its buffers and
-    parameters, or in its extra state, so that saving it is nobody's work, and a deployment calls the functions that a
-    simulation does.
+    All clients receive the shared values, and the new ones are the mean of the uploads weighted with the clients'
+    numbers of training images. A rule is plain PyTorch. Its state between rounds lies in its buffers and parameters, or
+    in its extra state, so that it is saved without further code. A deployment calls the same functions as a simulation.
     """
 
     terms: Terms
@@ -87,17 +86,18 @@ class ServerRule(Checked, nn.Module):
 
     @property
     def takes_the_mean(self) -> bool:
-        """Whether new values are this class's mean: of each parameter by itself, finite where the uploads are.
+        """Return whether ``aggregate`` is this class's weighted mean, so that parameters may be aggregated in groups.
 
-        A rule that keeps ``aggregate`` may say so: where uploads are many, it is given some parameters at a time.
+        The mean is taken of each parameter by itself and is finite where the uploads are. A rule that does not
+        override ``aggregate`` may return True: where uploads are many, it is then given some parameters at a time.
         """
         return type(self) is ServerRule
 
     @property
     def reads_rows(self) -> bool:
-        """Return whether what the rule makes depends on single uploads, not on their mean alone.
+        """Return whether the rule's result depends on single uploads, not on their mean alone.
 
-        So it is taken for, unless it is this class or says otherwise.
+        True for every other class than this one, unless it says otherwise.
         """
         return type(self) is not ServerRule
 

@@ -182,7 +182,7 @@ class _Collection:
 
 
 def _said(error: Exception, name: str) -> str:
-    """An error of the YAML library in one line, with the file's name in place of the library's."""
+    """An error of the YAML library in one line, with the file's name instead of the library's."""
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
     said = [getattr(error, "context", None), getattr(error, "problem", None)]

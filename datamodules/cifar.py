@@ -17,12 +17,12 @@ from datamodules.source import ImagePool, ImageSource
 
 
 class CIFAR(ImageSource):
-    """What CIFAR-10 and CIFAR-100 share: 50,000 train and 10,000 test images of 32 x 32.
+    """The base of CIFAR-10 and CIFAR-100: 50,000 train and 10,000 test images of 32 x 32.
 
     Read from ``<root>/<folder>/{train,test}/<class>/`` if that is there, else from torchvision's form of the
-    data set in ``root``. The order of images differs between the two, so that a partition's manifest is of
-    one of them. A training image that is identical to a test image is left out (about ten of CIFAR-100's):
-    no test image ever trains.
+    data set in ``root``. The order of images differs between the two, so that a partition's manifest fits
+    only one of them. A training image that is identical to a test image is left out (about ten of
+    CIFAR-100's), so that no test image ever trains.
 
     Args:
         root: folder of all data sets.

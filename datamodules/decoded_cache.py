@@ -76,7 +76,7 @@ class DecodedCache:
 
     @property
     def bytes(self) -> int:
-        """How large the files are."""
+        """The size of the files in bytes."""
         return sum(path.stat().st_size for path in (self._images, self._about))
 
     @property

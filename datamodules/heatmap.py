@@ -1,4 +1,4 @@
-"""Who holds how many images of which class, as a picture."""
+"""A heat map of a partition: images by client and class."""
 
 import re
 import textwrap

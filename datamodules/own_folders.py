@@ -1,4 +1,4 @@
-"""Folders of one's own images: which of them are sides of a split, which are classes, and the images in them."""
+"""Folders of the user's own images: which of them are sides of a split, which are classes, and the images in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,10 +46,12 @@ def folders_in(at: Path) -> list[str]:
 
 
 def sides_in(root: Path, below: str) -> list[str]:
-    """Where the class folders of a domain are: its folders ``train`` and ``test``, or the domain's folder itself.
+    """List the folders, relative to ``root``, that hold a domain's class folders.
+
+    They are the domain's folders ``train`` and ``test``, or the domain's folder itself.
 
     Raises:
-        ConfigurationError: there are other folders beside ``train`` and ``test``, or sides are called otherwise.
+        ConfigurationError: there are other folders beside ``train`` and ``test``, or sides have other names.
     """
     found = folders_in(root / below)
     if set(SIDES) <= set(found):

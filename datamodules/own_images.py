@@ -32,7 +32,7 @@ from datamodules.tables import read_table
 
 #: Columns of an index beside path and label.
 OPTIONAL = ("domain", "split", "group")
-#: Data sets that folders had the names of before there was a source of them: those configurations go on.
+#: Names of data sets with their own source that older configurations use for folders; those configurations stay valid.
 NAMED_BEFORE = frozenset(
     {"camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "medmnist", "officehome", "pacs", "sun397", "vlcs"}
 )
@@ -232,7 +232,7 @@ class ImageFolders(OwnImages):
 class DomainFolders(OwnImages):
     """One's own images of several domains: ``<root>/<domain>/<class>/*``, as PACS or Office-Home are unpacked.
 
-    A domain may have ``train/<class>`` and ``test/<class>`` in place of its classes. Domains and classes are named by
+    A domain may have ``train/<class>`` and ``test/<class>`` instead of its classes. Domains and classes are named by
     their folders and come in the order of the names, 2 before 10; every domain has every class. Files and folders whose
     names begin with a dot, and files that are no images, are passed over.
 

@@ -12,12 +12,12 @@ from datamodules.source import ImagePool, ImageSource
 
 
 class DomainsPerClient(Partition):
-    """As many clients as domains, each holding m of them (pFedBayesPT's setting; its paper gives no algorithm).
+    """A partition with as many clients as domains, each client holding m domains (pFedBayesPT's setting).
 
-    Client i holds the domains i, i+1, ..., i+m-1, counted around. A domain's training images are dealt evenly to its
-    m holders, stratified by class, and so are its test images. A client gets part j of its j-th domain, so that all
-    clients have equally many images for every m where the domains have equally many. With m = 1 each client has one
-    domain, with all domains the clients are alike.
+    The paper gives no algorithm. Client i holds the domains i, i+1, ..., i+m-1, counted around. A domain's training
+    images are dealt evenly to its m holders, stratified by class, and so are its test images. A client gets part j of
+    its j-th domain, so that all clients have equally many images for every m if the domains have equally many. With
+    m = 1 each client has one domain; with m the number of domains the clients are alike.
 
     Args:
         domains: m.

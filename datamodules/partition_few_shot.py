@@ -49,7 +49,7 @@ def class_groups(classes: Sequence[int], num_clients: int, class_seed: int) -> l
 
 
 def _enough(classes: int, clients: int) -> bool:
-    """Whether every client gets a class, the last one too."""
+    """Return whether every client gets a class, the last one too."""
     size = round(classes / clients)
     return size > 0 and size * (clients - 1) < classes
 

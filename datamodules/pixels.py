@@ -32,15 +32,15 @@ Fit = Literal["squash", "crop"]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How a file becomes pixels.
+    """The settings by which a file is decoded to pixels.
 
     Attributes:
         size: S, height and width of the result in pixels.
         fit: ``squash`` resizes to S x S, ``crop`` resizes the short side to S and cuts out the centre; bicubic.
-        as_seen: as a viewer shows it: turned as EXIF says, what is transparent on white, and images of equal pixels are
-            copies. Without, as the codes of published data sets read it: EXIF is passed over but in TIFF, the colours
-            below what is transparent are taken, and byte-identical files are copies.
-        bits: of the values in 16-bit channels, where fewer than 16 are in use: ``2 ** bits - 1`` is white.
+        as_seen: whether to decode as a viewer shows the image: turned as EXIF says, transparent parts on white; images
+            of equal pixels are copies. Else as the codes of published data sets read it: EXIF is ignored except in
+            TIFF, transparent parts keep their colours, and byte-identical files are copies.
+        bits: bits in use of 16-bit channels, so that ``2 ** bits - 1`` is white; None for all 16.
     """
 
     size: int
@@ -74,7 +74,7 @@ class Decoded:
 
     @property
     def about(self) -> tuple[NDArray[np.uint8], bool, int, bool]:
-        """What is remembered of it: a row of :data:`ABOUT`."""
+        """Its properties that a cache keeps, a row of :data:`ABOUT`."""
         return np.frombuffer(self.digest, dtype=np.uint8), self.deep, self.largest, self.cut
 
 
@@ -136,7 +136,7 @@ def _check_mode(opened: Image.Image, path: Path | str) -> None:
 
 
 def _is_cut(opened: Image.Image) -> bool:
-    """Whether Pillow reads the upper 8 of 16 bits: it does so of all but grey images."""
+    """Return whether Pillow reads only the upper 8 of 16 bits, as it does for all but grey images."""
     return (
         opened.format in ("PNG", "TIFF")
         and not opened.mode.startswith("I;16")
@@ -198,7 +198,7 @@ def _turn_upright(image: Image.Image) -> None:
 
 
 def _fitted(image: Image.Image, how: Decoding, path: Path | str) -> NDArray[np.uint8]:
-    """Its pixels at the size that is wanted, [3, S, S]."""
+    """Return the image's pixels at the size and by the fit of ``how``, uint8 [3, S, S]."""
     size = how.size
     if how.fit == "crop":
         short = min(image.size)

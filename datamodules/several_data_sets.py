@@ -23,7 +23,7 @@ class SeveralDataSets(ImageSource):
 
     Args:
         sources: the data sets, in order; all store their images at one size.
-        root: folder of all data sets, in place of the ``root`` of each.
+        root: folder of all data sets, instead of the ``root`` of each.
 
     Raises:
         ConfigurationError: fewer than two, or one of them twice; a ``root`` beside a data set that looks into its own

@@ -1,4 +1,4 @@
-"""What a data set hands to the federation: one pool of images in memory, and its names."""
+"""The interface of a data set: one pool of images in memory, and the names of its classes and domains."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -28,10 +28,10 @@ TEXT = pa.large_string()
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """What a manifest says, as text: a million clients are a million lines, not tens of millions of Python numbers.
+    """A manifest as text: a million clients are a million lines, not tens of millions of Python numbers.
 
     Attributes:
-        fields: of the manifest, as plain JSON values; all but ``clients``.
+        fields: fields of the manifest except ``clients``, as plain JSON values.
         clients: JSON of each client in its canonical spelling (:func:`benchmark.records.hashes.canonical`).
     """
 
@@ -40,22 +40,22 @@ class SplitRecord:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "SplitRecord":
-        """Spell out the manifest."""
+        """Convert a manifest."""
         fields = {name: value for name, value in manifest.items() if name != "clients"}
         return cls(fields, [canonical(client).decode() for client in manifest["clients"]])
 
     def with_fields(self, **fields: Any) -> "SplitRecord":
-        """The record with more fields, or others."""
+        """Return the record with these fields added or replaced."""
         return SplitRecord({**self.fields, **fields}, self.clients)
 
     @property
     def images_sha256(self) -> str:
-        """Of the images' pixels."""
+        """The sha256 of the images' pixels."""
         return str(self.fields[OF_THE_IMAGES])
 
     @cached_property
     def manifest(self) -> Manifest:
-        """All of it, as plain JSON values."""
+        """The whole manifest, as plain JSON values."""
         return {**self.fields, "clients": json.loads(f"[{','.join(self.clients)}]")}
 
     @cached_property

@@ -1,7 +1,7 @@
-"""How sources split their images, class by class, and which images stay together.
+"""The class-by-class train-test split of sources, and the groups of images that stay together in it.
 
-scikit-learn's stratified splits round shares by another draw and know no images that must not be drawn; a test split
-that changed with its version would make other test images of old runs.
+scikit-learn's stratified splits are not used. They round shares by another draw, cannot exclude images from it, and may
+change with its version, which would give old runs other test images.
 """
 
 import warnings

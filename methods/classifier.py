@@ -1,4 +1,4 @@
-"""What the methods that learn a linear head on a backbone's features have in common."""
+"""The base of methods that learn a linear head on a backbone's features."""
 
 from dataclasses import replace
 

@@ -78,7 +78,7 @@ class ContextMatching(ServerRule):
 
     Class contexts G become their mean weighted with n_k. All clients' foreign contexts X are then brought to G by an
     unbalanced transport (``unbalanced_plan``), of which the cost is the squared distance over its largest value. The X
-    with most mass (``upper_cluster``) look like somebody's classes, and are mixed into G (``mixed``). One context for
+    with most mass (``upper_cluster``) look like clients' classes, and are mixed into G (``mixed``). One context for
     all classes is one column of the plan.
 
     Args:

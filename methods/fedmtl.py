@@ -34,7 +34,7 @@ class ColumnRule(ServerRule):
         return Broadcast(columns, {"column": torch.tensor([rows.index(client) for client in clients])})
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
-        """Put the uploaded models in the place of the old ones."""
+        """Replace the old models by the uploaded ones."""
         for name in self.models.names:
             self.models.write(name, uploads.clients, uploads.values[name])
         return {}

@@ -1,4 +1,4 @@
-"""FedPart: FedAvg of any part in a frozen ViT: adapters, biases, low-rank factors, or one of one's own."""
+"""FedPart: FedAvg of any part in a frozen ViT: adapters, biases, low-rank factors, or a custom one."""
 
 import copy
 from collections.abc import Sequence

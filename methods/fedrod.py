@@ -9,7 +9,7 @@ from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
 from methods.classifier import ClassifierMethod, new_client_training
 from methods.losses import cross_entropy
 
-#: In place of the number of images of a class that a client does not have; with 0 its logit would be -inf.
+#: Instead of 0 images of a class that a client does not have: with 0 its logit would be -inf.
 FEWEST_IMAGES = 1e-8
 
 

@@ -38,7 +38,7 @@ class FOCoOp(TextPromptMethod):
     image has the logits s over the C + K text features. Objective: the mean over images of cross-entropy over all C + K
     columns plus ``det_weight`` times ``L_det = logsumexp_j s_j - mean_j s_j`` over the K last ones, where text features
     are moved first, each by at most rho, to where it is greater (``moved``). The server averages G, weighted with n_k,
-    mixes into it those O that look like somebody's classes, and chooses new O (``ContextMatching``); L never leaves.
+    mixes into it those O that look like clients' classes, and chooses new O (``ContextMatching``); L never leaves.
     Evaluated with the new G and O and the client's own L, the initial one if it was never selected. Message: G and O,
     (C + K) L w numbers each way. With ``num_ood=0``, ``robust=none`` and ``class_specific=False`` it is PromptFL at
     ``frac=1`` and CoOp at ``frac=0``.

@@ -22,7 +22,7 @@ def corrected(a: Tensor, b: Tensor, weights: Tensor, rho: float, mu: float | Non
         b: B_k, [S, ..., out, r].
         weights: w_k, [S], which sum up to 1.
         rho: mu is rho times the mean eigenvalue of A A^T.
-        mu: itself, in place of rho.
+        mu: itself, instead of rho.
 
     Returns:
         float64 [..., out, r].
@@ -42,7 +42,7 @@ class FairRule(ServerRule):
 
     Args:
         rho: see ``corrected``; ``inf`` leaves the mean as it is.
-        mu: in place of rho.
+        mu: instead of rho.
     """
 
     def __init__(self, rho: float = 0.01, mu: NonNegativeFloat | None = None) -> None:
@@ -77,7 +77,7 @@ class LoRAFAIR(FedLoRA):
     Args:
         head: whose it is.
         residual_rho: weight of the correction's size, as a share of the mean eigenvalue of A A^T.
-        residual_mu: the same as a number of its own, in place of ``residual_rho``.
+        residual_mu: the same as a number of its own, instead of ``residual_rho``.
     """
 
     def __init__(

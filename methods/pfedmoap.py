@@ -70,7 +70,7 @@ class ExpertRule(ServerRule):
         return Broadcast(dict(shared), {"experts": experts}, {"experts": mask})
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
-        """Average, and put the uploads in the place of the old ones."""
+        """Average, and replace the old prompts by the uploads."""
         self.prompts.write("before", range(self.terms.num_clients), self.prompts.all_rows("now"))
         self.prompts.write("now", uploads.clients, uploads.values["context"])
         last, before = list(uploads.clients), self.known["now"]
@@ -86,7 +86,7 @@ class ExpertAttention(nn.Module):
     Args:
         width: d.
         heads: h, divides d.
-        scaling: in place of the root of h / d.
+        scaling: instead of the root of h / d.
     """
 
     def __init__(self, width: int, heads: int, scaling: float) -> None:
@@ -116,12 +116,12 @@ class PFedMoAP(TextPromptMethod):
 
     Evaluated, point ``local``: with P_i and the gate as the client's last round left them, before the average. A client
     of the last round has the experts of that round, another the nearest of now (not counted as traffic), one that was
-    never selected the average alone. Point ``server`` has the average in place of P_i, which the paper does not do.
+    never selected the average alone. Point ``server`` has the average instead of P_i, which the paper does not do.
 
-    Readings: the experts are chosen as the paper says; its code takes the same random ones for nearly everybody. They
+    Readings: the experts are chosen as the paper says; its code takes the same random ones for nearly all clients. They
     are of earlier rounds; in the code clients see prompts of the same round that came before. No experts in a client's
     first round (the paper). The gate's product is no cosine (code; Eq. 10 writes one). All gates start equal; in
-    the code a client goes on with the gate of whoever trained last. Rates are constant; the code's cosine runs on from
+    the code a client goes on with the last trained client's gate. Rates are constant; the code's cosine runs on from
     client to client. The context trains as the other text methods' do; its own rate is 0.002, in 5 epochs.
 
     Further arguments as ``TextPromptMethod``.

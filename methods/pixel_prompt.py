@@ -1,4 +1,4 @@
-"""What FedAvg and the methods derived from it have in common: a prompt on the pixels, beside the model."""
+"""The base of FedAvg and of the methods derived from it: a model with a prompt on the pixels."""
 
 from collections.abc import Mapping
 from typing import Any

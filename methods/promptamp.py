@@ -65,7 +65,7 @@ class AttentiveRule(ServerRule):
         return Broadcast(own={CLOUD: torch.stack(clouds)})
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
-        """Put the uploaded prompts in the place of the old ones."""
+        """Replace the old prompts by the uploaded ones."""
         self.prompts.write("context", uploads.clients, uploads.values["context"])
         return {}
 

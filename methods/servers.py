@@ -43,7 +43,7 @@ class ServerOptimizer(ServerRule):
         self.optimizer = self.make_optimizer(list(self.values.values()))
 
     def make_optimizer(self, parameters: list[Tensor]) -> Optimizer:
-        """Return an optimizer of these values, with the state of before the first round."""
+        """Return an optimizer of these values, with its state before the first round."""
         raise NotImplementedError(f"{type(self).__name__}.make_optimizer")
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:

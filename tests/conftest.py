@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def dealt_together(nodeid: str) -> str:
-    """What the tests have in common that one worker does: else each would make what they share."""
+    """Return the group of a test: one worker runs all tests of a group, since they share what is made once."""
     path, _, test = nodeid.partition("::")
     name = path.rpartition("/")[2]
     if name in TEST_BY_TEST:
@@ -97,7 +97,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_metrics_are_forgotten() -> Iterator[None]:
-    """A metric of one's own that a test has named is unknown to the next one."""
+    """Make a custom metric that a test has named unknown to the next one."""
     before = dict(METRICS)
     yield
     if before != METRICS:

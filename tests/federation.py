@@ -261,11 +261,11 @@ def _parser() -> FederatedParser:
 
 @dataclass(frozen=True)
 class _Made:
-    """What a command line has made, untouched.
+    """The objects that a command line makes, before any use.
 
     Attributes:
-        method: as constructed.
-        data: as constructed.
+        method: method as constructed.
+        data: data as constructed.
         plain: further arguments of the data.
         drawn: states of the global generators afterwards, and the variable that holds the seed.
     """

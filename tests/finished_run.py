@@ -22,7 +22,7 @@ def write_finished_run(
         record: its ``manifest_hash`` is replaced by that of the manifest.
         metrics: columns of :data:`benchmark.records.metrics_table.COLUMNS`.
         config: YAML; by default what the record says.
-        manifest: further fields, or in place of those made of the record.
+        manifest: further fields, or instead of those made of the record.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said = (

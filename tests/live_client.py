@@ -35,7 +35,7 @@ def mini_batch(method: Any, start: int = 0, end: int = 12) -> MiniBatch:
 
 
 def parameters_of(method: Any) -> Values:
-    """What a method trains, by name."""
+    """Return a method's shared and personal parameters, by name."""
     roles = (*method.shared, *method.personal)
     named = method.named_parameters()
     return {name: value for name, value in named if any(name == r or name.startswith(r + ".") for r in roles)}

@@ -1,4 +1,4 @@
-"""What torch carries out while a test looks."""
+"""A counter of the operations that torch carries out."""
 
 from collections import Counter
 from typing import Any

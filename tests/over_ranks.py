@@ -37,13 +37,13 @@ def at_a_port() -> dict[str, str]:
 def over_ranks(
     count: int, work: Callable[[RanksStrategy], Any], at: dict[str, str] | None = None, timeout: float = 60.0
 ) -> list[Any]:
-    """What ``work`` returns, or raises, in each of so many processes, by rank.
+    """Run ``work`` in several processes; return what it returns or raises in each, by rank.
 
     Args:
-        count: of processes.
-        work: given the strategy.
-        at: environment that says where they meet; a folder by default, as where ``lightning-cli`` starts them.
-        timeout: the strategy's.
+        count: number of processes.
+        work: function of the strategy.
+        at: environment that says where they meet; by default a folder, as for processes that ``lightning-cli`` starts.
+        timeout: timeout of the strategy, in seconds.
     """
     folder = OneFolder.new()
     given = {"WORLD_SIZE": str(count), **(folder.environment if at is None else at)}
@@ -66,7 +66,7 @@ def over_ranks(
 
 
 def _received(end: Connection) -> Any:
-    """What a process has sent; None of one that was killed."""
+    """Return the object that a process has sent; None if it was killed."""
     try:
         return torch.load(end.recv(), weights_only=False) if end.poll(120) else None
     except EOFError:
@@ -107,7 +107,11 @@ def run_over(
     save_to: Path | None = None,
     at: dict[str, str] | None = None,
 ) -> tuple[dict[str, Tensor], list[Any], list[int]]:
-    """What a run over so many ranks leaves behind, what was counted, and the bytes of clients' rows by rank."""
+    """Run a federation over so many ranks.
+
+    Returns:
+        The learned values with all clients' rows, the counted traffic by round, and the bytes of clients' rows by rank.
+    """
 
     def work(strategy: RanksStrategy) -> Any:
         whole = WholeStore()

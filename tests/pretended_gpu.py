@@ -28,10 +28,10 @@ from benchmark.seeds import derived_seed
 
 
 class _Backend(_DummyBackendModule):
-    """What torch asks of a backend."""
+    """The functions that torch needs of a backend."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """What its autocast knows; here none is ever switched on."""
+        """Return the data types of its autocast, which is never switched on here."""
         return [torch.bfloat16]
 
 
@@ -165,7 +165,7 @@ class _Generator(torch.Generator):
 
 
 def _generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """In place of ``torch_generator``."""
+    """A stand-in for ``torch_generator``."""
     made = _Generator() if torch.device(device) == DEVICE else torch.Generator(device)
     return made.manual_seed(derived_seed(*key))
 
@@ -200,7 +200,7 @@ def _to_host(value: Any, seen: list[torch.Tensor]) -> Any:
 
 
 def _to_device(value: Any) -> Any:
-    """What an operation returned on the host, on the pretended GPU."""
+    """Put the result that an operation returned on the host onto the pretended GPU."""
     if isinstance(value, torch.Tensor):
         return PretendedTensor(value)
     return [_to_device(part) for part in value] if isinstance(value, list | tuple) else value
@@ -254,7 +254,7 @@ def _copied(func: Any, args: Any, host_args: Any, kwargs: Any, host_kwargs: Any)
 
 
 def _check_indexing(name: str, args: Any) -> None:
-    """What CUDA takes as an index: tensors of its own, or, copied, of the host; a mask is waited for."""
+    """Check an index as CUDA does: it takes its own tensors, copies those of the host, and waits for a mask."""
     if not isinstance(args[0], PretendedTensor):
         raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     for index in args[1]:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class PretendedGraph:
-    """In place of ``torch.cuda.CUDAGraph``.
+    """A stand-in for ``torch.cuda.CUDAGraph``.
 
     Attributes:
         replays: how many there were.
@@ -49,7 +49,7 @@ _captured: list[PretendedGraph] = []
 
 
 class _Capture(TorchDispatchMode):
-    """In place of ``torch.cuda.graph``."""
+    """A stand-in for ``torch.cuda.graph``."""
 
     def __init__(self, graph: PretendedGraph, pool: Any = None, capture_error_mode: str = "global") -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Capture(TorchDispatchMode):
         return made
 
     def _without_keeping(self, value: Any) -> Any:
-        """Return a reference in place of a tensor that the graph has not made."""
+        """Return a reference instead of a tensor that the graph has not made."""
         return weakref.ref(value) if isinstance(value, Tensor) and id(value) not in self._own else value
 
 

@@ -1,4 +1,4 @@
-"""Which steps of a run were repeated from their record."""
+"""A watch for the steps of a run that are repeated from their record."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from benchmark.engine.repeat.recorded_step import RecordedSteps
 
 @contextmanager
 def repeated_steps() -> Iterator[list[str]]:
-    """Names of the methods whose steps were repeated and not taken as they are written, one a step."""
+    """Collect a method's name for each of its steps that is repeated from a record instead of run as written."""
     found: list[str] = []
     visit = RecordedSteps.visit
 

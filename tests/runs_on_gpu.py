@@ -1,4 +1,4 @@
-"""What ``test_pretended_gpu`` runs in a process of its own: methods on the pretended GPU, and on the CPU beside it."""
+"""The part of ``test_pretended_gpu`` with its own process: methods on the pretended GPU, and on the CPU to compare."""
 
 import logging
 import multiprocessing
@@ -64,9 +64,9 @@ def prepare_process() -> None:
 def on_gpu(
     conf: str, overrides: tuple[str, ...], callbacks: Sequence[Callback] = ()
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """What two rounds on the pretended GPU leave behind, and for what the host waited in the second round's steps.
+    """Return the learned values of two rounds on the pretended GPU, and the host's waits in the second round's steps.
 
-    In the first the images, and what frozen parts make of them, go to the device.
+    The first round is left out, as it moves the images and the frozen parts' features to the device.
     """
     method, data = build(conf, *TINY, *overrides)
     waited: list[str] = []
@@ -80,7 +80,7 @@ def on_gpu(
             waited.extend(wait for n, wait in enumerate(gpu.waits[before:], before) if n not in between)
 
     def left_out(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Pass over the waits of what begins and ends a cohort."""
+        """Leave out the waits of the functions that begin and end a cohort."""
 
         def called(*arguments: Any) -> Any:
             before = len(gpu.waits)
@@ -102,7 +102,7 @@ def on_gpu(
 
 
 def compare(conf: str, overrides: tuple[str, ...]) -> tuple[dict[str, float], list[str]]:
-    """Per name of what is left behind how far the GPU's is from the CPU's at most, and the GPU's waits."""
+    """Return the largest difference between the GPU's and the CPU's learned values, by name, and the GPU's waits."""
     found, waited = on_gpu(conf, overrides)
     method, data = build(conf, *TINY, *overrides)
     fit(method, data, 2, settings=SETTINGS)
@@ -192,7 +192,11 @@ def recorded_round(clients: int, steps: int) -> tuple[list[str], int]:
 
 
 def recorded_frozen(conf: str) -> tuple[dict[str, float], int]:
-    """How far a run of recorded steps is from the CPU's of steps as they are written, and how many were repeated."""
+    """Run with recorded steps on the pretended GPU, and with steps as written on the CPU.
+
+    Returns:
+        The largest difference by name, and the number of repeated steps.
+    """
     with (
         patch.object(recorded_step, "BEFORE_RECORDING", 1),
         patch.object(recorded_step, "WORTHWHILE", float("inf")),
@@ -231,15 +235,15 @@ def captured(conf: str, *overrides: str) -> tuple[list[str], list[int], list[str
 
 @contextmanager
 def nothing_held(device: torch.device) -> Iterator[SimpleNamespace]:
-    """In place of ``HeldBytes``: a step that holds nothing meanwhile."""
+    """A stand-in for ``HeldBytes``: a step that holds nothing meanwhile."""
     yield SimpleNamespace(most=0)
 
 
 def not_captured(why: str) -> tuple[list[str], int]:
-    """What is said of recorded steps that become no graphs, and how many replays there are.
+    """Return the messages about recorded steps that become no graphs, and the number of replays.
 
     Args:
-        why: ``large``, ``kept``, or ``host``, a table of the host's that is copied to the device in every step.
+        why: ``large``, ``kept``, or ``host``: the step copies a table from the host to the device.
     """
     said: list[str] = []
     table = torch.ones(1)

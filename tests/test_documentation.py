@@ -1,4 +1,4 @@
-"""What the README and the pages of ``docs/`` tell people to do."""
+"""The commands and code of the README and of the pages of ``docs/``, tried out."""
 
 import hashlib
 import importlib
@@ -63,7 +63,7 @@ def given_commands() -> list[str]:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The repository as somebody sees it who has written the files of the pages."""
+    """The repository, with the files that the pages have a reader write."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)

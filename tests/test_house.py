@@ -194,7 +194,7 @@ def test_what_is_handed_over_has_a_type() -> None:
 
 
 def private(name: str) -> bool:
-    """Whether a name is another's business only."""
+    """Return whether a name is private to its module or class."""
     return name.startswith("_") and not name.endswith("__")
 
 
@@ -229,6 +229,21 @@ def test_tests_touch_no_private_name_of_the_engine() -> None:
             elif isinstance(node, ast.Constant) and re.search(r"benchmark\.engine\..*\._", str(node.value)):
                 wrong.append(f"{path.name}: {node.value}")
     assert not wrong
+
+
+#: A docstring that opens so names a thing by a question, which a newcomer has to answer first: it says what is done.
+RIDDLES = ("What", "How", "Which", "Where", "Who", "That", "Whether", "Whatever", "When")
+
+
+def test_docstrings_say_what_is_done_or_name_the_thing() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    riddles = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in (*modules().values(), *(ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in RIDDLES
+    ]
+    assert riddles == []
 
 
 def test_files_stay_readable() -> None:
@@ -293,7 +308,7 @@ def handing_on(constructor: ast.FunctionDef) -> set[int]:
 
 
 def values(statement: ast.Assign | ast.AnnAssign) -> list[ast.expr | None]:
-    """What a statement assigns, each part of a tuple."""
+    """Return the assigned values of a statement, each part of a tuple by itself."""
     return list(statement.value.elts) if isinstance(statement.value, ast.Tuple) else [statement.value]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the text-prompt methods have in common: runs, a mini-batch, and open_clip's own path."""
+"""Helpers for the tests of the text-prompt methods: runs, a mini-batch, and open_clip's own path."""
 
 from functools import lru_cache
 from typing import Any
@@ -33,7 +33,7 @@ def run(conf: str, *overrides: str, rounds: int = 2) -> Any:
 
 
 def metrics(method: Any) -> dict[str, Tensor]:
-    """What was recorded: a value for each client, by round, point, split and metric."""
+    """Return the recorded metrics: a value for each client, by round, point, split and metric."""
     return {name: value for name, value in learned(method).items() if name.startswith("metric.")}
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 
 def until(condition: Callable[[], Any], seconds: float, pause: float = 0.02) -> Any:
-    """What a condition answers as soon as that is true of it.
+    """Wait until a condition is true, and return its value.
 
     Args:
-        condition: asked again and again.
-        seconds: within which it has to be true.
-        pause: seconds between two questions.
+        condition: function that is called again and again.
+        seconds: largest time to wait.
+        pause: seconds between two calls.
 
     Raises:
-        AssertionError: it is not true within so many seconds.
+        AssertionError: the condition is not true in time.
     """
     deadline = time.monotonic() + seconds
     while not (answer := condition()):

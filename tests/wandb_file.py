@@ -1,6 +1,6 @@
-"""What W&B keeps of a run that is offline: records of its protocol in LevelDB's log format.
+"""A reader of W&B's files of offline runs: records of its protocol in LevelDB's log format.
 
-W&B reads such files by a program of its own; its Python package has the protocol, and no reader any more.
+W&B reads such files with its own program; its Python package has the protocol, but no reader any more.
 """
 
 import json

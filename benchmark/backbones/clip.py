@@ -176,7 +176,11 @@ def _build(name: str, preprocessing: dict[str, Any], weights: str, image_size: i
 
 
 def _download(name: str, tag: str) -> Path:
-    """Where open_clip has put the weights of this tag."""
+    """Download a tag's weights with open_clip and return their path.
+
+    Raises:
+        ConfigurationError: the download fails.
+    """
     import open_clip
 
     entry = open_clip.get_pretrained_cfg(name, tag)

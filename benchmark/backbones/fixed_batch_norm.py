@@ -30,7 +30,7 @@ class FixedBatchNorm2d(nn.Module):
 
 
 def fix_batch_norms(module: nn.Module) -> None:
-    """Put a ``FixedBatchNorm2d`` in the place of every batch normalisation below."""
+    """Replace every batch normalisation in a module by a ``FixedBatchNorm2d``."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, FixedBatchNorm2d(child))

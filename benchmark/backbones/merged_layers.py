@@ -70,7 +70,7 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 class _Linear(_Merged):

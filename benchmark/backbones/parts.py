@@ -89,7 +89,7 @@ class TowerPart:
         return self
 
     def prompts(self, layer: int) -> Tensor | None:
-        """Return tokens for the input of a layer, [K, d] or [B, K, d]; None where those of before are carried on.
+        """Return tokens for the input of a layer, [K, d] or [B, K, d]; None where the older ones are carried on.
 
         The first ones are inserted where the tower has a place for prompts; at later layers they take the place of the
         part's own tokens.
@@ -97,7 +97,7 @@ class TowerPart:
         return None
 
     def linear(self, layer: int, name: Projection, x: Tensor, y: Tensor) -> Tensor:
-        """Return what a projection gives in place of its own output; asked of ``projections``, from ``first_layer`` on.
+        """Return what a projection gives instead of its own output; asked of ``projections``, from ``first_layer`` on.
 
         Args:
             layer: number of the layer.

@@ -54,15 +54,15 @@ class PixelPrompt(Checked, nn.Module):
 
     @staticmethod
     def largest(image_size: int) -> int:
-        """Largest ``size`` for images of this side."""
+        """Return the largest ``size`` for images of this side, in pixels."""
         return image_size
 
     def parts(self) -> dict[str, tuple[int, int]]:
-        """The parameters: name to (height, width)."""
+        """Return height and width of each parameter, by name."""
         return {"patch": (self.size, self.size)}
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """What one call of ``forward`` needs of chance; nothing by default."""
+        """Draw the random tensors that one call of ``forward`` needs, by name; none by default."""
         return {}
 
     def padded(self, noise: Mapping[str, Tensor]) -> Tensor:
@@ -100,11 +100,11 @@ class PaddingPrompt(PixelPrompt):
 
     @staticmethod
     def largest(image_size: int) -> int:
-        """At least one pixel stays free."""
+        """Return the largest width of the frame that leaves at least one pixel free."""
         return (image_size - 1) // 2
 
     def parts(self) -> dict[str, tuple[int, int]]:
-        """The frame's four sides."""
+        """Return height and width of the frame's four sides, by name."""
         across, along = (self.size, self.image_size), (self.image_size - 2 * self.size, self.size)
         return {"up": across, "down": across, "left": along, "right": along}
 
@@ -137,11 +137,11 @@ class RandomPatchPrompt(PixelPrompt):
 
     @staticmethod
     def largest(image_size: int) -> int:
-        """There must be a place to draw."""
+        """Return the largest side of a patch for which a place can be drawn."""
         return image_size - 1
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """``corner``: row and column of the patch's top left corner, int64 [2]."""
+        """Draw ``corner``: row and column of the patch's top left corner, int64 [2]."""
         places = self.image_size - self.size
         return {"corner": torch.randint(places, (2,), generator=generator, device=generator.device)}
 

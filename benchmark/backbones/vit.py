@@ -103,7 +103,7 @@ class PromptedViT(Checked, nn.Module):
         return self.from_tokens(self._embed(x), *parts)
 
     def from_tokens(self, tokens: Tensor, *parts: TowerPart | Tensor, first_layer: int = 0) -> Tensor:
-        """As ``forward``, from what a layer takes instead of from images.
+        """Compute the same features as ``forward``, from the tokens at a layer's input instead of from images.
 
         Args:
             tokens: one of ``token_features``, or ``tokens_before``, [B, num_prefix_tokens + M, d].

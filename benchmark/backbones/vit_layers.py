@@ -71,7 +71,7 @@ def after(block: Any, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
     """All tokens after a layer that :func:`is_usual`, [B, T, d] to [B, T, d], as the tower's parts change it.
 
     As ``block(tokens)``; but the gradients of queries, keys and values come out in the order of the projection's
-    output, so that they need not be copied into it. Where somebody has hooked the layer or its attention, it is called.
+    output, so that they need not be copied into it. If the layer or its attention has hooks, ``block`` is called.
 
     Raises:
         ConfigurationError: parts change a layer that is hooked.
@@ -95,8 +95,8 @@ def _called(block: nn.Module, tokens: Tensor, changes: Changes = NO_CHANGE) -> T
 def class_token_after(block: Any, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
     """The class token after timm's ``Block``, without what the block makes of the other tokens.
 
-    A third of the block's arithmetic is left, keys and values of all tokens. Where somebody has hooked the layer or its
-    attention, it is called, with all tokens.
+    A third of the block's arithmetic is left, keys and values of all tokens. If the layer or its attention has hooks,
+    ``block`` is called, with all tokens.
 
     Args:
         block: of a model that :func:`reads_the_class_token_alone`.
@@ -170,8 +170,8 @@ def only_convolves(patch_embed: nn.Module) -> bool:
 def embedded(patch_embed: Any, x: Tensor) -> Tensor:
     """Patches [B, M, d] of images [B, 3, H, W], as a ``PatchEmbed`` that :func:`only_convolves` makes them.
 
-    On a GPU its convolution, whose steps are as long as its filters, is the product that it amounts to. Where somebody
-    has hooked it, it is called.
+    On a GPU its convolution, whose stride is its filters' size, is computed as a matrix product. If it has hooks, it is
+    called itself.
     """
     if not x.is_cuda or hooked(patch_embed) or hooked(patch_embed.proj) or hooked(patch_embed.norm):
         made: Tensor = patch_embed(x)

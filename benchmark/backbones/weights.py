@@ -1,4 +1,4 @@
-"""What a file of weights must hold, whatever the model: real numbers."""
+"""Check that all tensors of a weights file hold finite real numbers."""
 
 from collections.abc import Collection, Mapping
 
@@ -7,11 +7,13 @@ from torch import Tensor
 
 
 def unfit_tensors(state: Mapping[str, Tensor], whole: Collection[str] = ()) -> list[str]:
-    """Tensors that are no weights, each with the reason: integers, complex numbers, NaN or infinite ones.
+    """Return the tensors that cannot be weights, a line each with the reason.
+
+    Weights are floating-point and finite; integers and complex numbers are not.
 
     Args:
-        state: by name.
-        whole: names of those that are integers in the model too, such as the counters of batch normalisation.
+        state: tensors by name.
+        whole: names of the tensors that are integers in the model too, such as the counters of batch normalisation.
     """
     unfit = []
     for name, value in state.items():

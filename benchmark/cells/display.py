@@ -1,4 +1,4 @@
-"""How far the cells are, shown while they run."""
+"""The progress display of cells while they run."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,11 @@ ROUND_LINE = re.compile(r"round (\d+)/(\d+)\s*(.*)")
 
 
 class Display:
-    """How far everything is: in a terminal one live block, a line for all and one per run; plain lines elsewhere."""
+    """A progress display of cells.
+
+    A terminal shows a live block with a line for all cells together and one per running cell. Elsewhere only the plain
+    lines of :meth:`line` are printed.
+    """
 
     def __init__(self, total: int, console: "Console | None" = None) -> None:
         from rich.console import Console
@@ -57,7 +61,7 @@ class Display:
             print(text, flush=True)
 
     def update(self, done: int, failed: int, running: dict[str, Path]) -> None:
-        """Show how many are done, and of each running cell the last round that its log names."""
+        """Show the number of finished cells, and the last round that the log of each running cell names."""
         if self.live is None or self.task is None:
             return
         hidden = len(running) - SHOWN_RUNS

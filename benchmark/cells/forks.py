@@ -31,7 +31,7 @@ IMPORTED = "benchmark.run.imported"
 
 
 def can_fork(program: Sequence[str]) -> bool:
-    """Whether runs of a program can be forks: on Linux, of this project's own."""
+    """Return whether runs of a program can be forked: on Linux, if it is this project's own program."""
     return sys.platform == "linux" and tuple(program) == PROGRAM
 
 

@@ -1,14 +1,14 @@
-"""What a run is given, options of its files and of its command line, as one mapping: the same however it is written.
+"""The options of a run, from its files and its command line, in one canonical mapping.
 
-Files are read as ``lightning-cli`` reads them, later values win, and these ways of writing come to the same::
+Files are read as ``lightning-cli`` reads them, and later values win. These spellings give the same mapping::
 
     --model.training.lr=5e-4   --model.init_args.training={lr: 0.0005}   model: {init_args: {training: {lr: 5e-4}}}
     --data.partition=a.B       --data.partition.class_path=a.B           data: {partition: a.B}
     --data=configs/sources/x.yaml                                        data: {...}, what that file holds
 
-Nothing is imported and no default is filled in. Where the result of ``lightning-cli`` depends on what stood there
-before, that is kept beside the value as ``(before)``: a class that takes another's place is handed its arguments, as
-far as it has them too, and so the default's; a list is appended to, or its entries are changed.
+Nothing is imported and no default is filled in. Where the result of ``lightning-cli`` depends on the earlier value,
+that value is kept beside the new one as ``(before)``. A class that replaces another one, or a default, takes over those
+of its arguments that both have; a list may be appended to, or its entries changed.
 """
 
 import json
@@ -70,7 +70,7 @@ def check_override(entry: str, where: str = "") -> None:
 
 
 def _value(text: str) -> Any:
-    """What a value on the command line stands for; a text where it could be read in more than one way."""
+    """Return the value of a text on the command line; the text itself if it could be read in more than one way."""
     text = text.replace("{data_dir}", "<data_dir>")  # which YAML would read as a mapping
     if text.endswith((".yaml", ".yml")) and shipped(text).is_file():
         return read_content(shipped(text))
@@ -131,12 +131,12 @@ def _has_mappings(value: Any) -> bool:
 
 
 def _changes_class(before: Any, given: str) -> bool:
-    """Whether a class takes the place of another, or of none where there may be one by default."""
+    """Return whether a class replaces another one, or replaces null, where the default may be a class."""
     return _is_class(given) and (before is None or _is_class(before))
 
 
 def _is_class(value: Any) -> bool:
-    """Whether a value looks like the name of a class."""
+    """Return whether a value looks like the name of a class."""
     parts = value.split(".") if isinstance(value, str) else [""]
     return all(map(str.isidentifier, parts)) and parts[-1][0].isupper()
 
@@ -159,5 +159,5 @@ def _settled(value: Any, place: str = "") -> Any:
 
 
 def _replaced(before: Any, given: Any) -> bool:
-    """Whether nothing remains of an argument, since another value is given."""
+    """Return whether a new value replaces the old one whole, so that nothing of it remains."""
     return given is not None and not any(_has_mappings(value) or _is_class(value) for value in (before, given))

@@ -1,4 +1,4 @@
-"""Which run a cell is: its configs and overrides, the hash that stands for what they give, and the command."""
+"""The identity of a cell: its configurations and overrides, the hash of the options they give, and its command."""
 
 import hashlib
 import json

@@ -62,10 +62,13 @@ class Job(ABC):
 
     @abstractmethod
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
 
     def done(self) -> bool:
-        """Whether the job has ended, and the record of one that ended well is seen here, or was awaited in vain."""
+        """Return whether the job has ended and its record is visible here.
+
+        A job that failed has no record to wait for. Waiting for a record stops after :data:`SEEN_SECONDS`.
+        """
         if not self.over():
             return False
         self.over_since = self.over_since or time.monotonic()
@@ -76,7 +79,7 @@ class Job(ABC):
 
     @abstractmethod
     def said(self) -> str:
-        """What :func:`run_as_job` returned, or what became of the job in place of that."""
+        """Return the result of :func:`run_as_job`, or the job's own error if it ended without one."""
 
     def busy(self) -> bool:
         return self.said() == BUSY

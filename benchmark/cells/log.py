@@ -1,4 +1,4 @@
-"""What the log of a cell says last."""
+"""The last lines of a cell's log."""
 
 import re
 from pathlib import Path

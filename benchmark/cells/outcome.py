@@ -1,4 +1,4 @@
-"""What became of a cell, as far as its record says, and which code made it."""
+"""The outcome of a cell according to its record, and the code that made the record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from benchmark.records.stored_run import stored_run
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: the directory of its record, or else its error in one line and its log.
+    """The outcome of a cell: the directory of its record, or else its error in one line and its log.
 
     Attributes:
-        run_dir: with the record.
-        error: where there is none, why.
-        log: of the last attempt.
-        ended_early: as the runner was told, and ``error`` says why.
+        run_dir: directory with the record; None after a failure.
+        error: reason why there is no record; empty if there is one.
+        log: log of the last attempt; None if there is none.
+        ended_early: whether the runner was told to end the cell; ``error`` gives the reason.
     """
 
     run_dir: Path | None
@@ -56,7 +56,7 @@ def finished_outcome(cell: Cell, folders: Sequence[Path], current: bool = False)
 
 
 def said_of_code(records: Sequence[RunRecord]) -> list[str]:
-    """How many of the records were made by other code than the present one, and how many don't know, a line each."""
+    """Return a line with the number of records that other code made, and one with the number that name no code."""
     changed: dict[str, dict[str, None]] = {}  # files -> methods
     others = 0
     for record in records:

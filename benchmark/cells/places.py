@@ -1,4 +1,4 @@
-"""Where cells run, as options of a command."""
+"""The command-line options that choose where cells run."""
 
 import argparse
 from typing import Any

@@ -1,7 +1,7 @@
 """Runs the cells of tables: several at a time, each exactly once, on this machine, on Slurm or on Ray.
 
 A *cell* is one run. Its directory's name ends with a hash of the options that it is given, so a finished cell is never
-run again. An advisory lock on the directory is held by whoever runs it; so runners that share a folder do
+run again. The runner of a cell holds an advisory lock on the directory; so runners that share a folder do
 every cell once, also when any of them is killed at any moment.
 """
 

@@ -45,7 +45,7 @@ class Ray:
     cpus: int = 1
 
     def get_ready(self, work: Work, jobs: int | None) -> None:
-        """There is nothing to begin."""
+        """Begin nothing."""
 
     def open(self, work: Work, jobs: int | None) -> "RayTasks":
         """Connect to the cluster or start one; by default all cells are tasks at a time, and wait for their turn.

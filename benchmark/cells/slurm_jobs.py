@@ -34,7 +34,7 @@ class Slurm:
     kind: str = "slurm"
 
     def get_ready(self, work: Work, jobs: int | None) -> None:
-        """There is nothing to begin."""
+        """Begin nothing."""
 
     def open(self, work: Work, jobs: int | None) -> "SlurmJobs":
         """Find Slurm; by default all cells are jobs at a time.
@@ -106,4 +106,4 @@ class SlurmJobs:
             time.sleep(PAUSE)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing."""

@@ -234,4 +234,4 @@ class Processes:
         end_all([entry for entry in running if isinstance(entry, Process)])
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing."""

@@ -1,4 +1,4 @@
-"""What the cells of a call share, and what it is to do one of them."""
+"""The settings that the cells of a call share, and the interfaces of places that run cells."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from benchmark.run.command import PROGRAM
 
 @dataclass(frozen=True)
 class Work:
-    """What all cells of a call share.
+    """The settings that all cells of a call share.
 
     Attributes:
-        runs_dir: where run directories are made.
-        kept_dir: a second place where records count as finished; None for none.
-        data_dir: put where overrides say ``{data_dir}``.
+        runs_dir: folder in which run directories are made.
+        kept_dir: second folder whose records count as finished; None for none.
+        data_dir: folder that replaces ``{data_dir}`` in overrides.
         program: command in front of ``fit``.
-        rerun_changed: do again what other code made; the old run is put into ``runs_dir/.replaced``.
-        environment: of the runs; what libraries set here while they are imported later is not theirs.
+        rerun_changed: repeat runs that other code made; the old run is moved into ``runs_dir/.replaced``.
+        environment: environment variables of the runs; those that libraries set in this process later are left out.
     """
 
     runs_dir: Path
@@ -35,11 +35,11 @@ class Work:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where a record counts."""
+        """The folders whose records count as finished."""
         return (self.runs_dir,) if self.kept_dir is None else (self.runs_dir, self.kept_dir)
 
     def has(self, cell: Cell) -> bool:
-        """Whether a record of the cell counts."""
+        """Return whether one of the folders has a record of the cell."""
         return any(is_finished(folder / cell.name) for folder in self.folders)
 
 
@@ -53,7 +53,7 @@ class Attempt(Protocol):
     def done(self) -> bool: ...
 
     def busy(self) -> bool:
-        """Whether it ended without doing anything, as another runner has the cell."""
+        """Return whether the attempt ended without a run, as another runner has the cell."""
 
     def failure(self) -> str: ...
 
@@ -77,7 +77,7 @@ class Attempts(Protocol):
 
 
 class Place(Protocol):
-    """Where cells run: processes of this machine, jobs of Slurm or tasks of Ray."""
+    """A place to run cells: processes of this machine, jobs of Slurm or tasks of Ray."""
 
     def get_ready(self, work: Work, jobs: int | None) -> None:
         """Begin what will take time before the first cell of ``work`` starts, and do not wait for its end."""
@@ -91,14 +91,14 @@ class Place(Protocol):
 
 
 class Course(Protocol):
-    """What follows from how cells turn out."""
+    """The plan of a call: decides from the outcomes of cells which ones end early and which ones come next."""
 
     @property
     def total(self) -> int:
-        """How many cells there will be."""
+        """The number of cells in all."""
 
     def reason_to_end(self, cell: Cell) -> str:
-        """Why a running cell is to end now; empty while it is to go on."""
+        """Return the reason to end a running cell now; empty to let it go on."""
 
     def after(self, cell: Cell, outcome: Outcome, seconds: float) -> Sequence[Cell]:
-        """The cells that come next, now that this one has ended after so many seconds."""
+        """Return the cells to run next, given a cell's outcome and its duration in seconds."""

@@ -1,1 +1,1 @@
-"""What every method, partition and source must keep, as functions that anybody's can be given."""
+"""Checks of the contracts of methods, server rules, partitions and sources, for built-in and for custom classes."""

@@ -1,4 +1,4 @@
-"""What every source of images must keep, whatever it reads."""
+"""Checks that every source of images must pass, whatever it reads."""
 
 import os
 import random
@@ -77,11 +77,11 @@ class SourceUnderCheck:
 
 
 def loaded(source: ImageSource) -> ImagePool:
-    """What a source loads.
+    """Load a source and return its images.
 
     Raises:
-        ConfigurationError: it refuses its data.
-        FailedCheck: it ends in another error, or gives something else.
+        ConfigurationError: the source refuses its data.
+        FailedCheck: ``load`` raises another error, or returns no ``ImagePool``.
     """
     with own_errors():
         pool = source.load()
@@ -169,7 +169,7 @@ def check_again(subject: SourceUnderCheck) -> None:
 
 
 class Entries(list[Any]):
-    """What ``os.scandir`` gives, in an order of one's own."""
+    """A replacement for the iterator of ``os.scandir``, with its entries in a given order."""
 
     def __enter__(self) -> "Entries":
         return self

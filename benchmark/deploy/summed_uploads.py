@@ -114,7 +114,7 @@ class _Grid:
         return [*found.values()]
 
     def _fits(self, answer: Message, stage: str) -> bool:
-        """Whether Flower's server part can read an answer."""
+        """Return whether the server side of Flower's secure aggregation can read an answer to this stage."""
         given = answer.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
         match stage:
             case Stage.SETUP:

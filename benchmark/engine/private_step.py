@@ -166,7 +166,7 @@ class PrivateSteps:
 
     Args:
         clipped: takes them with clipped gradients.
-        others: takes those of copies that are fitted, which nobody sees.
+        others: takes those of copies that are fitted, whose values are never seen.
         privacy: the settings.
         batch_size: B.
         seed: of the run, by which noise has its key.

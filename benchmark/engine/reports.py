@@ -1,4 +1,4 @@
-"""What clients report of their local training: means over their steps of a round."""
+"""Scalars that clients report of their local training: means over a client's steps of a round."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from benchmark.federation import Values
 
 
 class Reports:
-    """Per name float64 [N], NaN for a client that did not take part; taken, and so emptied, once an evaluation.
+    """The reported scalars by name, float64 [N], NaN for a client that did not take part; emptied by each evaluation.
 
     Args:
         num_clients: N.
@@ -35,10 +35,7 @@ class Reports:
         return {name: values[list(clients)].tolist() for name, values in self._values.items()}
 
     def take_in(self, clients: Sequence[int], numbers: dict[str, list[float]]) -> None:
-        """Put numbers of these clients, by name, in the place of what was there; a number that is none changes nothing.
-
-        What another rank's ``of`` gave.
-        """
+        """Replace the numbers of these clients, by name, with the result of another rank's ``of``; skip NaN."""
         for name, given in numbers.items():
             own = self._values.setdefault(name, torch.full((self.num_clients,), math.nan, dtype=torch.float64))
             new, chosen = torch.tensor(given, dtype=torch.float64), list(clients)

@@ -35,7 +35,7 @@ class Roles:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """What local training may move."""
+        """The parameters that local training may change."""
         return self.shared + self.personal
 
 
@@ -134,6 +134,6 @@ def _check_phase(title: str, phase: Phase) -> None:
 
 
 def overrides(thing: ClientMethod | ServerRule, name: str) -> bool:
-    """Whether a method has a function of the contract as its own, or a rule one of ``ServerRule``."""
+    """Return whether a method overrides a function of ``ClientMethod``, or a rule one of ``ServerRule``."""
     base = ClientMethod if isinstance(thing, ClientMethod) else ServerRule
     return getattr(type(thing), name) is not getattr(base, name)

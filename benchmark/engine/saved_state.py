@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a method: what was learned. Frozen weights are only named, by their hash."""
+"""The part of a method that a checkpoint holds: learned values, and the hash of the frozen weights."""
 
 import hashlib
 from typing import Any

@@ -17,8 +17,8 @@ class Dropouts(Delivery):
     """Selected clients drop out of a round: with a probability each, or as a table says.
 
     Args:
-        probability: of each client in each round, drawn by seed, round and client, whoever else takes part.
-        table: per round the clients that drop out, in place of a probability.
+        probability: of each client in each round; drawn by seed, round and client, whatever the other participants.
+        table: per round the clients that drop out, instead of a probability.
         point: ``before_download``: nothing happens on the client. ``after_download``: it has received, and does not
             train. ``after_training``: it has trained and keeps what is its own; its message is lost.
         inner: what a message goes through before.

@@ -107,7 +107,7 @@ class InjectedFaults(Delivery):
         return message
 
     def _repeated(self, sent: Uploads, places: list[int]) -> Uploads:
-        """Resend updates of before; a client's first upload goes as it is."""
+        """Resend a client's previous update; its first upload is sent unchanged."""
         values = {name: rows.clone() if name in sent.received else rows for name, rows in sent.values.items()}
         for place in places:
             client = sent.clients[place]

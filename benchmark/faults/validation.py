@@ -124,7 +124,7 @@ class Validation(Delivery):
         return found
 
     def _zeroed(self, sent: Uploads, clients: list[int]) -> Uploads:
-        """Put what clients had received in the place of what they have sent."""
+        """Replace the clients' uploads by the values that they had received."""
         places = [sent.clients.index(client) for client in clients]
         if sent.values.keys() - sent.received.keys() and places:
             own = sorted(sent.values.keys() - sent.received.keys())

@@ -1,4 +1,4 @@
-"""Where a network looks: Grad-CAM (Selvaraju et al., ICCV 2017), through captum."""
+"""Grad-CAM maps (Selvaraju et al., ICCV 2017) of a network, through captum."""
 
 from typing import cast
 

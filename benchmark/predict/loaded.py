@@ -234,7 +234,7 @@ def _add_a_client(content: dict[str, Any], method: FederatedMethod) -> None:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Bad input as what it is, whoever wrapped it."""
+    """Raise errors about bad input unwrapped, in one line, whichever library wrapped them."""
     try:
         yield
     except Exception as error:

@@ -81,7 +81,7 @@ class Mechanism:
 
     @property
     def amplifies(self) -> bool:
-        """Return whether it counts that nobody knows who took part."""
+        """Return whether sampling amplifies privacy, which assumes that nobody knows the participants."""
         return self.sampling != "full" and self.participants < self.clients
 
     @property

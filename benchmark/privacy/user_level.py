@@ -122,7 +122,7 @@ class UserLevelPrivacy(WrappedRule):
 
     @property
     def empty_rounds(self) -> Literal["void", "aggregate"]:  # type: ignore[override]
-        """Have rounds without uploads aggregated: to leave one out would tell that nobody was there."""
+        """Have rounds without uploads aggregated: to leave one out would tell that no client took part."""
         return "aggregate" if self.noise == "central" else self.wrapped.empty_rounds
 
     def accept(self, method: Declared) -> str | None:

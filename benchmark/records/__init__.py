@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: written, read, checked and grouped.
+"""Records of finished runs: writing, reading, checking and grouping them.
 
 A run directory holds
 

@@ -40,7 +40,7 @@ def read_evaluations(run_dir: Path) -> "Iterator[tuple[int, pd.DataFrame]]":
 
 
 def has_evaluations(run_dir: Path) -> bool:
-    """Whether evaluations of a run are stored there."""
+    """Return whether a run directory holds evaluations."""
     return (run_dir / "metrics.parquet").exists() or (run_dir / PARTS).is_dir()
 
 

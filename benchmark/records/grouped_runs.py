@@ -27,7 +27,7 @@ class Run:
         record: what it left behind.
         config: its resolved configuration.
         images: what tells its images from others of the same name; empty where there are no others.
-        images_sha256: their hash; of a record of before, that of the only images known of the same partition.
+        images_sha256: their hash; for an older record that of the only images known of the same partition.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def demo(self) -> bool:
-        """Whether data or models are the embedded ones: nothing to compare with a paper."""
+        """Return whether data or backbone are embedded ones, whose numbers are not to be compared with a paper's."""
         return bool(own(self.get("data.source"), "embedded")) or "micro" in self.backbone
 
     @property
@@ -202,7 +202,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str], list[str]]
 
 
 def _with_images(runs: Sequence[Run]) -> list[Run]:
-    """The runs; those of before records named the images, with the only images that are known of their partition."""
+    """Return the runs; those of records too old to name their images get the only images known of their partition."""
     known: dict[str, set[str]] = {}
     for run in runs:
         if run.images_sha256 is not None:
@@ -212,10 +212,10 @@ def _with_images(runs: Sequence[Run]) -> list[Run]:
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs, with a word about their images where several sets of images have one name.
+    """Return the runs, with a word about their images where several sets of images have one name.
 
-    It is the name of the folder that they were read from, where that tells all of them apart, else of their hash the
-    first eight digits. Runs of before records named the images stay as they are.
+    The word is the folder that the images were read from if the folders all differ, else the first eight digits of
+    their hash. Runs whose records are too old to name their images get no word.
     """
     folders: dict[bytes, dict[str, str]] = {}  # source -> hash of the images -> the folder they were read from
     for run in runs:
@@ -297,7 +297,7 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
 
 
 def _same(own: dict[str, Any], others: Sequence[dict[str, Any]], keys: Sequence[str]) -> bool:
-    """Whether one of the others has the same value under each of these keys."""
+    """Return whether one of the other configurations has the same value as ``own`` for each of these keys."""
     return any(all(other.get(key) == own[key] for key in keys) for other in others)
 
 

@@ -26,7 +26,7 @@ RESULT_FREE_KEYS = frozenset(
 )
 
 
-#: A key of one of these names with None is as good as absent: configurations of before do not have it.
+#: A key of one of these names with None is as good as absent: older configurations do not have it.
 LATER_KEYS = frozenset(
     {
         "delivery",
@@ -47,7 +47,7 @@ WRITTEN_OUT = {"pretrained_tag": "openai"}
 #: A folder under this key, in which features are kept for other runs, is as good as none.
 FOLDER_OR_AUTO = "cache_features"
 
-#: Left out of a split's hash: one split may be run on images of several sizes, and manifests of before have none.
+#: Left out of a split's hash: one split may be run on images of several sizes, and older manifests have none.
 OF_THE_IMAGES = "images_sha256"
 
 #: What a configuration is hashed with, on however many devices and machines its clients were shared out.

@@ -87,7 +87,7 @@ def read_table(path: Path) -> "pd.DataFrame":
 
 
 def round_file(folder: Path, round: int) -> Path:
-    """Where the table of a round lies in a folder of them."""
+    """Return the path of a round's table in the folder of such tables."""
     return folder / f"round-{round:06d}.parquet"
 
 

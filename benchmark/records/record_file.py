@@ -37,7 +37,7 @@ LARGEST = {
 
 
 def is_finished(run_dir: str | Path) -> bool:
-    """Whether the run wrote its record; a run that was killed, failed or still goes on has none."""
+    """Return whether the run wrote its record; a run that was killed, failed or is still running has none."""
     return (Path(run_dir) / "record.json").is_file()
 
 

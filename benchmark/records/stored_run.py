@@ -232,7 +232,7 @@ _STORED: dict[str, tuple[list[tuple[int, int, int] | None], StoredRun]] = {}
 
 
 def stored_run(run_dir: str | Path) -> StoredRun:
-    """The run in a directory; the same object as long as no file of it was written anew.
+    """Return the run in a directory; the same object as long as none of its files has changed.
 
     Raises:
         ConfigurationError: as :func:`read_record`.
@@ -296,7 +296,7 @@ def verify_record(run_dir: str | Path) -> list[str]:
 
 
 def _state(path: str) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written anew; None where there is none."""
+    """Return inode, modification time in nanoseconds and size of a file; None if it is missing."""
     try:
         status = os.stat(path)
     except OSError:

@@ -61,12 +61,12 @@ class Board:
 
     @property
     def points(self) -> list[str]:
-        """Where in a round something of it was evaluated."""
+        """The points of a round at which at least one of the experiments was evaluated."""
         return [point for point in POINT_WORDS if any(point in points_of(each) for each in self.experiments)]
 
     @property
     def facts(self) -> str:
-        """What all rows share, in a reader's words."""
+        """The facts that all rows share, in words."""
         return "; ".join(self.parts)
 
     @property
@@ -121,9 +121,10 @@ def _named(run: Run) -> str:
 
 
 def _setting(run: Run) -> tuple[object, ...]:
-    """What is equal on one board: images, who holds and holds out which, backbone, local work, clients a round, rounds.
+    """Return the settings that all experiments of a board share, as a key to group them by.
 
-    Of experiments over several seeds, the lowest seed's partition stands for all.
+    They are the images, their partition and held-out part, backbone, local work, clients per round and rounds. Of an
+    experiment with several seeds the partition of the lowest seed counts.
     """
     weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
     held_out = run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)
@@ -132,10 +133,10 @@ def _setting(run: Run) -> tuple[object, ...]:
 
 
 def _precedence(experiment: Experiment, usual: Mapping[str, object]) -> tuple[int, int, int, str]:
-    """Which of a method's experiments is ranked, whatever it scores.
+    """Return a sort key for a method's experiments, of which the first is ranked; scores do not enter it.
 
-    It is the one with the most seeds, then the one that departs least from the values that the method is shipped with,
-    then the one that departs least from what is ``usual`` on its board.
+    The experiment with the most seeds comes first, then the one with the fewest departures from the values that the
+    method is shipped with, then the one with the fewest from those ``usual`` on its board, then the first by name.
     """
     run = experiment.first
     given = flat(run.get("model.init_args", {}))
@@ -191,7 +192,7 @@ def ranking(board: Board, paper: "pd.DataFrame") -> Grid:
 
 
 def sources(board: Board, paper: "pd.DataFrame") -> str:
-    """Where the published numbers beside the board's methods stand; empty where there is none."""
+    """Return the tables of the published numbers beside the board's methods; empty if there are none."""
     known = () if board.first.demo else (_published(each, paper)[1].note for each in board.ranked)
     return "; ".join(dict.fromkeys(filter(None, known)))
 
@@ -232,7 +233,7 @@ def _row(experiment: Experiment, board: Board) -> list[Cell]:
 
 
 def _settings(name: str, experiment: Experiment) -> str:
-    """What the name of an experiment says beside the method's."""
+    """Return the settings in the name of an experiment: the name without the method's."""
     return name.removeprefix(_named(experiment.first)).removeprefix(experiment.first.method).strip(" ()")
 
 
@@ -256,7 +257,7 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
 
 
 def _paper_point(experiment: Experiment) -> str:
-    """Where its paper reads the method, or else where there is something."""
+    """Return the evaluation point that the method's paper reports, else the first available one."""
     there = points_of(experiment)
     point = getattr(class_of(experiment.first.get("model")), "paper_point", there[0])
     return point if point in there else there[0]

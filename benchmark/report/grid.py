@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 
     @property
     def spread(self) -> str:
-        """What stands behind ±."""
+        """The number behind ±; empty without one."""
         return self.text.partition(" ± ")[2]
 
 

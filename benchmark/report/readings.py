@@ -1,4 +1,4 @@
-"""What the page reads of an experiment."""
+"""The numbers of an experiment that the report shows."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ def points_of(experiment: Experiment) -> list[str]:
 
 
 def evaluated_rounds(run: Run, point: str) -> int:
-    """After how many rounds of training the test images were evaluated at a point."""
+    """Return the number of training rounds after which the test images were evaluated at a point."""
     metrics = run.metrics
     there = (metrics["point"] == point) & (metrics["split"] == "test") & (metrics["metric"] == "accuracy")
     return int(metrics.loc[there & (metrics["round"] > 0), "round"].nunique())

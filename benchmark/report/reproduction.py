@@ -63,7 +63,7 @@ def _csv(results: Path, table: str, preset: str) -> Path:
 
 
 def _distance(frame: "pd.DataFrame") -> str:
-    """How far the table is from the paper."""
+    """Summarize the differences between a table's numbers and the paper's, in a sentence."""
     compared = frame[frame["difference"].notna()]
     if not len(compared):
         return "no number of it stands beside a published one"
@@ -77,7 +77,7 @@ def _distance(frame: "pd.DataFrame") -> str:
 
 
 def _table_lines(results: Path, published: _Published) -> list[str]:
-    """What was made of our tables after this one."""
+    """Return a line for each preset of our tables after this published one: its results, or that it was not run."""
     lines = []
     for name, table in published.tables.items():
         for preset_name, preset in table.presets.items():

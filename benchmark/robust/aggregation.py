@@ -15,7 +15,7 @@ from benchmark.server import Declared, ServerRule, WrappedRule
 
 
 class RobustAggregation(WrappedRule):
-    """An aggregator of ByzFL (Gonzalez et al., 2025) in place of the mean, for every rule that looks at the mean alone.
+    """An aggregator of ByzFL (Gonzalez et al., 2025) instead of the mean, for every rule that looks at the mean alone.
 
     Its rows are the clients' updates of all shared tensors, end less received, ascending by client; all weigh the same.
     What it makes of them is the inner rule's only upload, so that a server's optimizer takes its step from there.

@@ -53,7 +53,7 @@ def has_progress_bar(settings: Any) -> bool:
 
 
 def check_replaceable(method: FederatedMethod, rule: ServerRule, callbacks: Any) -> None:
-    """Refuse a server in place of one that is no mere average, or beside another one.
+    """Refuse a server given for a method whose own server does more than average, or beside another server.
 
     Args:
         method: the run's.

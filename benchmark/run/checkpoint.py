@@ -127,10 +127,10 @@ class _Hashed:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU, after every byte of the file and every part of it has been looked at.
+    """Read a checkpoint onto the CPU and check every byte of the file and every part of its content.
 
-    The hash in the file tells of every change that somebody or something made to it, single bits too. It is no
-    signature: whoever changes a checkpoint on purpose can make a new hash.
+    The hash in the file shows every change to it, of single bits too. It is no signature: a person who changes a
+    checkpoint on purpose can make a new hash.
 
     Raises:
         ConfigurationError: there is no such file, it was changed or cut off, or it is not a checkpoint of this project.
@@ -256,10 +256,10 @@ class RoundCheckpoint(ModelCheckpoint):
     """Lightning's, by a name of its own: a user's beside it has another state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is taken from a checkpoint: the one file that it keeps has a fixed name."""
+        """Take nothing from a checkpoint: the one file that it keeps has a fixed name."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save a round also where nobody takes a step in it, as in that of class means."""
+        """Save a round also if no client takes a step in it, as in a round of class means."""
         self._last_global_step_saved = -1
         super().on_train_epoch_end(trainer, pl_module)
 

@@ -59,7 +59,7 @@ def choices_asked_for(arguments: Sequence[str]) -> str | None:
 
 
 def is_base(class_path: str) -> bool:
-    """Whether a class is there for others to derive from or belongs to one, and is not to be chosen itself."""
+    """Return whether a class cannot be chosen: it is a base class of choices, or an internal class of the project."""
     named = locate(class_path)
     module = getattr(named, "__module__", "")
     of_the_project = module.partition(".")[0] in ("benchmark", "methods", "datamodules")
@@ -70,7 +70,7 @@ def is_base(class_path: str) -> bool:
 
 
 def no_such_class(given: str, hint: Any) -> str:
-    """Why a name is not that of a class to choose, and which names are.
+    """Explain why a name cannot be chosen as a class, and list the names that can.
 
     Args:
         given: the name, or a dotted path.
@@ -135,7 +135,7 @@ def check_classes(config: Namespace) -> None:
     """Refuse what only shows when a configuration is whole.
 
     Raises:
-        ConfigurationError: a base in place of a class that can be chosen, an argument that comes from the data, none
+        ConfigurationError: a base instead of a class that can be chosen, an argument that comes from the data, none
             where a class has no default, or one that nothing checks.
     """
     for place, base in CHOICES.items():
@@ -167,7 +167,7 @@ def _check_annotated(value: Any, place: str) -> None:
 
 
 def no_type(of: str, name: str) -> str:
-    """Why an argument of a class is given no value, and what its author does about it."""
+    """Explain that an argument of a class has no type, and how its author adds one."""
     return (
         f"{of} gives its argument {name} no type, so that nothing checks its value; write one there, such as "
         f"{name}: float (every argument has an annotation)"

@@ -109,7 +109,7 @@ class FederatedCLI(LightningCLI):
     """``fit``, ``validate`` and ``test`` of a method on a federation.
 
     Args:
-        args: in place of those of the process, as a list or as a configuration.
+        args: instead of those of the process, as a list or as a configuration.
         run: run the subcommand; without, ``args`` has none and the method and its data are only made.
     """
 

@@ -1,4 +1,4 @@
-"""Where two configurations differ in what can change a result."""
+"""Differences between two configurations that can change a result."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ MAY_CHANGE = tuple(f"trainer.{name}" for name in ("max_epochs", *OF_ONE_SITTING)
 
 
 def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
-    """Where two configurations differ in what can change a result: dotted key, value before, value now.
+    """Return the differences that can change a result: dotted key, value before, value now.
 
-    What is among ``MAY_CHANGE`` is no other run, and what the parser keeps for itself (``__path__``) is passed over.
+    Keys in ``MAY_CHANGE`` are left out, since they do not make another run, and so are the parser's own (``__path__``).
     """
     if before == now or key in MAY_CHANGE:
         return []

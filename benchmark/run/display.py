@@ -1,4 +1,4 @@
-"""How far a run is, as people see it: a live table and a bar in a terminal, plain lines elsewhere."""
+"""The progress display of a run: a live table and a bar in a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -64,7 +64,7 @@ class Display(Protocol):
 
 
 def in_terminal() -> bool:
-    """Whether standard output is a terminal that can move its cursor."""
+    """Return whether standard output is a terminal that can move its cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -80,7 +80,7 @@ class Lines:
         self._said = time.monotonic()
 
     def begin(self) -> None:
-        """Nothing to say: the run has named its directory."""
+        """Say nothing: the run has named its directory."""
 
     def look(self) -> None:
         """Say how far the round is if nothing was said for a while."""
@@ -102,7 +102,7 @@ class Lines:
         self._say("  ".join(part for part in parts if part))
 
     def end(self) -> None:
-        """Nothing to say: the command line says how a run has ended."""
+        """Say nothing: the command line says how a run has ended."""
 
     def _say(self, line: str) -> None:
         print(f"{line}\n", end="", flush=True)  # at once: a signal in between would leave the line open
@@ -132,7 +132,7 @@ class Screen:
         self.live.start()
 
     def look(self) -> None:
-        """Nothing to do: it looks by itself, four times a second."""
+        """Do nothing: the screen refreshes itself four times a second."""
 
     def before_training(self, scores: dict[str, float]) -> None:
         """A row for round 0."""
@@ -195,7 +195,7 @@ def display_for(pace: Pace) -> Display:
 
 
 def _state(pace: Pace) -> Iterator[str]:
-    """What goes on in a round."""
+    """Describe the present state of a round, part by part."""
     if pace.rounds:
         yield f"round {pace.number}/{pace.rounds}" if pace.number else "before training"
     if pace.part == "evaluation":
@@ -218,6 +218,6 @@ def _in_line(scores: dict[str, float]) -> str:
 
 
 def _left(pace: Pace) -> str:
-    """How long the rest takes; nothing while that is not known, and in the end."""
+    """Return the remaining time in words; empty while it is not known, and at the end."""
     left = pace.left
     return "" if left is None or pace.done >= 1 else f"{clock(left)} left"

@@ -59,7 +59,7 @@ def draw_partition(what: Sequence[str], picture: Path, split: str, overrides: Se
 
 
 def _is_of_a_run(path: Path) -> bool:
-    """Whether a configuration has more than its data, as those of ``lightning-cli`` have."""
+    """Return whether a configuration file is one of a whole run: it has ``base``, ``model`` or ``data``."""
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError):

@@ -1,4 +1,4 @@
-"""What a run says when it ends: its scores and what to do with it, or why it was stopped."""
+"""The messages at the end of a run: its scores and the next commands, or the reason why it was stopped."""
 
 import os
 import shlex
@@ -43,12 +43,12 @@ def end_process(said: str, code: int) -> NoReturn:
 
 
 def closing_lines(run_dir: Path, server_rounds: int, asked: int) -> list[str]:
-    """What a finished run has come to, where its record is, and the commands that show more of it.
+    """Return the closing lines of a finished run: its scores, the path of its record, and commands that show more.
 
     Args:
-        run_dir: holds the record.
-        server_rounds: that were trained.
-        asked: that the configuration asks for.
+        run_dir: directory with the record.
+        server_rounds: number of rounds that were trained.
+        asked: number of rounds that the configuration asks for.
     """
     record = read_record(run_dir)
     scores = score_lines(record.summary, server_rounds) + privacy_lines(record.privacy)

@@ -158,7 +158,7 @@ def fit(
             file, of a method or of a whole run, by its path or its name (``benchmark configs``).
         data: its data; or a configuration file, of data or of a suite, where ``method`` is one and does not name them.
         rounds: how many; 10 by default, or what the configuration says.
-        server: in place of the mean of the uploads, for methods that average, or a rule around any other; of a
+        server: instead of the mean of the uploads, for methods that average, or a rule around any other; of a
             configuration, the file names it.
         delivery: what lies between clients and server; of a configuration, the file names it.
         seed: of the run, where it is made of configuration files; else it is that of the data, ``data.seed``.
@@ -317,7 +317,7 @@ def _run(trainer: Trainer, method: FederatedMethod, data: FederatedDataModule, r
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Bad input as what it is, whoever wrapped it, and Ctrl-C as Python's own: Lightning makes an exit of it."""
+    """Raise errors about bad input unwrapped, and Ctrl-C as ``KeyboardInterrupt``; Lightning makes an exit of it."""
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -23,13 +23,13 @@ SUITES = "--config suites/digits, or for CLIP --config suites/digits_clip (`benc
 
 
 def with_files_read(arguments: Sequence[str]) -> list[str]:
-    """A command line with what its configuration files give together in place of those that take others to be whole.
+    """Replace composed configuration files in a command line by their merged content.
 
     Options win over files, whichever stand first.
 
     Raises:
-        ConfigurationError: a file that it names is no configuration, or only part of one; a command or an option that
-            there is not.
+        ConfigurationError: a named file is no configuration, or only part of one; a command or an option does not
+            exist.
     """
     parts = list(_parts(arguments))
     _check_command(parts)
@@ -108,17 +108,17 @@ class Part:
 
     @property
     def is_text(self) -> bool:
-        """Whether the value is YAML itself in place of a file's name."""
+        """Return whether the value is YAML text instead of a file's name."""
         return any(sign in self.value for sign in ("{", "\n", ": "))
 
     @property
     def is_option(self) -> bool:
-        """Whether it is neither the command nor a configuration file."""
+        """Return whether it is an option other than ``--config``, so neither the command nor a configuration file."""
         return self.name.startswith("-") and self.name != "--config"
 
     @property
     def names_class(self) -> bool:
-        """Whether it says which class there is, as itself or in a file."""
+        """Return whether it chooses a class, by the class's name or by a file that may hold it."""
         last = self.value.rpartition(".")[2]
         is_class = last.isidentifier() and last[0].isupper()
         return not self.name.endswith("+") and (self.name in FILES or self.name.endswith("class_path") or is_class)
@@ -220,5 +220,5 @@ def _check_whole(command: str, parts: Sequence[Part], layers: Sequence[Layer]) -
 
 
 def _begins(parts: Sequence[Part], option: str) -> bool:
-    """Whether an option that begins so is given, or a text in place of a file, which may hold it."""
+    """Return whether an option with this prefix is given, or may stand in YAML text given instead of a file's name."""
     return any(part.name.startswith(option) or (part.name == "--config" and part.is_text) for part in parts)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 class Work(Protocol):
-    """What has been begun, as of ``torch.distributed``."""
+    """An operation that has been started, such as the ``Work`` of ``torch.distributed``."""
 
     def is_completed(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Return whether the operation has ended."""
 
     def wait(self) -> Any:
-        """Return when it has ended.
+        """Wait until the operation has ended.
 
         Raises:
             RuntimeError: a connection broke.
@@ -26,7 +26,7 @@ class Work(Protocol):
 
 
 class Links:
-    """Those of ``torch.distributed``, whose default process group is the ranks'."""
+    """Links between ranks by ``torch.distributed``, in its default process group."""
 
     def all_gather(self, parts: list[Tensor], mine: Tensor) -> Work:
         """Begin to fill ``parts``, of one shape, with what each rank gives."""

@@ -1,4 +1,4 @@
-"""Where the loggers of a configuration write: into the run's directory, under the run's name."""
+"""Settings that make the loggers of a configuration write into the run's directory, under the run's name."""
 
 import inspect
 from collections.abc import Sequence

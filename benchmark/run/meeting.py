@@ -1,4 +1,4 @@
-"""How the processes of one run find each other: in a folder of their user's on one machine, at a port on several."""
+"""Rendezvous of the processes of one run: in the user's own folder on one machine, at a port on several."""
 
 import itertools
 import os
@@ -78,7 +78,7 @@ class Way(Protocol):
 
 @dataclass
 class OneFolder:
-    """A folder that its user alone may enter: whoever can write there can do what that user can; no port is open.
+    """A folder that only its user may enter; no port is open. A process that can write there has that user's rights.
 
     Attributes:
         folder: there.
@@ -103,7 +103,7 @@ class OneFolder:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a process that this one starts."""
+        """The environment variables with which this process tells those that it starts where to meet."""
         return {STARTED: f"{os.getpid()}:{self.folder}"}
 
     @property
@@ -112,7 +112,7 @@ class OneFolder:
         return "on this machine"
 
     def is_left(self) -> bool:
-        """Whether the process that started this one has ended."""
+        """Return whether the process that started this one has ended."""
         return self.starter is not None and os.getppid() != self.starter
 
     def store(self, member: Member, given_up: Event) -> dist.Store:
@@ -145,7 +145,7 @@ class OneFolder:
         return SocketLinks(sockets)
 
     def remove(self) -> None:
-        """Remove the folder, of which nobody needs anything."""
+        """Remove the folder, which is not needed any more."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -198,7 +198,7 @@ class OnePort:
         return socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)[0][0]
 
     def _wait_for_answer(self, given_up: Event) -> None:
-        """Return when somebody listens; torch, which would wait for it as well, says much meanwhile."""
+        """Wait until a process listens at the port; torch would wait too, but prints much meanwhile."""
         while True:
             try:
                 socket.create_connection((self.address, self.port), ANSWER).close()

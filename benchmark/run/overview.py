@@ -1,4 +1,4 @@
-"""What ``lightning-cli`` says of itself and its commands; without a library, so that ``--help`` is there at once."""
+"""The help text of ``lightning-cli`` and its commands; imports no library, so that ``--help`` answers at once."""
 
 import argparse
 from typing import Any

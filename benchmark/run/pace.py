@@ -1,4 +1,4 @@
-"""How far a run is, and how long the rest of it will take."""
+"""The progress of a run, and an estimate of its remaining time."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How far each client's own parameters move from round to round."""
+"""A callback that records how far each client's personal parameters move from round to round."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -32,7 +32,7 @@ class PersonalMovement(Callback):
         self._before: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look the names up.
+        """Find the personal parameters under each prefix.
 
         Raises:
             ConfigurationError: a prefix names no personal parameter of the method.
@@ -47,12 +47,12 @@ class PersonalMovement(Callback):
                 )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember where the clients stand before the round."""
+        """Remember all clients' values before the round."""
         method = cast("FederatedMethod", pl_module)
         self._before = {name: method.store.all_rows(name).clone() for names in self._names.values() for name in names}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report the round's movement; before any training there is none."""
+        """Report the round's movement; report nothing before the first round."""
         method = cast("FederatedMethod", pl_module)
         reports = method.simulation.reports
         for prefix, names in self._names.items() if self._before else ():
@@ -65,6 +65,6 @@ class PersonalMovement(Callback):
 
 
 def _distances(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Per client [N] the L2 norm over all tensors of rows [N, ...] minus others [N, ...] or [...]."""
+    """Return for each client [N] the L2 norm of rows [N, ...] minus others [N, ...] or [...], over all tensors."""
     squares = [(r.double() - o.double()).flatten(1).square().sum(1) for r, o in zip(rows, others, strict=True)]
     return torch.stack(squares).sum(0).sqrt().cpu()

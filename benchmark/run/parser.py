@@ -47,8 +47,8 @@ NO_FUNCTION = "a function cannot be named in a configuration; derive a class of 
 def whole_numbers_first(hint: Any) -> Any:
     """Have a type that takes whole numbers and others try the former first, so that a 1 stays a whole number.
 
-    ``typing`` keeps one ``Optional[Union[int, float]]`` for both orders, that which somebody in the process asked for
-    first: which number is meant would depend on what was imported before.
+    ``typing`` caches one ``Optional[Union[int, float]]`` for both orders, the one that the process used first: which
+    number is meant would depend on earlier imports.
     """
     parts = get_args(hint) if _is_union(hint) else ()
     if not {int, float} <= {*parts}:
@@ -226,7 +226,7 @@ def _first_unknown(given: str, known: Sequence[str]) -> str:
 
 
 def _instead(given: str, known: Sequence[str]) -> str:
-    """Suggest options in place of one that does not exist: those like it, else all that stand there."""
+    """Suggest options instead of one that does not exist: similar ones, else all that stand there."""
     for other, takes, suite in (("backbone", "clip", "digits_clip"), ("clip", "backbone", "digits")):
         if given == f"model.init_args.{other}" and f"model.init_args.{takes}" in known:
             return f"the method takes model.init_args.{takes}: take a suite for it, such as --config suites/{suite}"

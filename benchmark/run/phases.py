@@ -1,4 +1,4 @@
-"""What takes long and what it came to, a line each, as the modules that do it say it to Python's ``logging``."""
+"""Printing of the project's log messages: a line for each long step, and one for its result."""
 
 import logging
 import warnings
@@ -10,7 +10,7 @@ TALKING = ("benchmark", "methods", "datamodules")
 
 
 class _Printed(logging.Handler):
-    """Prints what it gets, wherever standard output goes at that moment."""
+    """Prints log messages to the standard output of that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), flush=True)
@@ -20,8 +20,8 @@ class _Printed(logging.Handler):
 def phases_printed() -> Iterator[None]:
     """Print the phases of a run as they begin.
 
-    Whoever has set logging up gets them too. Where nobody has, a library may do so later on with a remark of its own
-    (open_clip with its first one), and would print all a second time.
+    They also reach the root logger's handlers, if it has any. If it has none, a library may add one later (open_clip
+    does so with its first message), and would print every line a second time; so they are not passed on then.
     """
     handler = _Printed(logging.INFO)
     loggers = [logging.getLogger(name) for name in TALKING]
@@ -41,7 +41,7 @@ def phases_printed() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings inside, and no remarks on seeds and devices."""
+    """Silence warnings and the messages on seeds and devices inside."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

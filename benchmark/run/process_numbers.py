@@ -11,7 +11,7 @@ ALSO_READ = ("SLURM_LOCALID", "SLURM_NODEID", "JSM_NAMESPACE_RANK")
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that writes and prints, before and after there is a Trainer."""
+    """Return whether this process is the one that writes and prints; works also before a Trainer exists."""
     return all(os.environ.get(name, "0") == "0" for name in PROCESS_NUMBERS)
 
 

@@ -104,12 +104,12 @@ def run_dir_of_fit(arguments: Sequence[str]) -> Path | None:
 
 
 def what_is_kept(run_dir: Path | None, arguments: Sequence[str], rounds_of: Callable[[Path], int] | None = None) -> str:
-    """What there is of a run that did not come to its end, and the command that goes on with it, in one line.
+    """Describe in one line what is kept of an unfinished run, and the command that resumes it.
 
     Args:
-        run_dir: None where no run had begun.
-        arguments: of ``lightning-cli``, that started the run or went on with it.
-        rounds_of: how many rounds a checkpoint holds, where there is time to ask.
+        run_dir: directory of the run; None if no run had begun.
+        arguments: arguments of the ``lightning-cli`` that started or resumed the run.
+        rounds_of: returns the number of rounds in a checkpoint; None if there is no time to read one.
     """
     if run_dir is None:
         return "there was nothing to keep yet; the same command starts again"

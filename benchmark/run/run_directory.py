@@ -27,7 +27,7 @@ FILES = (
 
 
 def last_checkpoint(run_dir: Path) -> Path:
-    """Where a run keeps the end of its last round."""
+    """Return the path of a run's checkpoint, which holds its state after the last finished round."""
     return run_dir / "checkpoints" / "last.ckpt"
 
 

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wrong, as far as that can be seen without the libraries.
 
     Args:
-        arguments: of ``lightning-cli``, in place of those of the process.
+        arguments: of ``lightning-cli``, instead of those of the process.
     """
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     if given in ([], ["-h"], ["--help"], ["--version"]):

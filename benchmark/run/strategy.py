@@ -32,7 +32,7 @@ _connected = False
 
 
 def are_connected() -> bool:
-    """Whether this process has others to talk to."""
+    """Return whether this process is connected to other ranks."""
     return _connected
 
 

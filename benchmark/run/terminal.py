@@ -1,4 +1,4 @@
-"""What a run prints, which nobody may read to its end: ``lightning-cli fit ... | head -1``, a full disk."""
+"""Output of a run whose reader may be gone: ``lightning-cli fit ... | head -1``, a full disk."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Go on inside when standard output or standard error takes no more, once the other one is told so."""
+    """Keep running inside when standard output or standard error fails; tell the other one so, once."""
     before = sys.stdout, sys.stderr
     out, err = _Outliving(sys.stdout, "output"), _Outliving(sys.stderr, "error")
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)

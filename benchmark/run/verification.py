@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 def resolved_differences(run_dir: str | Path) -> tuple[list[str], list[str]]:
-    """Where the run's ``config.yaml``, read by this version, is another configuration: problems, and remarks.
+    """Compare a run's ``config.yaml`` with the configuration that this version reads from it.
 
-    A value that changed or is not accepted any more is a problem; an argument that is new since, with its default, is a
-    remark. Nothing is trained or loaded.
+    A value that changed or is not accepted any more is a problem. An argument that was added since, with its default,
+    is a remark. Nothing is trained or loaded.
+
+    Returns:
+        Problems and remarks, a line each.
 
     Raises:
         ConfigurationError: the file is not there.

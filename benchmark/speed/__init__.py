@@ -1,1 +1,1 @@
-"""How fast the simulation is, measured: ``make bench``, or ``python -m benchmark.speed CASE``."""
+"""Measurements of the simulation's speed: ``make bench``, or ``python -m benchmark.speed CASE``."""

@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_here(case: str, folder: Path) -> bool:
-    """Run a case in this process and write its rows; whether it ended.
+    """Run a case in this process, write its rows, and return whether it ended.
 
-    Those measured until it is stopped, or fails, go to ``CASE.stopped``, beside a whole record of before.
+    The rows of a case that is stopped or fails go to ``CASE.stopped``, so that an older whole record stays.
     """
     title, rows = importlib.import_module(f"benchmark.speed.{case}").run(folder)
     found: list[Row] = []

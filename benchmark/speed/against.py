@@ -47,7 +47,7 @@ class Pair:
         return self.now / self.before if self.now is not None and self.before else None
 
     def cells(self) -> tuple[str, ...]:
-        """What a table shows of it."""
+        """Return the cells of its row in the table."""
         numbers = tuple("" if value is None else f"{value:.4g}" for value in (self.before, self.now))
         note = "only now" if self.before is None else "only before" if self.now is None else ""
         return (self.case, self.what, self.work, *numbers, "" if self.ratio is None else f"{self.ratio:.3f}", note)
@@ -133,6 +133,6 @@ def _commit(revision: str, root: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git says."""
+    """Run git in ``root`` and return its output."""
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -44,7 +44,7 @@ def unfolded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def as_in_the_networks(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What ``ClientConv2d`` does here: a convolution for each client on a CPU, the grouped one on a GPU."""
+    """Convolve as ``ClientConv2d`` does on this device: client by client on a CPU, one grouped convolution on a GPU."""
     with torch.device("meta"):  # its own weights are not used
         layer = ClientConv2d(weight.shape[2], weight.shape[1], weight.shape[-1])
 
@@ -89,7 +89,7 @@ def layer_rows(clients: int, layer: tuple[int, int, int, int]) -> list[Row]:
 
 
 def network(own_layers: bool) -> PaperCNN:
-    """The CNN of pFedPT, as it is or with torch's convolutions in place of ``ClientConv2d``."""
+    """The CNN of pFedPT, as it is or with torch's convolutions instead of ``ClientConv2d``."""
     made = PaperCNN()
     if not own_layers:
         for position, layer in enumerate(made.convolutions):

@@ -1,7 +1,7 @@
-"""What the engine costs, against a plain PyTorch loop of the same mathematics.
+"""The cost of the engine against a plain PyTorch loop of the same mathematics.
 
-The work is one FedAvg round with the CNN of pFedPT, batches of 16, on random images in memory. Everything is timed in
-one process, in turns.
+The work is one FedAvg round with the CNN of pFedPT, batches of 16, on random images in memory. Both are timed in one
+process, in turns.
 """
 
 import copy

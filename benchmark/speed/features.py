@@ -1,4 +1,4 @@
-"""What it brings to make the frozen parts' features of each image once, and whether it changes any result."""
+"""The speed-up of caching the frozen parts' features of each image, and a check that it changes no result."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from benchmark.speed.workloads import Work, fedpgp, headtune, large_clip, large_
 
 @dataclass(frozen=True)
 class Subject:
-    """A work and how much of it.
+    """A workload and its size.
 
     Attributes:
         work: what is trained.
@@ -31,7 +31,7 @@ class Subject:
 
 
 def outcome(method: FederatedMethod) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What a fit leaves behind: shared values with all clients' own state, and accuracies [N] by point and split."""
+    """Return the result of a fit: shared and all clients' personal values, and accuracies [N] by point and split."""
     values = {name: value.clone() for name, value in method.simulation.shared().items()}
     values |= {f"store.{name}": method.store.all_rows(name).clone() for name in method.store.names}
     found = method.evaluation.scores

@@ -1,8 +1,8 @@
-"""What grows with the number of clients, at a fixed number of participants, and with the number of classes of a prompt.
+"""Time and memory by the number of clients, at a fixed number of participants, and by a prompt's number of classes.
 
-Every number of clients has a process of its own, so that the peak memory is its own. The images are tiny and the
-network is small: what is left is the engine's bookkeeping. ``python -m benchmark.speed.growth N [PARTICIPANTS]`` is
-such a process.
+Every number of clients is measured in its own process, ``python -m benchmark.speed.growth N [PARTICIPANTS]``, so that
+the peak memory is its own. The images are tiny and the network is small, so that mostly the engine's bookkeeping is
+measured.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class SmallBackbone(nn.Module):
 
 @dataclass(frozen=True)
 class Grown:
-    """What a number of clients costs.
+    """The time and memory that a number of clients takes.
 
     Attributes:
         round: seconds of the fastest round after the first.
@@ -133,7 +133,7 @@ def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS, evalu
 
 
 def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
-    """As ``grow``, in a process of its own.
+    """Run ``grow`` in its own process.
 
     Raises:
         ConfigurationError: that process failed.

@@ -1,6 +1,6 @@
-"""What pFedBayesPT's posterior costs on top of FedVPT-Deep: a ladder in which every row adds one thing.
+"""The cost of pFedBayesPT's posterior on top of FedVPT-Deep: a ladder in which every row adds one part.
 
-The images' prompt-free features are kept, as they are by default; the last row makes them in every step.
+The images' prompt-free features are cached, as by default; the last row computes them in every step.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What differential privacy costs: a round's seconds at user level and at record level, against none."""
+"""The cost of differential privacy: seconds of a round at user level and at record level, against none."""
 
 from collections.abc import Iterable
 from pathlib import Path

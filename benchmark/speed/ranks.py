@@ -1,7 +1,7 @@
-"""What several devices give one federation: seconds of a round, personal state by rank, what ranks send each other.
+"""The gain of several devices for one federation: seconds of a round, personal state by rank, bytes between ranks.
 
-On GPUs 1, 2, 4 and 8 devices, as many as there are; else processes with a thread each. Every number of devices is a
-program of its own, which starts its other processes as ``lightning-cli`` does.
+On GPUs, 1, 2, 4 and 8 devices are measured, as far as there are so many; else processes with one thread each. Every
+number of devices is measured by its own program, which starts its other processes as ``lightning-cli`` does.
 """
 
 import argparse
@@ -39,7 +39,7 @@ TRAINING = LocalTraining(lr=0.005, epochs=1)
 
 @dataclass(frozen=True)
 class Shared:
-    """What a number of devices costs.
+    """The time, traffic and memory that a number of devices takes.
 
     Attributes:
         round: seconds of the fastest round after the first.
@@ -102,7 +102,7 @@ def _command(devices: int, heads: bool) -> list[str]:
 
 
 def share_apart(devices: int, heads: bool) -> Shared:
-    """As ``share``, in processes of their own.
+    """Run ``share`` in its own processes.
 
     Raises:
         ConfigurationError: they failed.

@@ -1,4 +1,4 @@
-"""How much of the machine prompt tuning of a frozen ViT uses."""
+"""The share of the machine's peak throughput that prompt tuning of a frozen ViT uses."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

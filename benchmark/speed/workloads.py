@@ -126,7 +126,7 @@ class TinyNetwork(nn.Module):
 
 
 def tiny() -> Work:
-    """What is left of a round where tensors are tiny: the host's time."""
+    """Return a workload of tiny tensors, whose rounds take little but the host's time."""
     return Work(
         "FedAvg, tiny tensors",
         lambda clients: FedAvg(CLASSES, clients, TinyNetwork(), training=TRAINING),

@@ -14,8 +14,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         note: One sentence under the title.   # optional
         seeds: [0, 1, 2]
         rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
-        summary: last                         # optional; in place of the table's
-        split: new                            # optional; in place of the table's
+        summary: last                         # optional; instead of the table's
+        split: new                            # optional; instead of the table's
         scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
         overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; the group's
                                               # data files, its overrides and the row's come after, and win
@@ -23,7 +23,7 @@ Paths in a table are relative to the folder the command is started in, the repos
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
             suite: office_vit                 # optional; of configs/suites, for the rows that name a method
-            data: [sources/cifar10, partitions/disjoint_classes]  # optional; of configs, in place of the suite's
+            data: [sources/cifar10, partitions/disjoint_classes]  # optional; of configs, instead of the suite's
             panel: Domains                    # optional; groups of one panel stand side by side under this heading
             configs: [configs/base.yaml]      # optional; read before method and suite
             overrides: ["--data.source.init_args.root={data_dir}"]  # {data_dir}: the folder given by --data_dir

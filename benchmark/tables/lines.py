@@ -1,4 +1,4 @@
-"""What is read of a row's records on one data group: a line of a table, and its numbers, one for each seed."""
+"""A table's lines, read from the records of a row on one data group, and their numbers, one for each seed."""
 
 import functools
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Line:
 
     @property
     def seeds_by_code(self) -> list[list[int]]:
-        """The finished seeds, those that one code made together; records of before don't know theirs."""
+        """The finished seeds, grouped by the code that made them; older records do not name their code."""
         found: dict[bytes, list[int]] = {}
         for seed, record in self.records.items():
             found.setdefault(canonical(record.code), []).append(seed)
@@ -103,9 +103,9 @@ def _expanded(group: DataGroup, by_row: Sequence[dict[int, Outcome]]) -> list[Co
 
 
 def _of_the_same_images(by_row: Sequence[dict[int, Outcome]]) -> list[dict[int, Outcome]]:
-    """The outcomes of a data group per row and seed, without those on other images than its first finished run.
+    """Return a data group's outcomes by row and seed, without those on other images than its first finished run.
 
-    Images of one name from another folder would count as another seed. Records of before don't name their images.
+    Images of one name from another folder would count as another seed. Older records do not name their images.
     """
     images = {run.folder: run.record.images_sha256 for run in _finished(by_row)}
     first = next((run for run in images if images[run]), None)

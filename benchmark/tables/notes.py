@@ -18,7 +18,7 @@ PAIRED_NOTE = (
 
 
 def code_notes(lines: Sequence[Line]) -> list[str]:
-    """Which rows have seeds of different code, and in which files; empty where none has."""
+    """Name the rows whose seeds were made by different code, and the files that differ; empty if there are none."""
     mixed: list[str] = []
     for line in lines:
         groups = line.seeds_by_code

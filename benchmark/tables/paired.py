@@ -41,7 +41,7 @@ def paired_comparison(
     same under every seed, else of all differences within their seeds), ``V_s`` that of the seeds' means by their
     number; with one seed ``V_s`` is left out and the interval speaks of the clients alone. The quantile is the mean of
     those of the two parts' own degrees of freedom, weighted with the parts (Cochran and Cox, Experimental Designs,
-    1957): degrees of freedom that are themselves estimated, as Welch's and Satterthwaite's, cover 0.88 in place of 0.95
+    1957): degrees of freedom that are themselves estimated, as Welch's and Satterthwaite's, cover 0.88 instead of 0.95
     where two seeds happen to be alike. The noise of a single (seed, client) pair is in both parts, which makes the
     interval a little too wide. The smaller the number of clients and seeds, the more it rests on differences that are
     about normal. It knows nothing of test images that several clients share: it speaks of the clients' models then.

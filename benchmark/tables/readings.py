@@ -1,4 +1,4 @@
-"""What a run can be read at, before it was run: its points, splits and clients, from its configuration alone."""
+"""The points, splits and clients of which a run has numbers, from its configuration alone, before it was run."""
 
 import importlib
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from benchmark.run.command import resolved
 
 @dataclass(frozen=True)
 class Readable:
-    """Where a run has numbers.
+    """The points, splits and clients of which a run has numbers.
 
     Attributes:
-        method: name of its class.
-        points: such as ``"server"``.
-        splits: such as ``"test"``.
-        clients: their names.
+        method: name of the method's class.
+        points: points of evaluation, such as ``"server"``.
+        splits: splits of the images, such as ``"test"``.
+        clients: names of the clients.
     """
 
     method: str
@@ -40,14 +40,14 @@ class Readable:
 
 
 def of_record(record: RunRecord) -> Readable:
-    """What a finished run can be read at."""
+    """Return the points, splits and clients of which a finished run has numbers."""
     points = {point: [split for split in splits if split != "train"] for point, splits in record.summary.items()}
     splits = tuple(dict.fromkeys(split for found in points.values() for split in found))
     return Readable(record.method, tuple(p for p, found in points.items() if found), splits, record.client_names)
 
 
 def of_configuration(arguments: Sequence[str]) -> Readable:
-    """What a run of ``lightning-cli fit`` with these arguments can be read at; no data are read.
+    """Return those of a run of ``lightning-cli fit`` with these arguments; no data are read.
 
     Raises:
         ConfigurationError: the arguments are no configuration of a run.

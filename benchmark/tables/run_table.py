@@ -66,7 +66,7 @@ def run_table(
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
     ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``place`` says where the cells run.
     One line says how many finished cells were made by other code than the present one; ``rerun_changed`` runs those
-    again and puts the old ones into ``runs_dir/.replaced``. Records of before do not know their code; they are counted,
+    again and puts the old ones into ``runs_dir/.replaced``. Older records do not name their code; they are counted,
     and kept.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a tuning came to, as a block of the table."""
+"""The results of a tuning, as a block of the table."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean

@@ -1,6 +1,6 @@
-"""What is tried of a method: options and their values, from its configuration file.
+"""The search space of a method: options and the values to try, from its configuration file.
 
-They stand there under ``search``, which is no option of a run::
+They stand there under ``search``, which is not an option of a run::
 
     search:
       model.init_args.training.lr: [0.01, 0.05, 0.1, 0.25]
@@ -32,11 +32,11 @@ class Choice:
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbours are alike: the values are numbers."""
+        """Return whether all values are numbers, so that neighbours are similar."""
         return all(map(_is_number, self.values))
 
     def argument(self, position: int) -> str:
-        """What gives a run the value at a position."""
+        """Return the command-line argument that gives a run the value at a position."""
         return f"--{self.option}={json.dumps(self.values[position], default=str)}"  # YAML knows dates
 
 

@@ -41,8 +41,8 @@ class Study:
         task: what is tuned.
         folder: of the studies' files.
         runs_dir: of the runs.
-        present_code: begin anew where other code than the present one made a run among the trials; the file of before
-            stays, with another ending.
+        present_code: begin anew if other code than the present one made a run among the trials; the old file is kept,
+            with another ending.
 
     Raises:
         ConfigurationError: Optuna is missing, another process has the study, or its file is refused
@@ -90,7 +90,7 @@ class Study:
 
     @property
     def done(self) -> bool:
-        """Whether all trials have ended."""
+        """Return whether all trials have ended."""
         return sum(trial.state.is_finished() for trial in self.optuna.trials) >= self.task.trials
 
     def next(self) -> Cell | None:
@@ -202,7 +202,7 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
-        """Those that have ended, of the first as many as are asked for."""
+        """The first ``task.trials`` of the ended trials."""
         ended = [trial for trial in self.optuna.trials if trial.state.is_finished()]
         return [
             Trial(

@@ -85,7 +85,7 @@ def told(path: Path) -> Iterator[None]:
     """Say in one line what is wrong with a study's file, whichever library meets it.
 
     Raises:
-        ConfigurationError: in place of the library's error.
+        ConfigurationError: instead of the library's error.
     """
     try:
         yield
@@ -103,7 +103,7 @@ def told(path: Path) -> Iterator[None]:
 
 
 def score_of(record: RunRecord, task: Task) -> float:
-    """What a trial's run has come to."""
+    """Return the score of a trial: the metric on split ``val``, averaged over clients, in the last round."""
     return float(record.summary[task.point]["val"][task.metric]["last"]["average"])
 
 
@@ -146,7 +146,7 @@ def _check_facts(study: Any, path: Path, task: Task, has_trials: bool) -> None:
 
 
 def _wrong(trial: Any, task: Task, runs_dir: Path) -> str:
-    """What a trial has that none of these has; empty where nothing is wrong."""
+    """Return the first thing in a stored trial that no trial of the task can have; empty if nothing is wrong."""
     rounds = set(trial.intermediate_values) - set(range(1, task.rounds + 1))
     if rounds:
         return f"scores of round {min(rounds)}, expected 1 to {task.rounds}"

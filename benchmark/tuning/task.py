@@ -1,4 +1,4 @@
-"""What is tuned of a row, a trial of it, and which trial's values are chosen."""
+"""The tuning of a row: its search space, a trial, and the choice of the best trial's values."""
 
 import hashlib
 import json
@@ -17,18 +17,18 @@ from benchmark.tuning.space import Choice
 
 @dataclass(frozen=True)
 class Task:
-    """What a study tunes.
+    """The task of a study: a row on a data group, and its search space.
 
     Attributes:
         row: label of the table's row.
-        group: what the data group is called.
-        name: of the study.
+        group: name of the data group.
+        name: name of the study.
         cell: a trial without its values.
-        choices: what is tried.
-        point: at which the row is read.
-        metric: of split ``val``, averaged over clients, in the last round.
-        rounds: of a trial.
-        trials: how many.
+        choices: the options and the values to try.
+        point: evaluation point at which the row is read.
+        metric: metric of split ``val``, averaged over clients, in the last round.
+        rounds: number of rounds of a trial.
+        trials: number of trials.
     """
 
     row: str
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must not change while the study goes on, as JSON knows it; the number of trials may."""
+        """The settings that must not change during the study, as plain JSON values; the number of trials may change."""
         facts = {
             "options": given_options(self.cell.configs, self.cell.overrides),
             "seed": self.cell.seed,
@@ -72,10 +72,10 @@ class Task:
         return None if score is None else round(scaled(score, self.metric), 6)
 
     def chosen(self, trials: Sequence["Trial"]) -> tuple[str, ...]:
-        """What gives a run the values of the best trial, and its record where they are from.
+        """Return the arguments that give a run the best trial's values and note in its record where they come from.
 
         Raises:
-            ConfigurationError: no trial came to its end.
+            ConfigurationError: no trial was completed.
         """
         best = self.best(trials)
         if best is None:
@@ -92,7 +92,7 @@ class Task:
         return with_overrides(self.cell, self.arguments(positions))
 
     def arguments(self, positions: dict[str, int]) -> tuple[str, ...]:
-        """What gives a run the values at these positions."""
+        """Return the command-line arguments that give a run the values at these positions."""
         return tuple(choice.argument(positions[choice.option]) for choice in self.choices)
 
     def values(self, positions: dict[str, int]) -> dict[str, Any]:

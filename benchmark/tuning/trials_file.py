@@ -35,7 +35,7 @@ class Tuned:
 
     @classmethod
     def by(cls, task: Task, trials: Sequence[Trial], error: str = "") -> "Tuned":
-        """What these trials come to; an error is theirs, or that none of them came to its end."""
+        """Choose the best trial; keep ``error`` instead if there is one, or the error that no trial was completed."""
         try:
             return cls(task, trials, task.best(trials), () if error else task.chosen(trials), error)
         except ConfigurationError as none:

@@ -15,15 +15,16 @@ HOPELESS = 14
 
 
 def hopeless(short: int, draws: int, max_retries: int) -> bool:
-    """Whether no further draw will give every client enough.
+    """Return whether further draws are practically certain not to give every client enough images.
 
-    Of m clients that get too few on average none does with a probability of at most exp(-m), as what one client gets is
-    taken from the others. Four standard errors below the average of the draws so far count.
+    If on average m clients of a draw get too few images, then a draw in which none does has a probability of at most
+    exp(-m), since one client's images are taken from the others. As m counts the average of the draws so far minus
+    four of its standard errors.
 
     Args:
-        short: clients that got too few, in all draws so far together.
-        draws: so far.
-        max_retries: how often is drawn in all.
+        short: number of clients that got too few, summed over all draws so far.
+        draws: number of draws so far.
+        max_retries: largest number of draws.
     """
     average = short / draws
     return bool(average - 4 * np.sqrt(average / draws) > HOPELESS + np.log(max_retries))

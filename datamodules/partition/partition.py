@@ -24,15 +24,15 @@ REMEDIES = {
 
 
 class Partition(Checked):
-    """How a pool of images is divided over clients. Subclasses take their arguments and define ``assign``.
+    """A rule that divides a pool of images over clients. Subclasses take their arguments and define ``assign``.
 
     Attributes:
         num_clients: N; None where the data decide it (one client per domain, one per group of classes).
         further_splits: names of the test sets that it makes beside the clients' own, those of ``ClientSplits.others``.
-        title: what a reader calls it, with arguments in braces, and ``{clients}`` where their number is said, such as
+        title: its name for readers, with arguments in braces and ``{clients}`` for the number of clients, such as
             ``Dirichlet({alpha}), {clients}``; None: the class's name and its arguments.
-        paper_setting: what the papers' tables call it (``setting`` in ``results/paper``), with arguments in braces, and
-            ``*`` for whatever follows; None: they have no such setting.
+        paper_setting: its name in papers' tables (``setting`` in ``results/paper``), with arguments in braces, and
+            ``*`` for any further text; None: papers have no such setting.
     """
 
     num_clients: int | None = None
@@ -91,7 +91,7 @@ class Partition(Checked):
 
     @property
     def _remedy(self) -> str:
-        """What its user, or whoever wrote it, can do about clients without images."""
+        """The advice to its user or its author about clients without images."""
         arguments = inspect.signature(type(self)).parameters
         remedies = [remedy for name, remedy in REMEDIES.items() if name in arguments]
         if type(self).__module__.partition(".")[0] != __name__.partition(".")[0]:

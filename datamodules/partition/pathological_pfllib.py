@@ -105,7 +105,7 @@ class PathologicalPFLlib(Partition):
 
 
 class IIDPFLlib(Partition):
-    """What PFLlib's code makes of "iid": ``PathologicalPFLlib`` with every class at every client.
+    """PFLlib's split "iid", as its code makes it: ``PathologicalPFLlib`` with every class at every client.
 
     Every client holds all classes, but the last client holds about half of all images.
 

@@ -1,4 +1,4 @@
-"""Who holds which images, and the rules that every partition keeps."""
+"""The images of every client, and the rules that every partition keeps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@ from datamodules.partition.splits import ClientSplits, Indices
 
 @dataclass(frozen=True)
 class Units:
-    """What a merged partition hands out: the images of one group and one label, never torn apart.
+    """The units that a merged partition hands out: the images of one group and one label, which stay together.
 
     Attributes:
         members: indices of the images of each unit.

@@ -156,7 +156,7 @@ EDITS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("kind", EDITS)
 def test_an_edited_checkpoint_is_refused(kind: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its hash, as edited with torch; and by what is in it where somebody made the hash anew."""
+    """By its hash, as edited with torch; and by its content if the hash was made anew."""
     change, message = EDITS[kind]
     content = copy.deepcopy(torch.load(last, weights_only=True))
     change(content)

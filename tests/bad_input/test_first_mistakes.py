@@ -1,4 +1,4 @@
-"""What newcomers type first, and paths that no file can have: one line with the remedy, most without a library."""
+"""A newcomer's first mistakes, and impossible paths: one line with the remedy, mostly before a library is imported."""
 
 import os
 import re

@@ -106,7 +106,7 @@ WRITTEN = (
 
 
 def put(path: Path, make: Callable[[Path], None]) -> None:
-    """Put something in the place of a file or a folder."""
+    """Replace a file or a folder by something else."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

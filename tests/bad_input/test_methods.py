@@ -1,4 +1,4 @@
-"""Mistakes in a method of one's own: each ends in one line that names the function, and where it is known its line."""
+"""Mistakes in a custom method: each ends in one line that names the function, and where it is known its line."""
 
 import inspect
 import re

@@ -58,7 +58,7 @@ def run(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def rewritten(run: Path, **changes: Any) -> None:
-    """Change fields of the record and make its own hash anew, as whoever means to deceive would."""
+    """Change fields of the record and make its own hash anew, as a deceiver would."""
     path = run / "record.json"
     payload = json.loads(path.read_text()) | changes
     del payload["record_sha256"]
@@ -137,7 +137,7 @@ def test_a_record_of_another_form_is_refused_in_one_line(run: Path, case: str, c
 
 
 def left_out_of_the_report(capsys: Capsys) -> str:
-    """What the report says of the one run that is damaged; the other is on the page."""
+    """Make the report and return its line on the one damaged run; check that the other run is on the page."""
     capsys.readouterr()
     with within(10):
         assert main(["report", "page.html"]) == 1

@@ -114,7 +114,7 @@ def everything(folder: Path) -> dict[Path, bytes | None]:
 
 
 def in_place_of(path: Path) -> str:
-    """Put a folder in the place of a file, or a file in that of a folder; returns what should have been there."""
+    """Replace a file by a folder, or a folder by a file; return the kind that should have been there."""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

@@ -48,7 +48,7 @@ def refusal(file: Path) -> str:
 
 
 def changed(statement: str) -> Callable[[Path], None]:
-    """What changes a database by a statement."""
+    """Return a function that changes a database file by a statement."""
 
     def change(file: Path) -> None:
         with closing(sqlite3.connect(file)) as database, database:

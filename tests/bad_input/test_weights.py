@@ -30,7 +30,7 @@ def spoiled(value: Tensor, how: str) -> Tensor:
 
 
 def said(how: str, name: str) -> str:
-    """What its refusal holds."""
+    """Return a pattern that the refusal of a spoiled tensor contains."""
     return f"{name} is of type {how}, not of real" if how in DTYPES else rf"{name} has 1 of \d+ numbers that are NaN"
 
 

@@ -26,7 +26,7 @@ RUNS = sorted(CONFIGS.glob("*.yaml"))
 
 
 def options(*paths: Path) -> dict[str, Any]:
-    """What files give that make one configuration."""
+    """Return the options of files that make one layer."""
     (layer,) = read_layers(paths)
     return layer.options
 

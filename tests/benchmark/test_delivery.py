@@ -1,4 +1,4 @@
-"""What lies between clients and a server's rule: who is reached, trains and sends, and what arrives when."""
+"""Delivery between clients and a server's rule: which clients train and send, and which uploads arrive when."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -37,14 +37,14 @@ def own_images(data: Any, client: int) -> OwnImages:
 
 
 def over_the_wire(sent: Values, wire: Wire) -> Values:
-    """What arrives: new tensors, from bytes that hold numbers alone."""
+    """Send values as bytes that hold numbers alone; return the new tensors that arrive."""
     arrived = load(save({name: value.contiguous() for name, value in sent.items()}))
     wire.append(arrived)
     return arrived
 
 
 def to_client(sent: Broadcast, place: int, wire: Wire) -> Broadcast:
-    """What one of the receivers gets."""
+    """Return the part of a broadcast that the receiver at position ``place`` gets, sent over the wire."""
     parts = {f"common/{n}": v for n, v in sent.common.items()} | {f"own/{n}": v[place] for n, v in sent.own.items()}
     parts |= {f"masks/{n}": v[place] for n, v in sent.masks.items()}
     found: dict[str, Values] = {"common": {}, "own": {}, "masks": {}}

@@ -85,7 +85,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def done(folder: Path, *arguments: str) -> str:
-    """What a command prints, which ends well."""
+    """Run a command, check that it ends well, and return its output."""
     process = started(folder, *arguments)
     said = process.communicate()[0]
     assert process.returncode == 0, said

@@ -108,7 +108,7 @@ def test_the_words_of_a_range() -> None:
 
 def test_a_refused_number_keeps_nothing_alive() -> None:
     class Holder:
-        """What a frame that asks for the number holds."""
+        """An object that the frame holds which asks for the number."""
 
     def ask() -> weakref.ref[Holder]:
         holder = Holder()

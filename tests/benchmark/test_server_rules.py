@@ -53,7 +53,7 @@ AVERAGING = [rule for rule in RULES if rule.aggregate is ServerRule.aggregate]
 
 
 class Part(NamedTuple):
-    """What one round of real clients gave a rule: all that a test of the rule needs."""
+    """One round of real clients as a rule sees it: all that a test of the rule needs."""
 
     method: Any
     new_rule: Callable[[], ServerRule]

@@ -55,7 +55,7 @@ def parser():
 
 @pytest.fixture(autouse=True)
 def folders_of_ones_own(tmp_path, monkeypatch):
-    """What names its classes by folders finds some."""
+    """Make image folders and a list of class names, for sources that read their class names from files."""
     for name in (
         "my_images/cat",
         "my_images/dog",

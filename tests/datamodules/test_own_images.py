@@ -1,4 +1,4 @@
-"""Images that somebody brings: in folders, and listed in an index."""
+"""The user's own images: in folders, and listed in an index."""
 
 import contextlib
 import re

@@ -142,7 +142,7 @@ def test_same_proportions_in_train_and_test(partition):
 
 def test_dirichlet_cuts_by_hand():
     class Fixed:
-        """Hands out proportions in place of draws."""
+        """Hands out proportions instead of draws."""
 
         rows = iter([[0.5, 0.3, 0.2], [0.6, 0.2, 0.2]])
 
@@ -235,7 +235,7 @@ def test_a_hundred_thousand_clients_are_refused_soon(partition, train, test):
 
 
 def as_the_code_splits(mine, test_fraction, stream):
-    """What scikit-learn's ``train_test_split`` makes of a client's images: first the tested ones."""
+    """Split a client's images as scikit-learn's ``train_test_split`` does: test images are drawn first."""
     order = stream.permutation(len(mine))
     tested = len(mine) - int((1 - test_fraction) * len(mine))
     return [mine[i] for i in order[tested:]], [mine[i] for i in order[:tested]]

@@ -1,4 +1,4 @@
-"""What every partition must keep: a new one in ``datamodules.__all__`` needs an entry in ``ARGUMENTS``."""
+"""The contract of partitions: a new one in ``datamodules.__all__`` needs an entry in ``ARGUMENTS``."""
 
 import inspect
 from collections.abc import Callable

@@ -245,7 +245,7 @@ def test_a_manifest_repeats_the_split(partition, tmp_path):
 
 
 def configured(suite: str, *over: str) -> FederatedDataModule:
-    """The datamodule of a suite, with files in place of its own; nothing is read."""
+    """The datamodule of a suite, with files instead of its own; nothing is read."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data")
     (layer,) = read_layers([CONFIGS / f"suites/{suite}.yaml"])

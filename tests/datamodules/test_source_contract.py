@@ -1,4 +1,4 @@
-"""What every source of images must keep: a new one in ``datamodules.__all__`` needs an entry in ``LAYOUTS``."""
+"""The contract of sources of images: a new one in ``datamodules.__all__`` needs an entry in ``LAYOUTS``."""
 
 import inspect
 import io
@@ -39,7 +39,7 @@ SOURCES = [
 
 
 def arguments_of(kind: type[ImageSource]) -> set[str]:
-    """What its constructor takes, with what it hands on to those of its bases."""
+    """Return the names of a constructor's arguments, with those that it passes on to its bases' constructors."""
     made = (vars(base)["__init__"] for base in kind.__mro__[:-1] if "__init__" in vars(base))
     return {name for constructor in made for name in inspect.signature(constructor).parameters}
 
@@ -238,7 +238,7 @@ def release(kind: type[ImageSource], root: Path) -> ImageSource:
 
 
 def arguments(kind: type[ImageSource], root: Path) -> dict[str, Any]:
-    """What the source of a class is given below ``root``, its images small."""
+    """Return the arguments of a source of this class, with data below ``root`` and small images."""
     asked = arguments_of(kind)
     given = {"name": "Pets", "root": str(root), "size": 28 if kind is datamodules.MedMNIST else 4}
     return {name: value for name, value in given.items() if name in asked}

@@ -1,4 +1,4 @@
-"""What clients hold, in one array, and its record as text: against one client at a time."""
+"""The images of all clients in one array, and their record as text, against one client at a time."""
 
 import hashlib
 import json

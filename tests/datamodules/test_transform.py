@@ -108,7 +108,7 @@ def test_a_crop_of_a_larger_image_misses_nothing_between_its_pixels(stored: int,
 
 
 def torchvisions_box(u: list[float], height: int, width: int) -> list[int]:
-    """RandomResizedCrop.get_params of one image with these numbers in place of its random ones."""
+    """RandomResizedCrop.get_params of one image with these numbers instead of its random ones."""
     for area, ratio in zip(u[:10], u[10:20], strict=True):
         target = height * width * (0.08 + 0.92 * area)
         aspect = math.exp(-math.log(4 / 3) + 2 * math.log(4 / 3) * ratio)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 
 
 class Overheard(Callback):
-    """What a client has, receives and uploads in a round."""
+    """Records a client's personal, received and uploaded values in a round."""
 
     def __init__(self, client: int, round: int) -> None:
         self.client, self.round = client, round

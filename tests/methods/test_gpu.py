@@ -47,7 +47,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def trained(conf: str, *options: str, rounds: int = 2, **settings: Any) -> Values:
-    """What some rounds on the GPU leave behind, in host memory."""
+    """Return the learned values after some rounds on the GPU, in host memory."""
     method, data = build(conf, *options)
     fit(method, data, rounds, settings=GPU | settings)
     return {name: value.cpu() for name, value in learned(method).items()}

@@ -132,7 +132,7 @@ def test_an_angle_does_not_see_how_far_clients_move(similarity: str, together: t
 
 
 def test_a_client_that_comes_later_joins_a_cluster_that_there_is() -> None:
-    """With fewer participants than clusters some models are nobody's."""
+    """With fewer participants than clusters some models belong to no client."""
     rule = started(ClusteredServer(3, 1), clients=3)
     shared = round_of(rule, 1, {"w": torch.zeros(2)}, [[5.0, 0.0], [0.0, 5.0]])
     uploads = Uploads((2,), {"w": torch.tensor([[0.1, 0.2]])}, torch.tensor([1.0]).double())  # near the initial values

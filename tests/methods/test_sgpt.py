@@ -75,7 +75,7 @@ def test_keys_are_gram_schmidt_of_xavier() -> None:
 
 
 def test_a_keys_length_changes_its_gradient_and_no_similarity() -> None:
-    """What it means that all keys start with length 1 where the authors' first one is longer."""
+    """Show the effect of starting all keys with length 1, where the authors' first one is longer."""
     query, direction = torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]])
     for length in (1.0, 2.0):
         key = (length * direction).requires_grad_()

@@ -63,10 +63,10 @@ class ImageFeed:
         self._own: FeatureTables | None = None
 
     def settle(self, device: torch.device, resident: bool) -> None:
-        """Give the images, then what frozen parts make of them, their place, before others ask what memory is free.
+        """Place the images and the cached features on the device or in host memory, before free memory is measured.
 
         Args:
-            device: of the steps.
+            device: device of the steps.
             resident: whether steps gather their images there.
         """
         if resident:

@@ -42,7 +42,7 @@ def _left_in_container() -> int:
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors on a device that operations inside have made and that somebody still holds.
+    """Counts the bytes of the tensors on a device that operations inside have made and that are still referenced.
 
     Every storage counts once, as long as it lives: what autograd saves, gradients, momenta, and what an operation needs
     for its result.

@@ -161,8 +161,8 @@ class Share:
 
     What the Trainer iterates over, as it is: a DataLoader made anew each round would cost more than it gives.
 
-    Whole cohorts are dealt, by their clients' steps, so that nobody's arithmetic depends on the number of ranks. A rank
-    without any has the work of no clients: all ranks come to the end of a round.
+    Whole cohorts are dealt, by their clients' steps, so that no client's arithmetic depends on the number of ranks. A
+    rank without any gets work without clients, so that all ranks come to the end of a round.
 
     Args:
         plans: of all ranks together.

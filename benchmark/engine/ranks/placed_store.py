@@ -79,7 +79,7 @@ class PlacedStore(ClientStore):
         return any(rows.device.type != "cpu" for rows in self.buffers())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Go to a GPU with the method around, where there is room and nobody else's clients visit; else stay."""
+        """Move to a GPU with the method around it, if there is room and no other rank's clients visit; else stay."""
         super()._apply(fn, recurse)
         if not self.names:
             return self

@@ -39,14 +39,14 @@ PARTITION = "Dirichlet(0.3), published form (sets merged)"
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """How a figure is made.
+    """The recipe of a figure.
 
     Attributes:
-        draw: what draws it.
+        draw: function that draws it.
         rows: labels of the table's rows whose runs it is drawn from; None for those of all rows.
         table: name or file of the table.
-        of_numbers: it is drawn from the numbers of the whole table.
-        needs: further packages, and how to install them.
+        of_numbers: whether it is drawn from the numbers of the whole table.
+        needs: further packages, each with the way to install it.
     """
 
     draw: Callable[[Sources], Drawing]
@@ -69,7 +69,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class FigureFiles:
-    """What was written: the picture, its numbers, its caption."""
+    """The written files of a figure: the picture, its numbers, its caption."""
 
     png: Path
     csv: Path
@@ -93,7 +93,7 @@ def make_figure(
         name: of :data:`FIGURES`.
         preset_name: of the figure's table.
         data_dir: folder of the data sets.
-        run_dirs: finished runs to draw from in place of the preset's, in the order of the figure's; then the files are
+        run_dirs: finished runs to draw from instead of the preset's, in the order of the figure's; then the files are
             named after the first of them instead of the preset.
         jobs: runs at a time; by default as ``run_cells`` chooses.
         results_dir: where ``figures`` is.

@@ -44,7 +44,7 @@ def newcomers_figure(sources: Sources) -> Drawing:
     """Fig. 11: how fast a new client's prompt adapts, against FedAvg's last layer.
 
     Every point is a run of its own, whose new clients fitted copies for so many epochs before they were scored; the
-    federation is the same in all of them. So there are points at a few numbers of epochs in place of every one, and a
+    federation is the same in all of them. So there are points at a few numbers of epochs instead of every one, and a
     client fits all of its training images, where the paper takes at most 400.
     """
     import pandas as pd

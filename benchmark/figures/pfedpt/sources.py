@@ -1,4 +1,4 @@
-"""What a figure is drawn from, and what a drawing is."""
+"""The input of a figure, and the drawing made of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ if TYPE_CHECKING:  # slow to import
 
 @dataclass(frozen=True)
 class Sources:
-    """What a figure may draw from.
+    """The input that a figure may be drawn from.
 
     Attributes:
         runs: directories of finished runs, in the order in which the figure names them.
         data_dir: folder of the data sets, or None.
-        partitions: per heading, the arguments of a run on it.
+        partitions: arguments of a run on each partition, by the heading under which the figure shows it.
         table: the CSV of Fig. 6's table; None for other figures.
     """
 
@@ -29,7 +29,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture, the numbers in it, and what it shows in words."""
+    """A picture, the numbers in it, and its caption."""
 
     figure: "Figure"
     numbers: "pd.DataFrame"

@@ -1,4 +1,4 @@
-"""How the figures look: colours, markers and the labels of axes."""
+"""The style of the figures: colours, markers and axis labels."""
 
 from typing import TYPE_CHECKING
 

@@ -26,7 +26,7 @@ PARAMETERS = 1_626_442
 
 @dataclass(frozen=True)
 class Setting:
-    """How much of the work is done.
+    """The size of the workload.
 
     Attributes:
         clients: N.
@@ -113,7 +113,7 @@ def now() -> float:
 
 @dataclass
 class Measured:
-    """What a program reports, as one line of JSON.
+    """The measurements that a program reports, as one line of JSON.
 
     Attributes:
         rounds: seconds of every round, from the end of the one before (or of the evaluation after it).

@@ -99,7 +99,7 @@ class Clock:
         self.began = 0.0
 
     def collect(self, replies: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-        """What the clients of a round report."""
+        """Collect the clients' reports of a round; return their mean training loss over all steps."""
         reported: list[Any] = [reply["metrics"] for reply in replies]
         self.steps = sum(metrics["steps"] for metrics in reported)
         self.processes = len({metrics["process"] for metrics in reported})

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 #: clients, images, channels, filters, height, width, side: few and many of each, more than one block of all
 SHAPES = ((2, 3, 3, 8, 9, 7, 3), (3, 2, 20, 5, 8, 6, 5), (1, 2, 4, 70, 6, 6, 2), (2, 1, 1, 1, 4, 5, 1))
 CONV: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-#: in place of the blocks that a GPU has
+#: instead of the blocks that a GPU has
 BLOCKS = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 16, "OWN_ROWS": 16, "OWN_COLUMNS": 32, "OWN_DEPTH": 16, "LEAST": 16}
 
 

@@ -56,7 +56,7 @@ def block() -> Block:
 
 
 def with_gradient(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes out, and the gradient of the first argument."""
+    """Return the output of a function, and the gradient of a weighted sum of it in the first argument."""
     out = function(*arguments)
     shape = (IMAGES, TOKENS, WIDTH)
     weights = torch.linspace(-1, 1, IMAGES * TOKENS * WIDTH).view(shape)  # each client's alike

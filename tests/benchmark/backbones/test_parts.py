@@ -213,7 +213,7 @@ def test_prompts_from_a_block_on_stand_behind_the_class_token(vit: TimmViT) -> N
 
 
 class Shift(TowerPart, nn.Module):
-    """A part of one's own: what a block's projection gives is shifted, and its output gets a constant."""
+    """A custom part: the output of a block's projection is shifted, and the block's output gets a constant."""
 
     projections = ("proj",)
     in_parallel = True

@@ -38,7 +38,7 @@ for rounds in sys.argv[1:]:
     print("outcomes", sorted((name[:6], outcome.error) for name, outcome in outcomes.items()), flush=True)
 """
 
-#: In place of a library whose import takes long, the first one that a server of forks imports: others are left out.
+#: Instead of a library whose import takes long, the first one that a server of forks imports: others are left out.
 SLOW = "import time\n\ntime.sleep(2)\nraise ImportError\n"
 
 #: Seconds between two looks at all processes of the machine.
@@ -104,7 +104,7 @@ def sessions(folder: Path) -> set[int]:
 
 
 def begun(folder: Path, runs: int = 2) -> bool:
-    """Whether each of so many runs has finished a round."""
+    """Return whether each of so many runs has finished a round."""
     return len([*folder.glob("runs/*/checkpoints/last.ckpt")]) == runs
 
 
@@ -165,7 +165,7 @@ WITHOUT_PLACES = SCRIPT.replace("import signal, sys\n", "import signal, sys\nsys
 
 
 def interrupted(process: "subprocess.Popen[str]", number: signal.Signals, rounds: int, folder: Path) -> str:
-    """What a runner has said that a signal ends; its forks end, and say what is kept."""
+    """End a runner by a signal and return its output; check that its forks end and their logs say so."""
     process.send_signal(number)
     said = process.communicate(timeout=60)[0]
     assert process.returncode != 0

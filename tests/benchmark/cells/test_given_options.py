@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def given(*overrides: str) -> dict[str, Any]:
-    """What command line arguments give."""
+    """Return the options that command-line arguments give."""
     return given_options([], overrides)
 
 

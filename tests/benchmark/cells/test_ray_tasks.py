@@ -46,7 +46,7 @@ sys.exit("no memory")
 
 
 class Reference:
-    """What a stand-in's task gives."""
+    """The reference that a stand-in for Ray returns for a task."""
 
     def __init__(self, result: Callable[[], str] | None) -> None:
         self.ended: Future[str] = Future()
@@ -61,7 +61,7 @@ class Reference:
 
 
 class StandIn(ModuleType):
-    """In place of Ray: a task is done at once in this process, or never.
+    """A stand-in for Ray: a task is done at once in this process, or never.
 
     Args:
         machines: resources of each.
@@ -132,7 +132,7 @@ def work(*options: str) -> Work:
 
 
 def failure_of(place: Ray, cell: Cell = CELL, options: tuple[str, ...] = ()) -> str:
-    """How the only cell fails at a place."""
+    """Run a single cell at a place and return its error."""
     (outcome,) = run_cells([cell], work(*options), place=place).values()
     return outcome.error
 
@@ -376,7 +376,7 @@ def runs() -> dict[int, str]:
 
 
 def under_way(run: str) -> bool:
-    """Whether a run has kept a round, and has several to go."""
+    """Return whether a run has kept a round, and has several to go."""
     rounds = re.findall(r"^round (\d+)/", (Path(run) / "log.txt").read_text(), re.MULTILINE)
     return (Path(run) / "checkpoints/last.ckpt").is_file() and 1 <= int(rounds[-1] if rounds else 0) <= 6
 

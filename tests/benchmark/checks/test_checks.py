@@ -58,7 +58,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(capsys: pytest.CaptureFixture[str], name: str, code: int) -> list[str]:
-    """What the command prints of a class."""
+    """Return the lines that ``benchmark check`` prints about a class."""
     assert commands.main(["check", name]) == code
     output = capsys.readouterr()
     return [line for line in (output.out + output.err).splitlines() if line.startswith(("ok", "FAILED", "benchmark:"))]

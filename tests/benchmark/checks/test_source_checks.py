@@ -1,4 +1,4 @@
-"""What ``benchmark check`` finds in sources of images."""
+"""Mistakes in sources of images that ``benchmark check`` finds."""
 
 import os
 from collections.abc import Callable

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*",
 
 
 def arrived(delivery: Compressed, update: list[float], number: int = 1) -> list[float]:
-    """What arrives of one client's update of the tensors ``a`` [2] and ``b`` [rest], which were 10."""
+    """Deliver one client's update of tensors ``a`` [2] and ``b`` [rest], all 10 before; return the arriving update."""
     rows = 10 + torch.tensor([update])
     values = {"a": rows[:, :2], "b": rows[:, 2:]}
     received = {name: torch.full_like(value, 10.0) for name, value in values.items()}

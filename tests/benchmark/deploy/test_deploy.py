@@ -34,12 +34,12 @@ from benchmark.records.stored_run import verify_record
 
 ROUNDS = 2
 #: Kept features are made of all images together in a simulation, and may round by where an image stands among them.
-FEW = ("--data.partition=federation.Few",)  # six clients in place of eleven
+FEW = ("--data.partition=federation.Few",)  # six clients instead of eleven
 OPTIONS = ("--data.clients_per_round=4", "--data.cohort_width=1", "--data.cache_features=false")
 
 
 def agreement(conf: str, *options: str) -> Agreement:
-    """What the command would put into an app."""
+    """Return the agreement that the command would put into an app."""
     files = [f"--config={CONF / name}.yaml" for name in ("base", conf)]
     return Agreement.of([*files, *options, f"--trainer.max_epochs={ROUNDS}"])
 

@@ -1,4 +1,4 @@
-"""What an operator types: keys, the server's command, a site's, and a whole deployment on one machine."""
+"""An operator's commands: keys, the server's, a site's, and a whole deployment on one machine."""
 
 import contextlib
 import os

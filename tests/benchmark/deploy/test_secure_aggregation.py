@@ -39,7 +39,7 @@ OPTIONS = (
 
 @lru_cache
 def agreement(conf: str, *options: str, secure_aggregation: bool = True) -> Agreement:
-    """What the command would put into an app."""
+    """Return the agreement that the command would put into an app."""
     files = [f"--config={CONF / name}.yaml" for name in ("base", conf)]
     return Agreement.of([*files, *OPTIONS, "--trainer.max_epochs=2", *options], secure_aggregation)
 
@@ -88,7 +88,7 @@ def gone_in(lost: int, when: str) -> Callable[[int, str, Message], None]:
 
 
 def rounding(server: LiveServer, clients: Iterable[int]) -> float:
-    """How far the sum of these clients' changes may be from their mean, of changes of at most 1."""
+    """Return the largest rounding error of the securely summed mean of these clients' changes, of at most 1 each."""
     shares = [server.sizes[client] / server.terms.own_row for client in clients]
     step, of_a_weight = 2 * LARGEST_CHANGE / LEVELS, 0.5 / LEVELS
     return len(shares) * (step + 2 * of_a_weight) / sum(shares)

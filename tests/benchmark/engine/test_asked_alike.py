@@ -1,4 +1,4 @@
-"""What training and evaluation ask a server's rule for is the same, in every precision of the Trainer."""
+"""Training and evaluation ask a server's rule for the same values, in every precision of the Trainer."""
 
 from itertools import pairwise
 

@@ -1,6 +1,6 @@
-"""What CUDA's autocast does to a method, on a machine without CUDA: tensors without numbers that say they lie there.
+"""The effect of CUDA's autocast on a method, tested without CUDA: fake tensors without numbers claim to lie on a GPU.
 
-A CPU's own autocast leaves other operations alone, so that runs on a CPU say little about it.
+A CPU's own autocast covers other operations, so that runs on a CPU say little about it.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class FakeGenerator(torch.Generator):
 
 
 def fake_generator(*key: int | str, device: torch.device | str) -> torch.Generator:
-    """In place of ``torch_generator``; what is drawn from it has no numbers."""
+    """A stand-in for ``torch_generator``; what is drawn from it has no numbers."""
     return FakeGenerator()
 
 
@@ -154,7 +154,7 @@ class Kernels(TorchDispatchMode):
 
 
 def kernels_of_a_loss(conf: str, bf16: bool) -> Kernels:
-    """What the second loss of a cohort takes, when weights have been cast."""
+    """Count the kernels of a cohort's second loss, after the weights have been cast."""
     method, data = set_up(conf, "--data.cache_features=false")
     first = first_step(data.loaders.training(1))
     simulation = method.simulation

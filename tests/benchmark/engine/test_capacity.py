@@ -40,7 +40,7 @@ def allocated(work: Callable[[], Any]) -> int:
 
 
 def common(simulation: Simulation) -> Broadcast:
-    """What the weighted mean's server sends."""
+    """Return the broadcast of a server that takes the weighted mean: the shared values alone."""
     return Broadcast(common=simulation.shared())
 
 

@@ -31,7 +31,7 @@ class Counted(UserDict[int, np.ndarray]):
 
 
 def look_ups(clients: int, finetuned: bool) -> int:
-    """How often the plan of an evaluation looks up a client's images."""
+    """Count how often the plan of an evaluation looks up a client's images."""
     images = Counted({client: np.arange(1 + client % 3) for client in range(clients)})
     training = None
     if finetuned:

@@ -14,7 +14,7 @@ from benchmark.errors import ConfigurationError
 
 
 def trained(folder: Path | str, *options: str, settings: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-    """What a run has learned, and how many batches of images its backbone has seen."""
+    """Train a run; return the number of batches that its backbone has seen, and the learned values."""
     method, data = build("HeadTune", f"--data.cache_features={folder}", "--data.eval_batch_size=20", *options)
     batches = 0
 

@@ -1,4 +1,4 @@
-"""Clients stepped one by one in plain PyTorch: the same numbers, and real ones for whoever looks at them."""
+"""Clients stepped one by one in plain PyTorch: the same numbers, as real tensors that can be inspected."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ DOUBLE = {"precision": "64-true"}
 
 
 def both(conf: str, rounds: int = 1) -> list[dict[str, Tensor]]:
-    """What a run leaves behind, with cohorts of three and one by one."""
+    """Return the learned values of a run with cohorts of three, and of the same run one by one."""
     found = []
     for option in ("--data.cohort_width=3", "--data.one_by_one=true"):
         method, data = build(conf, option, "--data.clients_per_round=4")

@@ -1,4 +1,4 @@
-"""One federation over several processes: the same bits as one, whoever has how many clients, and an end to waiting."""
+"""One federation over several processes: the same bits as one, however clients are dealt, and no endless waiting."""
 
 import os
 import signal
@@ -129,7 +129,7 @@ class InRound(Callback):
 
 
 def failing(count: int, what: Any, rank: int = 1, save_to: Path | None = None) -> list[Any]:
-    """What each rank ends with where one does something in its second round."""
+    """Return the result or error of each rank of a run in which one rank does ``what`` in its second round."""
 
     def work(strategy: RanksStrategy) -> Any:
         method, data = build("FedPer", *FEW)

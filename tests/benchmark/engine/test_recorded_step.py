@@ -56,7 +56,7 @@ def results(
     change: Callable[[Any], None] | None = None,
     precision: str = "32-true",
 ) -> Values:
-    """What a method has learned after some rounds of ragged clients."""
+    """Return a method's learned values after some rounds of clients of different sizes."""
     torch.manual_seed(0)
     method, data = build(conf, *overrides)
     if change is not None:
@@ -195,7 +195,7 @@ def test_what_the_engine_keeps_is_none_of_the_methods_attributes() -> None:
 
 @dataclass
 class Settings:
-    """What an author may keep numbers in."""
+    """A data class in which an author may keep numbers."""
 
     weight: float = 1.5
 

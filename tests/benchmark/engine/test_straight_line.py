@@ -13,7 +13,7 @@ from benchmark.engine.repeat.straight_line import straight_line
 
 
 def run(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Counter[str]]:
-    """What the shortened record of a function gives, and its operations."""
+    """Run the shortened record of a function; return its result and the number of its operations by name."""
     recorded = straight_line(function, tensors)
     with Operations() as counting:
         made = recorded(*tensors)

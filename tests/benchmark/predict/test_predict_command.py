@@ -235,7 +235,7 @@ def test_a_run_without_its_facts_or_with_changed_ones_is_one_line(
         made_anew["sha256"] = hashlib.sha256(canonical(made_anew)).hexdigest()
         (old / "federation.json").write_bytes(canonical(made_anew))
         assert "federation.json can't be used (" in refused(capsys, main, command)
-    (old / "federation.json").unlink()  # as in a run of before
+    (old / "federation.json").unlink()  # as in an older run
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert shown == predicted(live.run_dir, image, capsys)

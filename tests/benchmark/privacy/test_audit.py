@@ -41,9 +41,10 @@ class HalfTheNoise(UserLevelPrivacy):
 
 @pytest.fixture(scope="module")
 def trained() -> Uploads:
-    """What six clients of a tiny federation send after a round of training, of a prompt of one token.
+    """Return the uploads of six clients of a tiny federation after a round of training a prompt of one token.
 
-    Those whose presence is not guessed send what they received, which leaves the guess nothing but the noise.
+    All but the client whose presence is guessed upload the received values, so that the guess has only the noise to
+    overcome.
     """
     method, data = build(
         "FedVPT", "--model.init_args.num_prompts=1", "--data.partition=Few", "--data.clients_per_round=6"

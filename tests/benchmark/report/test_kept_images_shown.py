@@ -1,4 +1,4 @@
-"""What the report shows of kept images: numbers by hand of twelve images of three clients, and where none are kept."""
+"""The report on kept images: numbers by hand of twelve images of three clients, and a run that keeps none."""
 
 import json
 import re

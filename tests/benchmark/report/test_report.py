@@ -89,7 +89,7 @@ def test_two_folders_of_one_name_are_no_two_seeds(tmp_path: Path) -> None:
     ):
         write_run(tmp_path / "runs" / name, "FedVPT", seed, accuracies, root=root, images_sha256=images)
     found = {each.place[0]: [run.folder.name for run in each.runs] for each in group(read_runs([tmp_path / "runs"])[0])}
-    # Records of before do not know their images: they are grouped as they were.
+    # Older records do not name their images: they are grouped as before.
     assert found == {"CIFAR-10": ["old0", "old1"], "CIFAR-10 (A)": ["a0", "a1"], "CIFAR-10 (B)": ["b0", "b1"]}
     for name in ("a0", "a1", "b0", "b1"):
         shutil.rmtree(tmp_path / "runs" / name)

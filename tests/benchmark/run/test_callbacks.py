@@ -84,7 +84,7 @@ def test_a_trainer_of_ones_own_refuses_them_too() -> None:
 
 
 class Looks(Callback):
-    """A callback of one's own."""
+    """A custom callback."""
 
     rounds = 0
 

@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def runs(config: str) -> bool:
-    """Whether a configuration makes a method and data for a run."""
+    """Return whether a configuration makes a method and data that fit together."""
     made = cli.FederatedCLI(["--config", config], run=False)
     made.datamodule.setup()
     return made.model.num_clients == made.datamodule.num_clients

@@ -1,4 +1,4 @@
-"""What ``lightning-cli`` says of itself: its commands, its options, and the classes that can be chosen."""
+"""The help texts of ``lightning-cli``: its commands, its options, and the classes that can be chosen."""
 
 import re
 
@@ -17,7 +17,7 @@ BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints that ends well."""
+    """Return the output of a command that ends well."""
     capsys.readouterr()
     with pytest.raises(SystemExit, match=r"^0$"):
         start.main(arguments)

@@ -1,4 +1,4 @@
-"""Processes of one run meet: nobody else is among them, what they tell is never run, and waiting speaks."""
+"""Processes of one run meet: no other process joins them, received data is never run, and waiting is reported."""
 
 import itertools
 import os
@@ -57,7 +57,7 @@ def listening() -> dict[str, str]:
 
 
 def ports_of(first: int) -> set[str]:
-    """Where a process and those that it has started listen."""
+    """Return the addresses at which a process and its children listen."""
     found = set()
     with suppress(OSError):  # it has ended meanwhile
         children = Path(f"/proc/{first}/task/{first}/children").read_text().split()

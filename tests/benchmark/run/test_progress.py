@@ -1,4 +1,4 @@
-"""What a run says while it goes on: in a terminal, in a log, and how long it thinks it will take."""
+"""The progress messages of a run, in a terminal and in a log, and its estimate of the remaining time."""
 
 import logging
 import os

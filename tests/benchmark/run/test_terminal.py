@@ -1,4 +1,4 @@
-"""Output that nobody reads to its end, or that a full disk does not take: what runs goes on."""
+"""Output whose reader stops, or that a full disk does not take: the run goes on."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What W&B and TensorBoard are told, read from the files that they leave behind."""
+"""The data that W&B and TensorBoard receive, read from the files that they write."""
 
 import json
 import os

@@ -20,7 +20,7 @@ LOCAL = "--data.evaluate_local=true"
 
 
 def run(conf: str, *options: str) -> dict[str, Tensor]:
-    """What three rounds leave behind."""
+    """Return the learned values after three rounds."""
     method, data = build(conf, *options)
     fit(method, data, 3)
     return learned(method)

@@ -83,7 +83,7 @@ def trainer_value(key: str, config: dict[str, Any], overrides: list[str], defaul
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_last_round_of_every_cell_is_evaluated(name: str) -> None:
-    """Where a cell is evaluated in every fifth round only, its last round is one of those."""
+    """Check that the last round of a cell is an evaluated one, also where only every fifth round is evaluated."""
     for preset_name, preset in TABLES[name]["presets"].items():
         for group in preset["data"]:
             for row in TABLES[name]["rows"]:

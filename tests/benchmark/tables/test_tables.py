@@ -421,7 +421,7 @@ def test_the_place_gets_ready_for_what_is_missing_before_the_readings_are_checke
 
 
 def made_by(source: str) -> None:
-    """What runs make from now on is made by this method of the user's own."""
+    """Replace the finished run by one of a custom method with this source code."""
     Path("my_method.py").write_text(source)
     shutil.rmtree("finished")
     code = {"my_method": hashlib.sha256(source.encode()).hexdigest()}

@@ -273,7 +273,7 @@ def test_a_study_with_trials_of_other_code_begins_anew_on_request(
         assert len(study.trials) == there
         study.close()
     assert len(list((tmp_path / "studies").glob("*.db"))) == 1
-    assert len(list((tmp_path / "studies").iterdir())) == 3  # with the lock and the study of before
+    assert len(list((tmp_path / "studies").iterdir())) == 3  # with the lock and the older study
 
 
 def test_a_run_that_diverged_is_a_trial_and_one_that_failed_is_done_again(tmp_path: Path) -> None:
