@@ -1,1 +1,1 @@
-"""Boards: one frozen setting with its rows, to which anybody may submit finished runs (docs/boards.md)."""
+"""Boards: frozen settings with ranked rows, to which finished runs can be submitted (docs/boards.md)."""

@@ -28,7 +28,7 @@ class BoardRow:
     """A row of a board.
 
     Attributes:
-        label: its name, that of a method or of what somebody has made of one.
+        label: its name.
         point: where in a round it is read.
         runs: names of kept runs by seed.
         submitted: whether it came after the board was frozen.

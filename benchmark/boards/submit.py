@@ -1,4 +1,4 @@
-"""Check finished runs of somebody else, and add them to a board as a row."""
+"""Check submitted runs, and add them to a board as a row."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Submitted:
 def submit(
     name: str, label: str, run_dirs: Sequence[Path], point: Literal["server", "local"], results_dir: Path
 ) -> Submitted:
-    """Check runs against a board, keep them below ``results_dir`` and add them as one row.
+    """Check runs against a board, keep their small files below ``results_dir`` and add them as one row.
 
     A run must verify, and its ``predictions.parquet`` must give its accuracies. All runs together must be one
     experiment, one for each seed of the board, on the board's images, partition and backbone, trained no more than its
