@@ -89,7 +89,7 @@ SLOW = [
     pytest.param(conf, marks=pytest.mark.slow)
     for conf in (
         *("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP", "TPFL", "FLoRA", "PF2LoRAPruned", "FedMGP"),
-        *("FederatedRidge", "NearestClassMean", "PEPFedPT"),
+        *("FederatedRidge", "NearestClassMean", "PEPFedPT", "PLAN"),
     )
 ]
 #: They read the features of all their images, which a simulation makes of all clients' images together.
