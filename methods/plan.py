@@ -100,7 +100,7 @@ class MergingRule(ServerRule):
 class PLAN(TaughtByTemplates):
     """PLAN (Gong et al., "Federated Domain Generalization via Prompt Learning and Aggregation", IEEE TIFS 2025).
 
-    Each client has prompts of its own at the first L layers of both towers, independent of each other (``FedPromptSRC``).
+    Each client has prompts of its own at the first L layers of both towers, independent of each other (FedPromptSRC).
     Two stages alternate by round. Stage 1, in odd rounds: a client trains its prompts P_i, with logits s, by
     ``CE(s) + c H(t, s)``, ``H = -T^2 mean_b sum_c softmax(t/T)_bc log softmax(s/T)_bc``, and t the logits of the last
     global prompts; before there are any, of the frozen model under a mean of templates. Stage 2, in even rounds: the
