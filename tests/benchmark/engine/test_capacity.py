@@ -39,9 +39,9 @@ def allocated(work: Callable[[], Any]) -> int:
     return most
 
 
-def common(simulation: Simulation) -> Broadcast:
-    """What the weighted mean's server sends."""
-    return Broadcast(common=simulation.shared())
+def common(simulation: Simulation) -> dict[int, Broadcast]:
+    """What the weighted mean's server sends in the first round."""
+    return {1: Broadcast(common=simulation.shared())}
 
 
 def trained(work: Work, clients: int) -> tuple[Any, int]:
