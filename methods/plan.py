@@ -1,5 +1,6 @@
 """PLAN: each client's own deep prompts, and attention, averaged by the server, that merges them into global ones."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -170,7 +171,7 @@ class PLAN(TaughtByTemplates):
         if clip.text_width % heads or clip.vision_width % heads:
             raise ConfigurationError(
                 f"PLAN: heads={heads} must divide the widths of both towers, {clip.text_width} (text) and "
-                f"{clip.vision_width} (image)"
+                f"{clip.vision_width} (image); give a divisor of {math.gcd(clip.text_width, clip.vision_width)}"
             )
         self.heads, self.distillation, self.temperature = heads, distillation, temperature
         self._new_rule = partial(MergingRule, heads)

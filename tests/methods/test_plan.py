@@ -273,7 +273,10 @@ def test_message_of_vit_b_16() -> None:
     ("settings", "said"),
     [
         ({"depth": 3}, r"PLAN: depth=3, but the tower \(text\) has 2 blocks; give 1 to 2"),
-        ({"heads": 5}, r"PLAN: heads=5 must divide the widths of both towers, 64 \(text\) and 96 \(image\)"),
+        (
+            {"heads": 5},
+            r"PLAN: heads=5 must divide the widths of both towers, 64 \(text\) and 96 \(image\); give a divisor of 32",
+        ),
         ({"templates": 1000}, "PLAN: templates=1000, but open_clip has 80"),
     ],
 )
