@@ -69,6 +69,7 @@ class Phase:
         restart: personal parameters of the phase begin at their initial values in every round.
         first_round: the first round that has the phase, from 1; the fitting of copies knows no rounds.
         last_round: the last one; None for all from the first on.
+        every: rounds from one with the phase to the next; 2 has phases alternate.
     """
 
     groups: tuple[Group, ...]
@@ -82,10 +83,12 @@ class Phase:
     restart: bool = False
     first_round: PositiveInt = 1
     last_round: PositiveInt | None = None
+    every: PositiveInt = 1
 
     def is_in(self, round: int) -> bool:
         """Return whether a round has the phase; 0 is no round, but the fitting of copies."""
-        return not round or self.first_round <= round <= (self.last_round or round)
+        between = self.first_round <= round <= (self.last_round or round)
+        return not round or (between and (round - self.first_round) % self.every == 0)
 
 
 @checked

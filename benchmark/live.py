@@ -255,7 +255,12 @@ class _MadeUp:
 
 
 def message_form(
-    method: FederatedMethod, rule: ServerRule, transform: Transform, terms: Terms, image_size: tuple[int, int]
+    method: FederatedMethod,
+    rule: ServerRule,
+    transform: Transform,
+    terms: Terms,
+    image_size: tuple[int, int],
+    number: int,
 ) -> Values:
     """Return what a client sends after a round with made-up images: its names, shapes and types are those of all.
 
@@ -265,21 +270,22 @@ def message_form(
         transform: of the federation's images.
         terms: of the federation.
         image_size: height and width of the stored images.
+        number: of the round, which a client begins with its initial values.
 
     Raises:
         ConfigurationError: what came of these images was not finite.
     """
-    number = terms.training_clients[0]
-    classes = terms.classes_in(terms.space_of("train", number))
+    first = terms.training_clients[0]
+    classes = terms.classes_in(terms.space_of("train", first))
     labels = torch.tensor(classes[: terms.own_row])
     size = (len(labels), 3, *image_size)
     images = torch.randint(256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     own = OwnImages(_MadeUp(images, labels), transform, np.arange(len(labels)), {}, cache_features=False)
-    client = LocalClient(method, number, own, terms, max(terms.rounds, 1))
+    client = LocalClient(method, first, own, terms, max(terms.rounds, 1))
     rule.complete(method.make_server)
     initial = method.initial_values()
     start(rule, dict(initial), terms)
-    round = Round(1, (number,), terms.seed)
+    round = Round(number, (first,), terms.seed)
     shared = {name: initial[name] for name in method.roles.shared}
     parcel, _ = client.train(round, rule.broadcast(round, shared, round.clients))
     if not parcel.clients:

@@ -54,6 +54,7 @@ from methods.pfedmoap import PFedMoAP
 from methods.pfedpg import PFedPG
 from methods.pfedprompt import PFedPrompt
 from methods.pfedpt import PFedPT
+from methods.plan import PLAN
 from methods.promptamp import PromptAMP
 from methods.promptfl import PromptFL
 from methods.promptflft import PromptFLFT
@@ -70,6 +71,7 @@ __all__ = [
     "ATPFL",
     "DPFPL",
     "MOON",
+    "PLAN",
     "SGPT",
     "TPFL",
     "TRIP",

@@ -62,3 +62,9 @@ def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperatur
     near, far = cosines(z, z_received), cosines(z, z_previous)
     # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
     return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0]
+
+
+@in_float32
+def taught_entropy(logits: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Return ``H(z, s) = -mean_b sum_c softmax(z)_bc log softmax(s)_bc`` of logits s and the teacher's z, [B, C]."""
+    return masked_mean(-(teacher.softmax(1) * logits.log_softmax(1)).sum(1), mask)

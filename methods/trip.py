@@ -10,23 +10,16 @@ from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
-from benchmark.masked import in_float32, masked_mean
 from benchmark.ranges import Few, NonNegativeFloat, PositiveInt
 from benchmark.seeds import derived_seed
 from benchmark.server import ServerRule
-from methods.losses import cross_entropy, own_similarities
+from methods.losses import cross_entropy, own_similarities, taught_entropy
 from methods.templates import TaughtByTemplates
 from methods.token_routing import orthonormal_keys, routing_weights, start_tokens
 from methods.trajectory import BetaTrajectory
 
 #: As in its code, but for AdamW with betas (0.9, 0.98), whose rate falls to 0.8 of itself in each round.
 EXPERT_TRAINING = LocalTraining(lr=5e-4, epochs=1, optimizer="adam", schedule="cosine")
-
-
-@in_float32
-def taught_entropy(logits: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-    """Return ``H(z, s) = -mean_b sum_c softmax(z)_bc log softmax(s)_bc`` of logits s and the teacher's z, [B, C]."""
-    return masked_mean(-(teacher.softmax(1) * logits.log_softmax(1)).sum(1), mask)
 
 
 class TRIP(TaughtByTemplates):

@@ -99,8 +99,10 @@ class LiveServer:
         start(self.rule, dict(initial), self.terms)
         self.shared = {name: initial[name] for name in method.roles.shared}
         self.frozen = method.frozen_hash
-        self._expected = self._upload_form(initial)
-        check_complete(self._expected, self.rule, method.roles.shared, method)
+        self._initial = initial
+        #: what is uploaded in a round, by which phases the round has
+        self._forms: dict[tuple[bool, ...], Values] = {}
+        check_complete(self._expected(1), self.rule, method.roles.shared, method)
         self._grid, self._timeout = grid, timeout
         #: by node, its client
         self.clients: dict[int, int] = {}
@@ -116,11 +118,15 @@ class LiveServer:
         #: by client what it said of its last training, since the last evaluation
         self._reported: dict[int, dict[str, float]] = {}
 
-    def _upload_form(self, initial: Values) -> Values:
-        """Return an upload of the right names, shapes and types."""
+    def _expected(self, number: int) -> Values:
+        """Return an upload of a round, of the right names, shapes and types."""
         if not self.method.sends_of_its_own and not self.method.roles.reported:
-            return initial
-        return message_form(*self.agreement.constructed(), self.terms, self.agreement.image_size)
+            return self._initial
+        has = tuple(phase.is_in(number) for phase in self.method.local_phases())
+        if has not in self._forms:
+            made = self.agreement.constructed()
+            self._forms[has] = message_form(*made, self.terms, self.agreement.image_size, number)
+        return self._forms[has]
 
     # ------------------------------------------------------------------ who is there
 
@@ -239,7 +245,7 @@ class LiveServer:
             known = sent.common | {name: rows[place] for name, rows in sent.own.items()}
             began_with = {name: known[name].unsqueeze(0) for name in values if name in known}
             parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began_with, {}))
-        uploads = Uploads.gathered(parcels, self.sizes, number) if parcels else Uploads.nobody(self._expected)
+        uploads = Uploads.gathered(parcels, self.sizes, number) if parcels else Uploads.nobody(self._expected(number))
         if parcels or self.rule.empty_rounds == "aggregate":
             self._aggregate(round, uploads)
             if overrides(self.method, "take"):
@@ -318,8 +324,9 @@ class LiveServer:
     def _upload(self, client: int, number: int, fields: Mapping[str, Any]) -> Values | None:
         """Return a client's upload, or None if it is refused."""
         try:
-            values = unpacked(fields.get("tensors"), size_of(self._expected))
-            fault = fault_of(values, self._expected)
+            expected = self._expected(number)
+            values = unpacked(fields.get("tensors"), size_of(expected))
+            fault = fault_of(values, expected)
         except ConfigurationError as error:
             fault = str(error)
         if fault is not None:

@@ -42,6 +42,7 @@ RENEWED = {
     "FedMGP": ("store.context", "store.image_prompts", "server."),
     "FedPromptSRC": ("server.",),
     "HiLoRA": ("lora.", "server."),
+    "PLAN": ("context", "image_prompts", "server."),
     "PEPFedPT": ("prototype", "server."),
     "PF2LoRAPruned": ("store.pruning.",),
     "TRIP": ("server.",),

@@ -168,4 +168,4 @@ def test_memory_of_a_client_can_be_measured() -> None:
     data.setup()
     simulation = method.join(data)
     model = sum(p.numel() * p.element_size() for p in (*method.backbone.parameters(), *method.head.parameters()))
-    assert bytes_per_client(simulation, Broadcast(common=simulation.shared()), 4)[0] > 4 * model
+    assert bytes_per_client(simulation, {1: Broadcast(common=simulation.shared())}, 4)[0] > 4 * model

@@ -163,7 +163,7 @@ def test_a_message_is_tried_out_on_classes_of_the_clients_own(monkeypatch: pytes
             super().__init__(method, number, own, *more)
 
     monkeypatch.setattr(live, "LocalClient", Watched)
-    form = live.message_form(method, method.make_server(), data.transform, data.federation.terms, (32, 32))
+    form = live.message_form(method, method.make_server(), data.transform, data.federation.terms, (32, 32), 1)
     assert seen[0].pool.labels.tolist() == list(SPACES[0])
     assert all(value.isfinite().all() for value in form.values())
 

@@ -18,8 +18,8 @@ from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from methods import TRIP
+from methods.losses import taught_entropy
 from methods.trajectory import BetaTrajectory
-from methods.trip import taught_entropy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

@@ -1,6 +1,6 @@
 """Choose how many clients are stepped together, by memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -43,7 +43,8 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
     simulation.images.settle(device, resident)
     client = simulation.terms.training_clients[0]
     simulation.store.bring([client])
-    received = simulation.received(rule, Round(1, (client,), simulation.terms.seed), (client,))
+    numbers = {phase.first_round for phase in simulation.phases[Stage.TRAIN]}
+    received = {n: simulation.received(rule, Round(n, (client,), simulation.terms.seed), (client,)) for n in numbers}
 
     def fitting(images: int) -> int:
         step, upload = bytes_per_client(simulation, received, images, resident)
@@ -91,7 +92,7 @@ def balanced(most: int, sizes: Sequence[int], ranks: int) -> int:
 
 
 def bytes_per_client(
-    simulation: Simulation, received: Broadcast, images: int, resident: bool = True
+    simulation: Simulation, received: Mapping[int, Broadcast], images: int, resident: bool = True
 ) -> tuple[int, int]:
     """Take two local steps of the first client in each phase, in slots of their own, and watch their memory.
 
@@ -99,7 +100,7 @@ def bytes_per_client(
 
     Args:
         simulation: whose clients; nothing of it changes.
-        received: what the client is sent.
+        received: what the client is sent, by the first round of each phase.
         images: in the client's mini-batch.
         resident: as for ``widest``.
 
@@ -107,7 +108,7 @@ def bytes_per_client(
         The most bytes that were held at a time, and those of the client's upload.
     """
     client = simulation.terms.training_clients[0]
-    round = Round(1, (client,), simulation.terms.seed)
+    rounds = {number: Round(number, (client,), simulation.terms.seed) for number in received}
     phases = simulation.phases[Stage.TRAIN]
     with simulation.images.precision(), torch.enable_grad(), HeldBytes(simulation.device) as held:
         initial = {name: simulation.method.get_parameter(name) for name in simulation.roles.slots}
@@ -119,19 +120,24 @@ def bytes_per_client(
         gradients = simulation.steps_of(clients, slots, always_as_written=True)
         if isinstance(gradients, PrivateSteps):
             gradients.noise_multiplier = 1.0  # to count its memory; nothing of these slots leaves them
-        cohort = simulation.gather((client,), Stage.TRAIN, round, received, slots.all(), "train")
+        cohorts = {
+            number: simulation.gather((client,), Stage.TRAIN, rounds[number], sent, slots.all(), "train")
+            for number, sent in received.items()
+        }
         optimizers = local_steps.optimizers(phases)
         for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
             momenta = momenta_of(simulation.method, phase, number)
+            cohort = cohorts[phase.first_round]
             local_steps.start(phase, optimizer, 1.0, {name: torch.zeros_like(slots.of(name)) for name in momenta})
             for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
                 gathered = step if resident else simulation.images.pool.gathered(step)
                 (placed,) = on_device([gathered], simulation.device)
                 made = gradients(cohort, placed, simulation.mini_batch(placed))
                 local_steps.take(cohort, placed, made, phase, optimizer)
-    sent: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
-    sent += [cohort.totals[name][0] for name in simulation.roles.reported if name in cohort.totals]
-    return held.most, sum(value.numel() * value.element_size() for value in sent)
+    uploads: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
+    totals = {name: total for cohort in cohorts.values() for name, (total, _) in cohort.totals.items()}
+    uploads += [totals[name] for name in simulation.roles.reported if name in totals]
+    return held.most, sum(value.numel() * value.element_size() for value in uploads)
 
 
 def _step(simulation: Simulation, phase: int, images: int, stopping: bool) -> Step:

@@ -33,7 +33,8 @@ def _refusal(method: ClientMethod, roles: Roles) -> str:
             "it does not say that its loss is a mean over single images, so that a clipped gradient of each would be "
             "another loss (per_example)"
         )
-    if any(phase.first_round > 1 or phase.last_round is not None for phase in method.local_phases()):
+    phases = method.local_phases()
+    if any(phase.first_round > 1 or phase.last_round is not None or phase.every > 1 for phase in phases):
         return "its phases differ by round, and the account takes all rounds of a client alike"
     for kind in type(method).__mro__:
         if "per_example" in vars(kind):

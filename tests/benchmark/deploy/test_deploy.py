@@ -89,7 +89,7 @@ SLOW = [
     pytest.param(conf, marks=pytest.mark.slow)
     for conf in (
         *("PFedBayesPT", "FedPGP", "FedBABU", "FedOTP", "TPFL", "FLoRA", "PF2LoRAPruned", "FedMGP"),
-        *("FederatedRidge", "NearestClassMean", "PEPFedPT"),
+        *("FederatedRidge", "NearestClassMean", "PEPFedPT", "PLAN", "HiLoRA"),
     )
 ]
 #: They read the features of all their images, which a simulation makes of all clients' images together.
@@ -98,6 +98,7 @@ ROUNDED = ("FederatedRidge", "NearestClassMean", "PEPFedPT")
 OWN_NAMES = {
     "SGPT": {"group_selections", "group_frequency"},
     "FedMGP": {"context_slots", "image_prompts_slots"},
+    "PLAN": {"all_context", "all_image_prompts"},
 }
 
 

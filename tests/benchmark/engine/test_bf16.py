@@ -195,7 +195,7 @@ def test_frozen_weights_in_bfloat16_count_for_no_client(monkeypatch: pytest.Monk
     monkeypatch.setattr(simulation.images, "precision", cuda_autocast)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         on_the_gpu(method, data, mode)
-        received = simulation.received(method.server.rule, Round(1, (0,), 0), (0,))
+        received = {1: simulation.received(method.server.rule, Round(1, (0,), 0), (0,))}
         first, *later = [bytes_per_client(simulation, received, 4)[0] for _ in range(3)]
     linear = [module for block in method.backbone.vit.blocks for module in block.modules() if type(module) is nn.Linear]
     cast = 2 * sum(value.numel() for module in linear for value in module.parameters())

@@ -39,9 +39,9 @@ def allocated(work: Callable[[], Any]) -> int:
     return most
 
 
-def common(simulation: Simulation) -> Broadcast:
-    """Return the broadcast of a server that takes the weighted mean: the shared values alone."""
-    return Broadcast(common=simulation.shared())
+def common(simulation: Simulation) -> dict[int, Broadcast]:
+    """Return what the server of a weighted mean sends in the first round."""
+    return {1: Broadcast(common=simulation.shared())}
 
 
 def trained(work: Work, clients: int) -> tuple[Any, int]:

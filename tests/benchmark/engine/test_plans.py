@@ -33,6 +33,17 @@ def plan(
     return RoundPlan(clients, INDICES, own, [of(e) for e in phases], Stage.TRAIN, width, round, 2)
 
 
+def test_phases_that_alternate_have_a_step_in_their_rounds_alone() -> None:
+    odd, even = replace(of(1), every=2), replace(of(1), first_round=2, every=2)
+    found = [[phase.is_in(number) for number in range(6)] for phase in (odd, even)]
+    assert found == [[True, True, False, True, False, True], [True, False, True, False, True, False]]
+    third = replace(of(1), first_round=2, last_round=7, every=3)
+    assert [number for number in range(1, 12) if third.is_in(number)] == [2, 5]
+    for number in range(1, 5):
+        made = RoundPlan((0, 1, 2), INDICES, TERMS, [odd, even], Stage.TRAIN, 3, number, 2)
+        assert {step.phase for step in made.steps} == {1 - number % 2}
+
+
 def fitting(width: int) -> RoundPlan:
     """The fine-tuning of copies, one epoch."""
     return RoundPlan([0, 1, 2], INDICES, TERMS, [of(1)], Stage.FINETUNE, width, 4)

@@ -27,6 +27,7 @@ METHODS = {
     "prompts of unequal length": "FedPHA",
     "a mean over the rounds": "FedPromptSRC",
     "a mixture for each image": "TRIP",
+    "own prompts, merged": "PLAN",
     "from scratch": "FedAvg",
 }
 

@@ -48,6 +48,7 @@ REFUSED = {
     "FederatedRidge": "does not say that its loss is a mean over single images",
     "HiLoRA": "its phases differ by round",
     "NearestClassMean": "does not say that its loss is a mean over single images",
+    "PLAN": "its phases differ by round",
     "PEPFedPT": "does not say that its loss is a mean over single images",
     "PerFedAvg": "does not say that its loss is a mean over single images",
     "SGPT": "its clients upload group_selections",

@@ -189,7 +189,9 @@ COUNTING = {"SGPT"}
 #: Methods of which nothing travels.
 ALONE = {"CoOp", "Local", "LocalCLIP", "LocalLoRA", "SingleSetVPT", "ZeroShotCLIP"}
 #: Methods that make their messages themselves.
-OWN_MESSAGES = {"FLoRA", "FedMGP", "FederatedRidge", "HiLoRA", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned"}
+OWN_MESSAGES = {
+    *("FLoRA", "FedMGP", "FederatedRidge", "HiLoRA", "NearestClassMean", "PEPFedPT", "PF2LoRAPruned", "PLAN")
+}
 
 
 @pytest.mark.parametrize("conf", sorted(methods.__all__))
