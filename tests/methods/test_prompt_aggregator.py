@@ -1,4 +1,4 @@
-"""What merges prompts of several clients: beside torch's own attention, its sizes, and the order of clients."""
+"""The attention that merges prompts of several clients: beside torch's own, its sizes, and the order of clients."""
 
 import pytest
 import torch
