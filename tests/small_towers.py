@@ -110,7 +110,8 @@ def known_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         return get_tokenizer(name)
 
     def from_pretrained(source: str, **_: Any) -> Letters:
-        return Letters(*MARKS.get(given[0], ([], [1], 1)))
+        end = open_clip.get_model_config(given[0])["text_cfg"].get("eos_id", 1)
+        return Letters(*MARKS.get(given[0], ([], [end], 1)))
 
     monkeypatch.setattr(open_clip, "get_tokenizer", of)
     auto = SimpleNamespace(from_pretrained=from_pretrained)

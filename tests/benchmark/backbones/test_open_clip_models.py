@@ -150,6 +150,23 @@ def test_what_an_image_tower_has_not_is_said_before_training(name: str) -> None:
         clip.image_features(x[..., :7, :7])
 
 
+def test_a_hook_is_called_or_refused() -> None:
+    clip = tiny("tiny_siglip")
+    x, prompts = normal(2, 3, *clip.image_size), clip.class_prompts(NAMES, 0)
+    plain = clip.image_features(x), clip.text_features(prompts)
+    for name in ("visual", "visual.trunk.blocks.1.attn", "text.transformer.resblocks.1.mlp", "text.ln_final"):
+        hook = clip.model.get_submodule(name).register_forward_hook(lambda _, __, made: made + made.roll(1, -1).tanh())
+        made = clip.image_features(x), clip.text_features(prompts)
+        changed = [not torch.equal(*pair) for pair in zip(made, plain, strict=True)]
+        assert changed == [name.startswith("visual"), name.startswith("text")]
+        hook.remove()
+    for name in ("text", "text.transformer", "text.transformer.resblocks.0.attn"):
+        hook = clip.model.get_submodule(name).register_forward_hook(lambda *_: None)
+        with pytest.raises(ConfigurationError, match=f"a hook, or another forward, of the backbone's model.{name} "):
+            clip.text_features(prompts)
+        hook.remove()
+
+
 def test_lengths_and_the_tower_of_coca() -> None:
     clip = tiny("tiny_coca")
     with pytest.raises(
