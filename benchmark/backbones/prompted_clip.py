@@ -96,13 +96,10 @@ class PromptedCLIP(TwoTowers):
         resnet, vit = isinstance(visual, ModifiedResNet), _is_vit_of_clip(visual)
         self.visual_kind: Literal["vit", "resnet", "whole"] = "resnet" if resnet else "vit" if vit else "whole"
         of_blocks = (Transformer, ResidualAttentionBlock, nn.MultiheadAttention, AttentionPool2d)
-        whole = (type(self.model), type(text), *of_blocks, *([type(visual)] if self.visual_kind != "whole" else []))
-        called = "model.visual" if self.visual_kind == "whole" else "-"
-        self._not_called = [
-            (name, module)
-            for name, module in self.model.named_modules(prefix="model")
-            if isinstance(module, whole) and not name.startswith(called)
-        ]
+        stepped = (type(self.model), type(visual), type(text), *of_blocks)
+        found = [of for of in self.model.named_modules(prefix="model") if isinstance(of[1], stepped)]
+        calls_visual = self.visual_kind == "whole"
+        self._not_called = [of for of in found if not (calls_visual and of[0].startswith("model.visual"))]
         if resnet:
             fix_batch_norms(visual)
 
