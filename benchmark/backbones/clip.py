@@ -32,7 +32,7 @@ def load_clip(
     """A frozen model of open_clip in eval mode, and its tokenizer: open_clip's own, or a ``HubTokenizer``.
 
     ``model.visual.image_mean`` and ``image_std`` are those that the weights were trained with, for pixels in
-    [0, 1].
+    [0, 1]. CoCa comes without its decoder of captions.
 
     Args:
         name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
@@ -89,6 +89,8 @@ def load_clip(
         _load_file(model, name, _download(name, tag), resize)
     elif checkpoint_path is not None:
         _load_file(model, name, user_path(checkpoint_path), resize)
+    if isinstance(model, open_clip.CoCa):
+        del model.text_decoder  # it writes captions, and has values that open_clip leaves uninitialised
     model.requires_grad_(False).eval()
     if image_size is not None and "timm_model_name" in config["vision_cfg"]:
         _resize_timm(model, name, image_size)

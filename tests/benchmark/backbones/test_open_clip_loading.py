@@ -48,6 +48,22 @@ def test_a_file_is_loaded_and_its_images_resized_after_it(tmp_path: Path, monkey
         PromptedCLIP("tiny_eva", "random", image_size=5)
 
 
+def test_coca_is_loaded_without_its_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda *_: entry)
+    expected = open_clip.create_model("tiny_coca")
+    expected.text_decoder.text_projection.data.zero_()
+    torch.save(expected.state_dict(), tmp_path / "coca.pt")
+    clip = PromptedCLIP("tiny_coca", "file", "any", str(tmp_path / "coca.pt"))
+    kept = clip.model.state_dict()
+    assert all(torch.equal(value, expected.state_dict()[key]) for key, value in kept.items())
+    assert set(expected.state_dict()) - set(kept) == {
+        f"text_decoder.{key}" for key in expected.text_decoder.state_dict()
+    }
+    first, again = (PromptedCLIP("tiny_coca", "random").state_dict() for _ in range(2))
+    assert all(torch.equal(value, again[key]) for key, value in first.items())
+
+
 def test_a_tokenizer_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigurationError) as caught:
