@@ -7,7 +7,6 @@ from torch import Tensor
 from benchmark.backbones.parts import LowRank, Target, TowerPart
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase, Stage
-from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, PositiveFloat
 from methods.losses import cross_entropy
 from methods.text_prompt import TRAINING
@@ -36,7 +35,7 @@ class FedLoRACLIP(ZeroShotCLIP):
         training: of the factors.
 
     Raises:
-        ConfigurationError: the image tower is a ResNet and to be adapted, or there is no such block.
+        ConfigurationError: the image tower is no ViT and to be adapted, or there is no such block.
     """
 
     clip_class = PromptedCLIP
@@ -58,11 +57,9 @@ class FedLoRACLIP(ZeroShotCLIP):
     ) -> None:
         super().__init__(*arguments, **settings)
         self.training_settings = training
-        if towers != "text" and self.clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "FedLoRACLIP adapts the blocks of a ViT, and this CLIP's image tower is a ResNet; use one such as "
-                "ViT-B-16, or towers=text"
-            )
+        if towers != "text":
+            needs = "FedLoRACLIP adapts the blocks of a ViT"
+            self.clip.need_image_tower("vit", needs=needs, otherwise="or towers=text")
         names = {"text": ("text",), "image": ("image",), "both": ("text", "image")}[towers]
         self.towers = names
         for name in names:

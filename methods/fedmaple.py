@@ -37,7 +37,7 @@ class FedMaPLe(TextPromptMethod):
         init_words: words the context starts from; None draws it from N(0, 0.02^2).
 
     Raises:
-        ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; ``init_words`` of fewer
+        ConfigurationError: an image tower that is no ViT; a depth that a tower has not; ``init_words`` of fewer
             than n words, or whose first n are not one token each.
     """
 
@@ -56,11 +56,7 @@ class FedMaPLe(TextPromptMethod):
     ) -> None:
         super().__init__(*arguments, num_context=num_context, init_words=init_words, **settings)
         clip = self.clip
-        if clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "FedMaPLe puts prompts between the patches of a ViT, and this CLIP has a ResNet; use one such as "
-                "ViT-B-16, or another method"
-            )
+        clip.need_image_tower("vit", needs="FedMaPLe puts prompts between the patches of a ViT")
         deepest = min(clip.text_depth, clip.vision_depth)
         if depth > deepest:
             raise ConfigurationError(

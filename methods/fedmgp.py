@@ -146,7 +146,7 @@ class FedMGP(TextPromptMethod):
             ``features``, logits of the mean features.
 
     Raises:
-        ConfigurationError: ``share`` above ``groups``, an image tower that is a ResNet, or ``init_words`` of fewer than
+        ConfigurationError: ``share`` above ``groups``, an image tower that is no ViT, or ``init_words`` of fewer than
             L words, or whose first L are not one token each.
     """
 
@@ -177,11 +177,9 @@ class FedMGP(TextPromptMethod):
         if share > groups:
             raise ConfigurationError(f"FedMGP: share={share} of groups={groups}; a client cannot send more than it has")
         self.visual = num_visual > 0
-        if self.visual and self.clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "FedMGP puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use one "
-                "such as ViT-B-16, or num_visual=0"
-            )
+        if self.visual:
+            needs = "FedMGP puts prompts between the patches of a ViT"
+            self.clip.need_image_tower("vit", needs=needs, otherwise="or num_visual=0")
         self.name_template = self.rest_of_words(init_words)
         with keyed_initialization("FedMGP"):
             noise = torch.randn(groups, *self.context.shape)

@@ -95,7 +95,7 @@ class FedMVP(ZeroShotCLIP):
         training: of the network.
 
     Raises:
-        ConfigurationError: an image tower that is a ResNet, ``num_prompts`` or ``heads`` that do not divide, or
+        ConfigurationError: an image tower that is no ViT, ``num_prompts`` or ``heads`` that do not divide, or
             attributes that name other classes or of one class more than of another.
     """
 
@@ -120,11 +120,7 @@ class FedMVP(ZeroShotCLIP):
         super().__init__(*arguments, **settings)
         self.training_settings, self.alpha = training, alpha
         clip = self.clip
-        if clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "FedMVP puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use one "
-                "such as ViT-B-16"
-            )
+        clip.need_image_tower("vit", needs="FedMVP puts prompts between the patches of a ViT")
         if clip.num_patches % num_prompts or clip.vision_width % heads:
             raise ConfigurationError(
                 f"FedMVP: num_prompts={num_prompts} must divide the {clip.num_patches} patches of an image, and "

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.class_prompts import ClassPrompts
-from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.backbones.prompted_clip import NO_LENGTHS, PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms, Values
@@ -83,7 +83,7 @@ class FedPHA(TextPromptMethod):
         push: weight of the push.
 
     Raises:
-        ConfigurationError: ``own_lengths`` are not N numbers, or ``shortest`` is above ``longest``.
+        ConfigurationError: ``own_lengths`` are not N numbers, or ``shortest`` is above ``longest``; a CoCa as model.
     """
 
     clip_class = PromptedCLIP
@@ -105,6 +105,8 @@ class FedPHA(TextPromptMethod):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
+        if not self.clip.takes_lengths:
+            raise ConfigurationError(f"FedPHA needs contexts of different lengths: {NO_LENGTHS}")
         if own_lengths is not None and len(own_lengths) != self.num_clients:
             raise ConfigurationError(
                 f"FedPHA: own_lengths names {len(own_lengths)} lengths for {self.num_clients} clients; give N"

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from benchmark.backbones.parts import Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
-from benchmark.errors import ConfigurationError
 from benchmark.masked import in_float32, masked_mean
 from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
@@ -76,7 +75,7 @@ class FedPromptSRC(TaughtByTemplates):
         trajectory_spread: in rounds.
 
     Raises:
-        ConfigurationError: an image tower that is a ResNet; a depth that a tower has not; ``init_words`` of fewer than
+        ConfigurationError: an image tower that is no ViT; a depth that a tower has not; ``init_words`` of fewer than
             n tokens.
     """
 
@@ -101,11 +100,7 @@ class FedPromptSRC(TaughtByTemplates):
     ) -> None:
         super().__init__(*arguments, num_context=num_context, init_words=init_words, **settings)
         clip = self.clip
-        if clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "FedPromptSRC puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use "
-                "one such as ViT-B-16"
-            )
+        clip.need_image_tower("vit", needs="FedPromptSRC puts prompts between the patches of a ViT")
         for tower in (clip.text_tower, clip.image_tower):
             tower.layers_from(depth, "FedPromptSRC: depth")
         self.weights = (text_weight, image_weight, logit_weight)

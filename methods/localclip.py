@@ -19,6 +19,9 @@ class LocalCLIP(ZeroShotCLIP):
 
     Args:
         training: of the towers; ATPFL's is Adam with lr 1e-3 and a cosine schedule.
+
+    Raises:
+        ConfigurationError: an image tower that is called as a whole.
     """
 
     clip_class = PromptedCLIP
@@ -41,6 +44,7 @@ class LocalCLIP(ZeroShotCLIP):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
+        self.clip.need_image_tower("vit", "resnet", needs="LocalCLIP trains the image tower")
         self.training_settings = training
 
     def image_features(self, batch: MiniBatch) -> Tensor:

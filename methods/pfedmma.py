@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from benchmark.backbones.parts import Tower, TowerPart
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining, MiniBatch, Phase
-from benchmark.errors import ConfigurationError
 from benchmark.ranges import Few, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from methods.text_prompt import TRAINING
@@ -94,7 +93,7 @@ class PFedMMA(ZeroShotCLIP):
         training: of all maps.
 
     Raises:
-        ConfigurationError: an image tower that is a ResNet, or no such block in one of the towers.
+        ConfigurationError: an image tower that is no ViT, or no such block in one of the towers.
     """
 
     clip_class = PromptedCLIP
@@ -117,11 +116,7 @@ class PFedMMA(ZeroShotCLIP):
     ) -> None:
         super().__init__(*arguments, **settings)
         self.training_settings = training
-        if self.clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "PFedMMA puts adapters beside the blocks of a ViT, and this CLIP's image tower is a ResNet; use one "
-                "such as ViT-B-16"
-            )
+        self.clip.need_image_tower("vit", needs="PFedMMA puts adapters beside the blocks of a ViT")
         towers: tuple[Tower, ...] = (self.clip.text_tower, self.clip.image_tower)
         layers = min(tower.layers_from(first_block, "PFedMMA: first_block") for tower in towers)
         with keyed_initialization("pFedMMA"):

@@ -77,7 +77,7 @@ class PFedPrompt(PromptFL):
         lfa_in_train: use the attention in training too.
 
     Raises:
-        ConfigurationError: an unknown ``lfa``.
+        ConfigurationError: an unknown ``lfa``, or an image tower without positions for the spatial one.
     """
 
     clip_class = PromptedCLIP
@@ -96,7 +96,10 @@ class PFedPrompt(PromptFL):
         super().__init__(*arguments, **settings)
         self.lfa, self.lfa_in_train = lfa, lfa_in_train
         self.alpha, self.beta, self.b2, self.b3 = alpha, beta, b2, b3
-        if lfa == "memory":
+        if lfa == "spatial":
+            needs = "PFedPrompt with lfa=spatial looks at the positions of an image"
+            self.clip.need_image_tower("vit", "resnet", needs=needs, otherwise="or lfa=memory")
+        else:
             self.inputs = ("features", "own_images")
 
     @property

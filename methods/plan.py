@@ -160,11 +160,7 @@ class PLAN(TaughtByTemplates):
     ) -> None:
         super().__init__(*arguments, num_context=num_context, training=training, **settings)
         clip = self.clip
-        if clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "PLAN puts prompts between the patches of a ViT, and this CLIP's image tower is a ResNet; use one such "
-                "as ViT-B-16"
-            )
+        clip.need_image_tower("vit", needs="PLAN puts prompts between the patches of a ViT")
         layers = min(clip.text_depth, clip.vision_depth) if depth is None else depth
         for tower in (clip.text_tower, clip.image_tower):
             tower.layers_from(layers, "PLAN: depth")

@@ -29,6 +29,9 @@ class TPFL(TextPromptMethod):
     Args:
         visual_prompt: v; by default a frame of 30 / 224 of the image's side that starts at 0.
         training: of both prompts.
+
+    Raises:
+        ConfigurationError: an image tower that is called as a whole.
     """
 
     shared: tuple[str, ...] = ("context", "visual_prompt")
@@ -43,6 +46,8 @@ class TPFL(TextPromptMethod):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, training=training, **settings)
+        needs = f"{type(self).__name__} trains a prompt on pixels through the image tower"
+        self.clip.need_image_tower("vit", "resnet", "named", needs=needs)
         side = self.clip.image_size[0]
         if visual_prompt is None:
             visual_prompt = PaddingPrompt(round(side * 30 / 224), side, init="zeros")

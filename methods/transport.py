@@ -50,6 +50,9 @@ class TransportMethod(TextPromptMethod):
     Args:
         eps: weight of the plan's entropy.
         iterations: of the plan.
+
+    Raises:
+        ConfigurationError: an image tower without positions.
     """
 
     clip_class = PromptedCLIP
@@ -60,6 +63,8 @@ class TransportMethod(TextPromptMethod):
         self, *arguments: Any, eps: PositiveFloat = 0.1, iterations: PositiveInt = 100, **settings: Any
     ) -> None:
         super().__init__(*arguments, **settings)
+        needs = f"{type(self).__name__} matches the positions of an image with texts"
+        self.clip.need_image_tower("vit", "resnet", needs=needs)
         self.eps, self.iterations = eps, iterations
 
     def prompts(self) -> Tensor:

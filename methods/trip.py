@@ -54,7 +54,7 @@ class TRIP(TaughtByTemplates):
         training: of the experts.
 
     Raises:
-        ConfigurationError: an image tower that is a ResNet; more experts than tokens, or than these have numbers;
+        ConfigurationError: an image tower that is no ViT; more experts than tokens, or than these have numbers;
             independent experts that start from words.
     """
 
@@ -75,10 +75,7 @@ class TRIP(TaughtByTemplates):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, num_context=num_context, training=training, **settings)
-        if self.clip.visual_kind != "vit":
-            raise ConfigurationError(
-                "TRIP routes by the tokens of a ViT, and this CLIP's image tower is a ResNet; use one such as ViT-B-16"
-            )
+        self.clip.need_image_tower("vit", needs="TRIP routes by the tokens of a ViT")
         tokens, width = 1 + self.clip.num_patches, self.clip.vision_width
         if num_experts > min(tokens, width):
             raise ConfigurationError(

@@ -67,3 +67,37 @@ class CausalPrompts(ClassPrompts):
         self.register_buffer("own_positions", len(shared) + (place - padding).clamp(min=0))
         unseen = (place[None, :] > place[:, None]) | (place < padding)[:, None, :]
         self.register_buffer("own_mask", torch.zeros(unseen.shape).masked_fill(unseen, float("-inf")))
+
+
+class PaddedPrompts(ClassPrompts):
+    """The prompts of a text tower that sees its padding: ``[lead, context, words, end, padding]``, all of one length.
+
+    A tower whose attention is not causal, or that is read at its last position, makes other features of a text when
+    other tokens follow. So every class has all T positions of its own.
+
+    Args:
+        words: token ids of each class after the context, what ends a text last; none may be empty.
+        lead: ids of what stands before the context.
+        pad: id of the padding.
+        context_length: T, positions of the text tower.
+        num_context: positions L that the context takes.
+
+    Attributes:
+        num_classes: C.
+        num_context: L.
+        lead_tokens: ids [K].
+        own_tokens: ids [C, T - K]; the first T - K - L stand behind a context of L tokens, the rest are padding.
+        ends: the position of the last token of every class that is no padding, behind a context of L tokens, [C].
+    """
+
+    lead_tokens: Tensor
+    ends: Tensor
+
+    def __init__(
+        self, words: Sequence[Sequence[int]], lead: Sequence[int], pad: int, context_length: int, num_context: int
+    ) -> None:
+        super().__init__(len(words), num_context)
+        room = context_length - len(lead)
+        self.register_buffer("lead_tokens", torch.tensor(lead, dtype=torch.long))
+        self.register_buffer("own_tokens", torch.tensor([[*ids] + [pad] * (room - len(ids)) for ids in words]))
+        self.register_buffer("ends", torch.tensor([len(lead) + num_context + len(ids) - 1 for ids in words]))

@@ -1,22 +1,26 @@
-"""CLIP models through open_clip: ViT-B-16, RN50, or the embedded ``micro_clip``."""
+"""Two-tower models through open_clip: ViT-B-16, RN50, ViT-B-16-SigLIP, or the embedded ``micro_clip``."""
 
 import textwrap
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from benchmark.backbones.hub_tokenizer import HubTokenizer
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.errors import ConfigurationError
 from benchmark.paths import user_path
 from benchmark.seeds import derived_seed
 
 if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
-    from open_clip import CLIP, SimpleTokenizer
+    from open_clip import CLIP, CoCa, CustomTextCLIP, SimpleTokenizer
+
+    OpenCLIP: TypeAlias = CLIP | CoCa | CustomTextCLIP
 
 MICRO = "micro_clip"
+#: Tokenizers by their models' names: 49,000 words take a tenth of a second to read, and nothing changes them.
+_READ: dict[str, "SimpleTokenizer"] = {}
 MICRO_PREPROCESSING: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
@@ -26,27 +30,29 @@ def load_clip(
     pretrained_tag: str | None = None,
     checkpoint_path: str | None = None,
     image_size: int | None = None,
-) -> tuple["CLIP", "SimpleTokenizer"]:
-    """A frozen CLIP model in eval mode, and its tokenizer.
+) -> tuple["OpenCLIP", Any]:
+    """A frozen model of open_clip in eval mode, and its tokenizer: open_clip's own, or a ``HubTokenizer``.
 
     ``model.visual.image_mean`` and ``image_std`` are those that the weights were trained with, for pixels in
-    [0, 1].
+    [0, 1]. CoCa comes without its decoder of captions.
 
     Args:
         name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
         weights: ``hub`` (downloaded by open_clip), ``file``, ``random`` (initial values, always the same ones),
             or ``embedded`` (the demo weights of ``micro_clip`` that come with this package).
-        pretrained_tag: open_clip's name of the weights; None is ``openai`` for ``hub`` and ``random``. It also says
-            which pixels and which activation they expect (OpenAI's need QuickGELU). So a ``file`` needs the tag of the
-            weights that it holds or began from, unless all weights of this name expect the same, as those of
-            ``ViT-B-32-quickgelu`` do. ``micro_clip`` has no tags.
+        pretrained_tag: open_clip's name of the weights; None is ``openai`` for ``hub`` and ``random`` (for ``random``
+            the first tag of a name without it). It also says which pixels and which activation they expect (OpenAI's
+            need QuickGELU). So a ``file`` needs the tag of the weights that it holds or began from, unless all weights
+            of this name expect the same, as those of ``ViT-B-32-quickgelu`` do. ``micro_clip`` has no tags. A name
+            without any has ``random`` weights alone, for OpenAI's pixels.
         checkpoint_path: for ``file``: .safetensors, or a torch file with nothing but tensors.
         image_size: side of the square input in pixels; None is the model's own. A ViT's position embeddings are
             interpolated to it; a ResNet with weights keeps its own size.
 
     Raises:
         ConfigurationError: no such model, tag, file or image size; weights that cannot be downloaded or read; a file
-            that does not fit the model, or whose tag is not given where it matters.
+            that does not fit the model, or whose tag is not given where it matters; a text tower or a tokenizer of
+            Hugging Face's that is not there.
     """
     if weights not in ("hub", "file", "random", "embedded"):
         raise ConfigurationError(f"weights is hub, file, random or embedded, got {weights!r}")
@@ -62,32 +68,81 @@ def load_clip(
     if weights == "hub" and name == MICRO:
         raise ConfigurationError(f"{MICRO} has no weights on a hub; use weights='embedded'")
 
+    import open_clip
+
     from benchmark.backbones.micro import micro_clip_path
 
     needed = weights == "file" and pretrained_tag is None and name != MICRO
-    tag = _only_tag(name) if needed else pretrained_tag or "openai"
+    tag = _only_tag(name) if needed else pretrained_tag or _usual_tag(name, weights)
     preprocessing = _preprocessing(name, tag)
-    model = _build(name, preprocessing, weights, image_size)
+    config = open_clip.get_model_config(name)
+    if "hf_model_name" in config["text_cfg"]:
+        raise ConfigurationError(
+            f"{name!r} has a text tower of Hugging Face's ({config['text_cfg']['hf_model_name']}), which takes no "
+            "context here; use a model whose text tower is open_clip's own, such as ViT-B-16"
+        )
     tokenizer = _tokenizer(name)
+    model = _build(name, config, preprocessing, weights, image_size)
     resize = image_size is not None
     if weights == "embedded":
         _load_file(model, name, micro_clip_path(), resize)
     elif weights == "hub":
+        assert tag is not None
         _load_file(model, name, _download(name, tag), resize)
     elif checkpoint_path is not None:
         _load_file(model, name, user_path(checkpoint_path), resize)
-    return model.requires_grad_(False).eval(), tokenizer
+    if isinstance(model, open_clip.CoCa):
+        del model.text_decoder  # it writes captions, and has values that open_clip leaves uninitialised
+    model.requires_grad_(False).eval()
+    if image_size is not None and "timm_model_name" in config["vision_cfg"]:
+        _resize_timm(model, name, image_size)
+    return model, tokenizer
 
 
-@lru_cache(maxsize=8)
-def _tokenizer(name: str) -> "SimpleTokenizer":
-    """Read a model's tokenizer once in a process: its 49,000 words take a tenth of a second, and nothing changes it."""
+def _usual_tag(name: str, weights: str) -> str | None:
+    """Return the tag of a name where none is given: OpenAI's; for random weights the first one, or None if none is."""
     import open_clip
 
-    return open_clip.get_tokenizer(name)
+    known = open_clip.list_pretrained_tags_by_model(name)
+    return "openai" if weights != "random" or "openai" in known else next(iter(known), None)
 
 
-def _preprocessing(name: str, tag: str) -> dict[str, Any]:
+def _tokenizer(name: str) -> "SimpleTokenizer | HubTokenizer":
+    """Return open_clip's own tokenizer, read once in a process, or that of Hugging Face which a model names."""
+    import open_clip
+
+    if name in _READ:
+        return _READ[name]
+    try:
+        made = open_clip.get_tokenizer(name)
+    except Exception as error:  # the hub's client and the readers of its files fail in many ways
+        source = open_clip.get_model_config(name)["text_cfg"].get("hf_tokenizer_name", "named after it")
+        said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+        raise ConfigurationError(
+            f"the tokenizer of {name!r} is Hugging Face's {source} and cannot be loaded ({said}): pip install "
+            "transformers, and load it once where the hub can be reached, or copy it into the hub's cache; or use a "
+            "model with open_clip's own tokenizer, such as ViT-B-16"
+        ) from error
+    if not isinstance(made, open_clip.SimpleTokenizer):
+        return HubTokenizer(made)
+    return _READ.setdefault(name, made)
+
+
+def _resize_timm(model: "OpenCLIP", name: str, image_size: int) -> None:
+    """Have an image tower of timm's take other images, as open_clip does it: after its weights are loaded."""
+    device = model.logit_scale.device
+    try:
+        model.visual.set_input_size(image_size)
+        with torch.no_grad():
+            model.visual(torch.zeros(1, 3, image_size, image_size, device=device))
+    except Exception as error:  # each architecture fails in its own way
+        raise ConfigurationError(
+            f"the image tower of {name!r} cannot take images of {image_size} pixels: {type(error).__name__}: {error}; "
+            "leave image_size out, or give a multiple of its patches"
+        ) from error
+
+
+def _preprocessing(name: str, tag: str | None) -> dict[str, Any]:
     """open_clip's entry for these weights: ``mean`` and ``std`` of the pixels, ``quick_gelu`` where it is needed."""
     import open_clip
 
@@ -98,6 +153,8 @@ def _preprocessing(name: str, tag: str) -> dict[str, Any]:
             open_clip.add_model_config(micro_clip_config_path())
         return MICRO_PREPROCESSING
     _check_name(name)
+    if tag is None:
+        return {"mean": open_clip.OPENAI_DATASET_MEAN, "std": open_clip.OPENAI_DATASET_STD}
     entry = open_clip.get_pretrained_cfg(name, tag)
     if not entry:
         known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
@@ -142,20 +199,18 @@ def _only_tag(name: str) -> str:
     )
 
 
-def _build(name: str, preprocessing: dict[str, Any], weights: str, image_size: int | None) -> "CLIP":
+def _build(
+    name: str, config: dict[str, Any], preprocessing: dict[str, Any], weights: str, image_size: int | None
+) -> "OpenCLIP":
     """The model with initial weights."""
     import open_clip
     from open_clip.model import set_model_preprocess_cfg
 
-    config = open_clip.get_model_config(name)
-    text = config["text_cfg"]
-    another = "hf_model_name" in text or "hf_tokenizer_name" in text or "multimodal_cfg" in config
-    if config.pop("custom_text", False) or another:
-        raise ConfigurationError(f"{name!r} has a text tower of another kind than CLIP's; use one such as ViT-B-16")
-    if "timm_model_name" in config["vision_cfg"]:
-        raise ConfigurationError(f"{name!r} has an image tower of timm's; use one of CLIP's own, such as ViT-B-16")
-    if image_size is not None:
-        vision = config["vision_cfg"]
+    custom, vision = config.pop("custom_text", False), config["vision_cfg"]
+    kind = open_clip.CoCa if "multimodal_cfg" in config else open_clip.CustomTextCLIP if custom else open_clip.CLIP
+    if "timm_model_name" in vision:
+        vision["timm_model_pretrained"] = False  # timm would ask its hub
+    elif image_size is not None:
         resnet = isinstance(vision["layers"], list)
         unit = 32 if resnet else vision["patch_size"]
         if image_size < unit or image_size % unit:
@@ -170,7 +225,7 @@ def _build(name: str, preprocessing: dict[str, Any], weights: str, image_size: i
     # Building draws initial values from torch's global generator: key it, and leave it as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_seed("initial weights", name))
-        model = open_clip.CLIP(**config)
+        model = kind(**config)
     set_model_preprocess_cfg(model, preprocessing)
     return model
 
@@ -195,10 +250,10 @@ def _download(name: str, tag: str) -> Path:
         ) from error
 
 
-def _load_file(model: "CLIP", name: str, path: Path, resize: bool) -> None:
+def _load_file(model: "OpenCLIP", name: str, path: Path, resize: bool) -> None:
     """Load a file of weights into the model; every tensor must fit, position embeddings after they are resized."""
     from open_clip.factory import load_state_dict
-    from open_clip.model import resize_pos_embed
+    from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed
 
     from benchmark.backbones.micro import IDS_KEY, expand_token_rows
 
@@ -214,6 +269,8 @@ def _load_file(model: "CLIP", name: str, path: Path, resize: bool) -> None:
             raise ValueError("it holds more than tensors")
         unfit = unfit_tensors(state, whole)
         state = state if unfit else expand_token_rows(state)
+        if not hasattr(model, "token_embedding"):  # older files have the text tower's tensors without ``text.``
+            state = convert_to_custom_text_state_dict(state)
         if resize and not unfit:  # half precision cannot be interpolated
             state = {key: value.float() for key, value in state.items()}
             resize_pos_embed(state, model)

@@ -1,30 +1,42 @@
-"""CLIP towers that take a learnable text context, and parts in both: deep prompts, LoRA, adapters.
+"""Towers of open_clip that take a learnable text context, and parts: deep prompts, LoRA, adapters.
 
-The text tower is causal, so the first positions of a prompt (start token, context, words that all classes have in
+CLIP's text tower is causal, so the first positions of a prompt (start token, context, words that all classes have in
 common) do not depend on the class name that follows. They are computed once and not once per class, and nothing is
-computed after the end-of-text token. Both change results by rounding only.
+computed after the end-of-text token. Both change results by rounding only. ``text_tower`` has the pass of towers that
+are not causal, or that are read elsewhere.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.class_prompts import CausalPrompts, ClassPrompts
+from benchmark.backbones.class_prompts import CausalPrompts, ClassPrompts, PaddedPrompts
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
 from benchmark.backbones.fixed_batch_norm import fix_batch_norms
 from benchmark.backbones.parts import Changes, Places, Tower, TowerPart, parts_of
+from benchmark.backbones.text_tower import (
+    class_token_of,
+    differing_text,
+    padded_features,
+    project_text,
+    text_of,
+    text_prompts,
+)
 from benchmark.backbones.two_towers import TwoTowers
 from benchmark.backbones.vit_layers import refuse_hooks, rows_kept
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Size
 
+#: CoCa's mask goes by the place of every token.
+NO_LENGTHS = "CoCa's text tower takes no contexts of other lengths; use a CLIP such as ViT-B-16, or another method"
+
 
 class PromptedCLIP(TwoTowers):
-    """A CLIP model whose towers take prompts. Everything in it is frozen unless a method trains it.
+    """A CLIP, or another model of open_clip, whose towers take prompts. All is frozen unless a method trains it.
 
     All methods are for ONE client and work under ``torch.func.functional_call`` and ``torch.func.vmap``, with the
     weights shared by all clients or stacked, one set for each. Parameters are named as in open_clip, under ``model``:
@@ -33,8 +45,13 @@ class PromptedCLIP(TwoTowers):
     blocks and their attention are not called: forward hooks of them are refused, those of their parts (norms, ``mlp``,
     ``attn.out_proj``) are called, with as many of the tokens as are computed.
 
+    Text towers are those of open_clip's own: CLIP's, those that are not causal (MobileCLIP-S2, SigLIP, CLIPA), CoCa's.
+    Image towers other than CLIP's ViT and ResNet (of timm, CoCa's, CLIPA's) are called as a whole: they make frozen
+    features outside of ``vmap``, always in evaluation mode, take no parts and give no positions. SigLIP adds a learned
+    bias to all logits; the softmax over classes is the same without it, and it is left out here.
+
     Args:
-        name: open_clip's name of the architecture, such as ``ViT-B-16`` or ``RN50``, or ``micro_clip``.
+        name: open_clip's name of the architecture, such as ``ViT-B-16``, ``RN50`` or ``EVA02-B-16``, or ``micro_clip``.
         weights: ``hub``, ``file``, ``random``, or ``embedded``; see ``load_clip``.
         pretrained_tag: open_clip's name of the weights; a ``file`` needs it too.
         checkpoint_path: for ``file``.
@@ -42,12 +59,12 @@ class PromptedCLIP(TwoTowers):
 
     Attributes:
         model: the open_clip model.
-        visual_kind: ``vit`` or ``resnet``.
+        visual_kind: ``vit``, ``resnet``, or ``whole`` for an image tower that is called as it is.
         embed_dim: width e of the features of both towers.
         text_width: width w of the text tower's tokens.
         text_depth: layers of the text tower.
-        vision_width: width v of the image tower's tokens (of the attention pool for a ResNet).
-        vision_depth: layers of the image tower that can have prompts; 0 for a ResNet.
+        vision_width: width v of the image tower's tokens (of the attention pool for a ResNet); 0 where it is ``whole``.
+        vision_depth: layers of the image tower that can have prompts; 0 for a ResNet, or where it is ``whole``.
         text_tower: the sizes that parts of the text tower are made for.
         image_tower: those of the image tower.
         context_length: largest number of positions of a text.
@@ -57,7 +74,7 @@ class PromptedCLIP(TwoTowers):
         pretrained: whether the weights were trained with these.
 
     Raises:
-        ConfigurationError: as ``load_clip``, or the architecture differs from CLIP's.
+        ConfigurationError: as ``load_clip``, or the text tower is of a kind that is not stepped here.
     """
 
     def __init__(
@@ -70,36 +87,33 @@ class PromptedCLIP(TwoTowers):
     ) -> None:
         super().__init__()
         from open_clip.modified_resnet import AttentionPool2d, ModifiedResNet
-        from open_clip.transformer import ResidualAttentionBlock, Transformer, VisionTransformer
+        from open_clip.transformer import ResidualAttentionBlock, Transformer
 
         self.model, self.tokenizer = load_clip(name, weights, pretrained_tag, checkpoint_path, image_size)
-        visual = self.model.visual
-        resnet = isinstance(visual, ModifiedResNet)
-        differing = _differing_part(visual, VisionTransformer) if not resnet else None
-        if self.model.text_pool_type != "argmax" or not isinstance(self.model.text_projection, nn.Parameter):
-            differing = "its text features are pooled or projected in another way"
-        if self.model.attn_mask is None:
-            differing = "its text tower is not causal"
-        blocks = [*self.model.transformer.resblocks, *([] if resnet else visual.transformer.resblocks)]
-        if any(type(block) is not ResidualAttentionBlock for block in blocks):
-            differing = "its attention blocks are of another kind"
-        if differing:
-            raise ConfigurationError(f"{name!r} differs from CLIP: {differing}; use one such as ViT-B-16 or RN50")
+        visual, text = self.model.visual, self._text
+        if differing := differing_text(text, self.tokenizer):
+            raise ConfigurationError(f"{name!r} cannot be used: {differing}; use one such as ViT-B-16 or RN50")
+        resnet, vit = isinstance(visual, ModifiedResNet), _is_vit_of_clip(visual)
+        self.visual_kind: Literal["vit", "resnet", "whole"] = "resnet" if resnet else "vit" if vit else "whole"
         of_blocks = (Transformer, ResidualAttentionBlock, nn.MultiheadAttention, AttentionPool2d)
-        whole = (type(self.model), type(visual), *of_blocks)
-        self._not_called = [of for of in self.model.named_modules(prefix="model") if isinstance(of[1], whole)]
+        stepped = (type(self.model), type(visual), type(text), *of_blocks)
+        found = [of for of in self.model.named_modules(prefix="model") if isinstance(of[1], stepped)]
+        calls_visual = self.visual_kind == "whole"
+        self._not_called = [of for of in found if not (calls_visual and of[0].startswith("model.visual"))]
         if resnet:
             fix_batch_norms(visual)
 
-        self.visual_kind: Literal["vit", "resnet"] = "resnet" if resnet else "vit"
-        self.context_length: int = self.model.context_length
-        self.text_width, self.embed_dim = self.model.text_projection.shape
-        self.text_depth = len(self.model.transformer.resblocks)
-        self.text_tower = Tower("text", self.text_width, self.text_depth, _hidden_width(self.model.transformer))
+        self.context_length: int = text.context_length
+        self.text_width: int = text.token_embedding.embedding_dim
+        with torch.no_grad():
+            self.embed_dim: int = project_text(text, text.positional_embedding[:1]).shape[-1]
+        self.text_depth = len(text.transformer.resblocks)
+        self.text_tower = Tower("text", self.text_width, self.text_depth, _hidden_width(text.transformer))
+        self.takes_lengths = class_token_of(text) is None
         pooled = visual.attnpool if resnet else visual
-        self.vision_width: int = pooled.positional_embedding.shape[1]
-        self.vision_depth = 0 if resnet else len(visual.transformer.resblocks)
-        hidden = 0 if resnet else _hidden_width(visual.transformer)
+        self.vision_width: int = pooled.positional_embedding.shape[1] if resnet or vit else 0
+        self.vision_depth = len(visual.transformer.resblocks) if vit else 0
+        hidden = _hidden_width(visual.transformer) if vit else 0
         self.image_tower = Tower("image", self.vision_width, self.vision_depth, hidden)
         size = visual.image_size
         self.image_size: tuple[int, int] = (size, size) if isinstance(size, int) else tuple(size)
@@ -112,12 +126,25 @@ class PromptedCLIP(TwoTowers):
         """Return the factor from cosines to logits, a scalar: 100 for OpenAI's weights."""
         return self.model.logit_scale.exp()
 
+    @property
+    def _text(self) -> Any:
+        """Return the module that holds the text tower."""
+        return text_of(self.model)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch what may be trained as usual; an image tower that is called as a whole stays in evaluation mode."""
+        super().train(mode)
+        if self.visual_kind == "whole":
+            self.model.visual.eval()
+        return self
+
     # ------------------------------------------------------------------ text
 
     @property
     def word_embeddings(self) -> Tensor:
         """Return the text tower's embeddings of its tokens, [V, w]."""
-        return self.model.token_embedding.weight
+        weight: Tensor = self._text.token_embedding.weight
+        return weight
 
     def text_features(
         self,
@@ -143,21 +170,41 @@ class PromptedCLIP(TwoTowers):
             [C, e]; [B, C, e] for a context for each image.
 
         Raises:
-            ConfigurationError: a context or deeper prompts of another shape.
+            ConfigurationError: a context or deeper prompts of another shape; a ``length`` without ``takes_lengths``.
         """
         self._refuse_hooks()
-        assert isinstance(prompts, CausalPrompts)
+        if length is not None and not self.takes_lengths:
+            raise ConfigurationError(NO_LENGTHS)
         given = parts_of(parts, self.text_tower)
-        places = Places(self._prompted(given, prompts.num_context), 1, [prompts.num_context])
+        prompted = self._prompted(given, prompts.num_context)
+        if isinstance(prompts, PaddedPrompts):
+            context = self.context_for(prompts, context)
+            features = padded_features(self._text, prompts, context, given, prompted, length)
+        else:
+            assert isinstance(prompts, CausalPrompts)
+            features = self._causal_features(prompts, context, given, prompted, length)
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def _causal_features(
+        self,
+        prompts: CausalPrompts,
+        context: Tensor | None,
+        given: Sequence[TowerPart],
+        prompted: Sequence[TowerPart],
+        length: Tensor | None,
+    ) -> Tensor:
+        """Return features of all classes under a context, not normalised, of a causal tower that is read at the end."""
+        text = self._text
+        places = Places(prompted, 1, [prompts.num_context])
         absent = None if length is None else prompts.num_context - length
         shared = self._embed_shared(prompts, context, absent)
         places_of_own = prompts.own_positions if absent is None else prompts.own_positions - absent
-        positions = F.embedding(places_of_own, self.model.positional_embedding)
-        own = self.model.token_embedding(prompts.own_tokens) + positions
+        positions = F.embedding(places_of_own, text.positional_embedding)
+        own = text.token_embedding(prompts.own_tokens) + positions
         # vmap folds clients that share an operand into one product, whose rounding on a CPU depends on how many
         # they are. With this zero, which each client has its own of, they have none.
         own = own + shared.new_zeros(())
-        mask = self.model.attn_mask[: shared.shape[-2], : shared.shape[-2]]
+        mask = text.attn_mask[: shared.shape[-2], : shared.shape[-2]]
         unseen = None
         if length is not None:
             place = torch.arange(shared.shape[-2], device=mask.device)
@@ -165,7 +212,7 @@ class PromptedCLIP(TwoTowers):
             unseen = torch.zeros_like(mask[0]).masked_fill(hidden, float("-inf"))
             mask = mask + unseen
         kept = -rows_kept(prompts.num_classes)
-        for layer, block in enumerate(self.model.transformer.resblocks):
+        for layer, block in enumerate(text.transformer.resblocks):
             last = layer == self.text_depth - 1
             changes = Changes(given, layer)
             shared = places.fill(layer, shared)
@@ -177,35 +224,25 @@ class PromptedCLIP(TwoTowers):
             own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask, unseen), changes)
             if not last:
                 shared = finish(block, shared, attend(q, k, v, mask), changes)
-        features = (self.model.ln_final(own) @ self.model.text_projection)[..., -1, :]
-        return F.normalize(features, dim=-1) if normalize else features
+        return project_text(text, text.ln_final(own))[..., -1, :]
 
-    def prompts_of(self, texts: Sequence[str], num_context: int) -> CausalPrompts:
+    def prompts_of(self, texts: Sequence[str], num_context: int) -> CausalPrompts | PaddedPrompts:
         """Return prompts of a context followed by these texts."""
-        if not texts:
-            raise ConfigurationError("prompts need at least one class name, got none")
-        words = [[*self.tokenizer.encode(text), self.tokenizer.eot_token_id] for text in texts]
-        for text, ids in zip(texts, words, strict=True):
-            if (length := 1 + num_context + len(ids)) > self.context_length:
-                raise ConfigurationError(
-                    f"the prompt of {text!r} has {length} tokens ({num_context} of them context), the text tower takes "
-                    f"{self.context_length}; shorten the name or the context"
-                )
-        return CausalPrompts(words, self.tokenizer.sot_token_id, num_context)
+        return text_prompts(self._text, self.tokenizer, texts, num_context)
 
     def _embed_shared(self, prompts: CausalPrompts, context: Tensor | None, absent: Tensor | None) -> Tensor:
         """Input of the first layer at the shared positions, [1 or C, P, w] or [B, 1 or C, P, w].
 
         ``absent``: of the context's tokens, the last so many are not there.
         """
-        words = self.model.token_embedding(prompts.shared_tokens)
+        words = self._text.token_embedding(prompts.shared_tokens)
         L, context = prompts.num_context, self.context_for(prompts, context)
         words = words.expand(*context.shape[:-2], -1, -1)
         embedded = torch.cat([words[..., :1, :], context, words[..., 1 + L :, :]], dim=-2)
-        positions = self.model.positional_embedding[: embedded.shape[-2]]
+        positions = self._text.positional_embedding[: embedded.shape[-2]]
         if absent is not None:
             place = torch.arange(embedded.shape[-2], device=words.device)
-            positions = F.embedding(place - absent * (place > L), self.model.positional_embedding)
+            positions = F.embedding(place - absent * (place > L), self._text.positional_embedding)
         return embedded + positions
 
     # ------------------------------------------------------------------ images
@@ -227,8 +264,10 @@ class PromptedCLIP(TwoTowers):
             [B, e].
 
         Raises:
-            ConfigurationError: images or prompts of another shape, or parts for a ResNet.
+            ConfigurationError: images or prompts of another shape, or parts for another image tower than a ViT.
         """
+        if self.visual_kind == "whole":
+            return self._whole_features(x, parts, normalize)
         rows = slice(0, rows_kept(x.shape[0]))
         features = self._encode_image(x, parts, rows)[:, 0]
         return F.normalize(features, dim=-1) if normalize else features
@@ -236,10 +275,14 @@ class PromptedCLIP(TwoTowers):
     @property
     def num_patches(self) -> int:
         """Return M, the patches of an image for a ViT."""
+        if self.visual_kind == "whole":
+            return super().num_patches
         return self.model.visual.positional_embedding.shape[0] - 1
 
     def patch_embeddings(self, x: Tensor) -> Tensor:
         """Return a ViT's embeddings of patches with their positions, before the tower's first norm, [B, M, v]."""
+        if self.visual_kind == "whole":
+            return super().patch_embeddings(x)
         visual = self.model.visual
         return visual.conv1(x).flatten(2).mT + visual.positional_embedding[1:]
 
@@ -259,6 +302,8 @@ class PromptedCLIP(TwoTowers):
         Raises:
             ConfigurationError: as ``image_features``.
         """
+        if self.visual_kind == "whole":
+            return super().spatial_features(x, *parts)
         features = F.normalize(self._encode_image(x, parts, slice(None)), dim=-1)
         return features[:, 0], features[:, 1:]
 
@@ -274,9 +319,27 @@ class PromptedCLIP(TwoTowers):
         Raises:
             ConfigurationError: images of another shape.
         """
+        if self.visual_kind == "whole":
+            return super().features_and_tokens(x)
         self._check_images(x)
         tokens = self._vit_tokens(x, (), slice(None))
         return F.normalize(self._project(tokens[:, 0]), dim=-1), tokens
+
+    def _lacks(self, what: str) -> ConfigurationError:
+        """Return the error of a method that asks a tower that is called as a whole for what it has not."""
+        return ConfigurationError(
+            f"this model's image tower ({type(self.model.visual).__name__}) is called as a whole and has no {what}, "
+            "which this method needs; use a CLIP such as ViT-B-16, or another method"
+        )
+
+    def _whole_features(self, x: Tensor, parts: Sequence[TowerPart | Tensor], normalize: bool) -> Tensor:
+        """Return features [B, e] of an image tower that is called as it is."""
+        if parts:
+            raise self._lacks("prompts or other parts in its image tower")
+        self._check_images(x)
+        made = self.model.visual(x)
+        features = made[0] if isinstance(made, tuple) else made  # CoCa's has the tokens of its decoder beside
+        return F.normalize(features, dim=-1) if normalize else features
 
     def _encode_image(self, x: Tensor, parts: Sequence[TowerPart | Tensor], rows: slice) -> Tensor:
         """Projected outputs [B, len(rows), e] of the positions ``rows`` among ``[global, positions]``."""
@@ -356,10 +419,14 @@ def _hidden_width(transformer: nn.Module) -> int:
     return width
 
 
-def _differing_part(visual: nn.Module, expected: type[nn.Module]) -> str | None:
-    """Name what an image tower has that CLIP's ViT has not; None if they are alike."""
-    if not isinstance(visual, expected):
-        return f"its image tower is a {type(visual).__name__}"
-    if visual.attn_pool is not None or visual.pool_type != "tok" or visual.final_ln_after_pool:
-        return "its image features are pooled in another way"
-    return None
+def _is_vit_of_clip(visual: nn.Module) -> bool:
+    """Return whether an image tower is a ViT as CLIP's, whose blocks are stepped here."""
+    from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
+
+    return (
+        isinstance(visual, VisionTransformer)
+        and visual.attn_pool is None
+        and visual.pool_type == "tok"
+        and not (visual.final_ln_after_pool or visual.output_tokens)
+        and all(type(block) is ResidualAttentionBlock for block in visual.transformer.resblocks)
+    )

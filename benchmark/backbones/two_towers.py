@@ -12,6 +12,14 @@ from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
 from benchmark.seeds import keyed_initialization
 
+#: What errors call an image tower, by its ``visual_kind``.
+IMAGE_TOWERS = {
+    "vit": "a ViT",
+    "resnet": "a ResNet",
+    "whole": "called as a whole, without parts and positions",
+    "named": "a classifier",
+}
+
 
 class TwoTowers(Checked, nn.Module):
     """An image tower and a text tower with one space of features; all frozen unless a method trains it.
@@ -19,14 +27,16 @@ class TwoTowers(Checked, nn.Module):
     All methods are for ONE client and work under ``torch.func.functional_call`` and ``torch.func.vmap``.
 
     Attributes:
-        visual_kind: ``vit`` or ``resnet`` of a CLIP, whose image tower takes parts and gives features of positions;
-            ``named`` of a model that has neither.
+        visual_kind: ``vit`` or ``resnet`` of a CLIP, whose image tower gives features of positions and, a ViT, takes
+            parts; ``whole`` of another image tower of open_clip's, which is called as it is for frozen features alone;
+            ``named`` of ``NamedViT``.
         tokenizer: with ``encode``, from a text to ids.
         context_length: largest number of positions of a text.
         embed_dim: width e of the features of both towers.
         text_width: width w of a context's tokens.
         text_depth: layers of the text tower.
         text_tower: the sizes that parts of the text tower are made for.
+        takes_lengths: whether ``text_features`` takes a ``length``.
         vision_width: width v of the image tower's tokens.
         vision_depth: layers of the image tower that can have prompts.
         image_tower: the sizes that parts of the image tower are made for.
@@ -43,6 +53,7 @@ class TwoTowers(Checked, nn.Module):
     text_width: int
     text_depth: int
     text_tower: Tower
+    takes_lengths: bool = False
     vision_width: int
     vision_depth: int
     image_tower: Tower
@@ -192,6 +203,23 @@ class TwoTowers(Checked, nn.Module):
     def features_and_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features of images, [B, e], and their tokens, that of the class first, [B, 1 + M, v]."""
         raise self._lacks("tokens of an image")
+
+    def need_image_tower(self, *kinds: str, needs: str, otherwise: str = "or another method") -> None:
+        """Refuse an image tower that has not what a method needs, when the method is made.
+
+        Args:
+            kinds: the values of ``visual_kind`` that have it.
+            needs: what the method does, such as ``"FedMaPLe puts prompts between the patches of a ViT"``.
+            otherwise: what to choose in place of another model.
+
+        Raises:
+            ConfigurationError: the image tower is of another kind.
+        """
+        if self.visual_kind not in kinds:
+            raise ConfigurationError(
+                f"{needs}, and this CLIP's image tower is {IMAGE_TOWERS[self.visual_kind]}; use one such as ViT-B-16, "
+                f"{otherwise}"
+            )
 
     def _lacks(self, what: str) -> ConfigurationError:
         """Return the error of a method that asks for what this model has not."""

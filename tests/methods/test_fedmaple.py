@@ -125,7 +125,9 @@ def test_maps_of_the_deeper_prompts_start_alike_and_are_not_tied() -> None:
 def test_a_resnet_and_a_depth_that_is_not_there_are_refused() -> None:
     with torch.device("meta"):
         resnet = PromptedCLIP("RN50", "random")
-    with pytest.raises(ConfigurationError, match=r"patches of a ViT, and this CLIP has a ResNet; use one such as ViT"):
+    with pytest.raises(
+        ConfigurationError, match=r"patches of a ViT, and this CLIP's image tower is a ResNet; use one such as ViT"
+    ):
         FedMaPLe(2, ["a"], resnet)
     clip = build("FedMaPLe")[0].clip
     with pytest.raises(ConfigurationError, match=r"depth=9, the towers have 2 \(text\) and 4 \(image\) layers; give 1"):

@@ -434,15 +434,12 @@ def test_resnet_takes_no_prompt_tokens(resnet: PromptedCLIP) -> None:
 
 def test_other_architectures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, message in (
-        ({"pool_type": "last"}, "text features are pooled"),
-        ({"no_causal_mask": True}, "not causal"),
+        ({"pool_type": "first"}, "text features are pooled in another way"),
+        ({"pool_type": "eos", "eos_id": 7}, "text features are pooled in another way"),
         ({"qk_norm": True}, "attention blocks are of another kind"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             tiny(monkeypatch, "vit", **text)
-    monkeypatch.setitem(VISION, "pooled", VISION["vit"] | {"pool_type": "avg"})
-    with pytest.raises(ConfigurationError, match="image features are pooled"):
-        tiny(monkeypatch, "pooled")
 
 
 @pytest.mark.parametrize(
