@@ -34,7 +34,10 @@ from datamodules.tables import read_table
 OPTIONAL = ("domain", "split", "group")
 #: Data sets that folders had the names of before there was a source of them: those configurations go on.
 NAMED_BEFORE = frozenset(
-    {"camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "medmnist", "officehome", "pacs", "sun397", "vlcs"}
+    {
+        *("camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "imageneta", "imagenetr", "imagenetsketch"),
+        *("imagenetv2", "medmnist", "officehome", "pacs", "sun397", "vlcs"),
+    }
 )
 
 
