@@ -27,6 +27,7 @@ from datamodules import (
     ImageNetV2,
     ImagePool,
     ImageSource,
+    OODStream,
     SeveralDataSets,
 )
 from datamodules.federated import FederatedDataModule
@@ -78,7 +79,7 @@ def test_all_images_test_and_have_imagenets_names(kind: type[ImageNetVariant], p
     assert len(pool.group.unique()) == 8
 
 
-def test_the_releases_are_as_large_as_their_papers_say() -> None:
+def test_the_releases_have_so_many_classes_and_images() -> None:
     sizes = {kind.__name__: kind.sizes for kind in EVERY}
     assert sizes == {
         "ImageNetV2": (1000, 10_000),
@@ -188,6 +189,14 @@ def test_nobody_trains_on_a_variant() -> None:
         partition = ClassesOfDataSets(novel=False, unseen=unseen)
         with pytest.raises(ConfigurationError, match=f"TestsOnly has test images alone, and with unseen={unseen}"):
             FederatedDataModule(SeveralDataSets(sources), partition)
+
+
+def test_a_variant_is_a_stream_of_another_data_sets_images(tmp_path: Path) -> None:
+    name_classes(tmp_path)
+    write_variant(ImageNetA, tmp_path)
+    foreign = OODStream(ImageNetA(str(tmp_path), size=2), images=5).read(DigitDomains().load(), ["test"])
+    assert foreign.images.shape == (5, 3, 32, 32)
+    assert (foreign.facts["source"], foreign.facts["images"]) == ("ImageNetA", 5)
 
 
 def test_variants_take_the_place_of_a_suites_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
