@@ -159,7 +159,7 @@ def test_what_is_missing_or_damaged_is_said_in_a_line(kind: type[ImageNetVariant
 # --------------------------------------------------------------------------------- in a federation
 
 
-class TestsOnly(ImageSource):
+class OnlyTested(ImageSource):
     """Two classes; says that all images test, and may not keep it."""
 
     test_only = True
@@ -175,19 +175,19 @@ class TestsOnly(ImageSource):
 
 def test_a_source_that_says_test_only_keeps_it() -> None:
     for check in (check_sides, check_images):
-        check(SourceUnderCheck(TestsOnly, {}))
+        check(SourceUnderCheck(OnlyTested, {}))
     with pytest.raises(FailedCheck, match="1 images train, and test_only says that all test"):
-        check_sides(SourceUnderCheck(TestsOnly, {"trains": 1}))
+        check_sides(SourceUnderCheck(OnlyTested, {"trains": 1}))
     with pytest.raises(FailedCheck, match=r"no test image is of the class \['b'\]"):
-        check_images(SourceUnderCheck(TestsOnly, {"labels": 1}))
+        check_images(SourceUnderCheck(OnlyTested, {"labels": 1}))
 
 
 def test_nobody_trains_on_a_variant() -> None:
-    with pytest.raises(ConfigurationError, match=r"TestsOnly has test images alone, .*SeveralDataSets, with .*unseen"):
-        FederatedDataModule(TestsOnly(), ClassesOfDataSets())
-    for unseen, sources in ((0, [DigitDomains(), TestsOnly()]), (1, [TestsOnly(), DigitDomains()])):
+    with pytest.raises(ConfigurationError, match=r"OnlyTested has test images alone, .*SeveralDataSets, with .*unseen"):
+        FederatedDataModule(OnlyTested(), ClassesOfDataSets())
+    for unseen, sources in ((0, [DigitDomains(), OnlyTested()]), (1, [OnlyTested(), DigitDomains()])):
         partition = ClassesOfDataSets(novel=False, unseen=unseen)
-        with pytest.raises(ConfigurationError, match=f"TestsOnly has test images alone, and with unseen={unseen}"):
+        with pytest.raises(ConfigurationError, match=f"OnlyTested has test images alone, and with unseen={unseen}"):
             FederatedDataModule(SeveralDataSets(sources), partition)
 
 
