@@ -18,6 +18,7 @@ from datamodules.flowers102 import Flowers102
 from datamodules.food101 import Food101
 from datamodules.hugging_face import HuggingFaceImages
 from datamodules.imagenet import ImageNet
+from datamodules.imagenet_variants import ImageNetA, ImageNetR, ImageNetSketch, ImageNetV2
 from datamodules.letters import Letters
 from datamodules.manifest import FromManifest, make_manifest, read_manifest, write_manifest
 from datamodules.medmnist import MedMNIST
@@ -93,6 +94,10 @@ __all__ = [
     "ImageFolders",
     "ImageIndex",
     "ImageNet",
+    "ImageNetA",
+    "ImageNetR",
+    "ImageNetSketch",
+    "ImageNetV2",
     "ImagePool",
     "ImageSource",
     "ImageTransform",

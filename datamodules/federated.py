@@ -135,6 +135,12 @@ class FederatedDataModule(Checked, LightningDataModule):
                     f"{given!r:.80}"
                 )
         require_names(source)
+        if source.test_only:
+            raise ConfigurationError(
+                f"{type(source).__name__} has test images alone, and clients need images to train on; put it behind "
+                "another data set in the sources of datamodules.SeveralDataSets, with the partition "
+                "datamodules.ClassesOfDataSets and its unseen"
+            )
         self.source = source
         self.partition = partition
         self.transform = self._transform = transform or ImageTransform()

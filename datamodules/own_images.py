@@ -34,7 +34,10 @@ from datamodules.tables import read_table
 OPTIONAL = ("domain", "split", "group")
 #: Names of data sets with their own source that older configurations use for folders; those configurations stay valid.
 NAMED_BEFORE = frozenset(
-    {"camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "medmnist", "officehome", "pacs", "sun397", "vlcs"}
+    {
+        *("camelyon17", "fedisic2019", "fgvcaircraft", "imagenet", "imageneta", "imagenetr", "imagenetsketch"),
+        *("imagenetv2", "medmnist", "officehome", "pacs", "sun397", "vlcs"),
+    }
 )
 
 

@@ -36,8 +36,8 @@ class ClassesOfDataSets(Partition):
     data set has many; FedTPG takes the mean of each data set first.
 
     FedTPG's protocols: "cross_cls" is the default with its nine data sets; "cross_data" is ``novel: false``,
-    ``classes_per_client: 5`` with ImageNet and ten data sets behind it that are ``unseen``. Their few images are other
-    draws than here.
+    ``classes_per_client: 5`` with ImageNet and ten data sets behind it that are ``unseen``; domain generalization has
+    ImageNet's four variants behind it. Their few images are other draws than here.
 
     Args:
         classes_per_client: classes of a client.
@@ -121,5 +121,11 @@ class ClassesOfDataSets(Partition):
         if self.unseen >= len(source.data_sets):
             raise ConfigurationError(
                 f"unseen={self.unseen} leaves none of the {len(source.data_sets)} data sets to train on; give less"
+            )
+        trained = source.sources[: len(source.sources) - self.unseen]
+        if tested := [each.recorded_name for each in trained if each.test_only]:
+            raise ConfigurationError(
+                f"{tested[0]} has test images alone, and with unseen={self.unseen} clients would train on it; put it "
+                "last in sources, and count it in unseen"
             )
         return source.data_sets

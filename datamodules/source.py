@@ -86,12 +86,14 @@ class ImageSource(Checked):
     class's place; a method with a template takes it as its own ``model.init_args.template``. ``name`` is what records
     call the data set, where it is not the class's name; a source of many data sets takes it as an argument of that
     name. ``title`` is what a reader calls the data set, where that is another word; ``embedded`` says that its images
-    come with the code.
+    come with the code; ``test_only`` that nobody trains on it: all of its images test, as the last of several data sets
+    (``ClassesOfDataSets.unseen``) or as a stream (``data.ood``).
     """
 
     name: str | None = None
     title: ClassVar[str | None] = None
     embedded: ClassVar[bool] = False
+    test_only: ClassVar[bool] = False
     class_names: tuple[str, ...]
     template: str = "a photo of a {}."
     domain_names: tuple[str, ...] = ("",)

@@ -137,18 +137,22 @@ def check_images(subject: SourceUnderCheck) -> None:
     ):
         strange = sorted(set(values.tolist()) - set(range(len(names))))
         require(not strange, f"{name} {strange[:3]} have no name; they are places in {len(names)} names")
+    side, named = ("test", pool.test) if source.test_only else ("training", ~pool.test)
     for name, here, of in (
-        ("class", pool.labels[~pool.test], source.class_names),
+        ("class", pool.labels[named], source.class_names),
         ("domain", pool.domains, source.domain_names),
     ):
         without = [of[at] for at in sorted(set(range(len(of))) - set(here.tolist()))]
-        require(not without, f"no training image is of the {name} {without[:3]}; leave it out of the names")
+        require(not without, f"no {side} image is of the {name} {without[:3]}; leave it out of the names")
 
 
 def check_sides(subject: SourceUnderCheck) -> None:
     """Images are trained on or tested on, and what shows the same thing is on one side."""
     pool = subject.pool
     trained, tested = pool.group[~pool.test], pool.group[pool.test]
+    if subject.source.test_only:
+        require(not len(trained), f"{len(trained)} images train, and test_only says that all test; correct one of them")
+        return
     require(len(trained) > 0 and len(tested) > 0, "it has no training images, or no test images")
     both = np.intersect1d(trained, tested).size
     require(not both, f"{both} groups are on both sides; leave out one, or say test of all of a group")

@@ -29,6 +29,7 @@ OWN = [
     ("sources/sun397", "partitions/base_to_novel"),
     ("sources/fgvc_aircraft", "partitions/base_to_novel"),
     ("sources/imagenet", "partitions/base_to_novel"),
+    ("sources/imagenet_and_variants", "partitions/imagenet_to_variants"),
     ("sources/medmnist", "partitions/dirichlet_shared"),
     ("sources/vlcs", "partitions/domain_per_client"),
     ("sources/letters", "partitions/domain_per_client"),
@@ -68,6 +69,15 @@ def folders_of_ones_own(tmp_path, monkeypatch):
     names = [f"n{number:08} class {number}" for number in range(1000)]
     (tmp_path / "data/imagenet").mkdir()
     (tmp_path / "data/imagenet/classnames.txt").write_text("\n".join(names))
+    for name in (
+        "imagenetv2/imagenetv2-matched-frequency-format-val/0",
+        "imagenet-sketch/images/n00000000",
+        "imagenet-adversarial/imagenet-a/n00000000",
+        "imagenet-adversarial/imagenet-a/n00000001",
+        "imagenet-rendition/imagenet-r/n00000000",
+        "imagenet-rendition/imagenet-r/n00000001",
+    ):
+        (tmp_path / "data" / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
 

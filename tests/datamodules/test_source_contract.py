@@ -51,7 +51,14 @@ FROM_FILES = [kind for kind in SOURCES if "root" in arguments_of(kind)]
 PACKED = [datamodules.MedMNIST]
 
 #: names in records that are not the class's
-CALLED = {"ImageNet": "ImageNet", "MedMNIST": "PathMNIST"}
+CALLED = {
+    "ImageNet": "ImageNet",
+    "ImageNetA": "ImageNetA",
+    "ImageNetR": "ImageNetR",
+    "ImageNetSketch": "ImageNetSketch",
+    "ImageNetV2": "ImageNetV2",
+    "MedMNIST": "PathMNIST",
+}
 
 #: path below the folder of all data sets -> colour of the image there, or the text or the bytes of the file
 Files = dict[str, tuple[int, int, int] | str | bytes]
@@ -185,6 +192,17 @@ def imagenet(kind: Any) -> Files:
     return images | {"imagenet/classnames.txt": "n00000000 cat\nn00000001 dog\n"}
 
 
+def imagenet_variant(kind: Any) -> Files:
+    """One folder a class, by WordNet id or number, and ImageNet's names of the classes."""
+    folders = ("0", "1") if kind is datamodules.ImageNetV2 else ("n00000000", "n00000001")
+    images: Files = {
+        f"{kind.places[0]}/{folder}/{number}.jpg": (label, number, 0)
+        for label, folder in enumerate(folders)
+        for number in range(2)
+    }
+    return images | {"imagenet/classnames.txt": "n00000000 cat\nn00000001 dog\n"}
+
+
 def medmnist(kind: Any) -> Files:
     """One file of arrays."""
     labels = np.arange(2 * 9, dtype=np.uint8)[:, None] % 9
@@ -216,6 +234,7 @@ LAYOUTS: dict[str, Callable[[Any], Files]] = {
     "FGVCAircraft": aircraft,
     "FedISIC2019": fed_isic,
     "ImageNet": imagenet,
+    "ImageNetVariant": imagenet_variant,
     "MedMNIST": medmnist,
     "TinyImageNet": tiny_imagenet,
 }
@@ -303,5 +322,6 @@ def test_every_class_is_trained_on_and_tested_on(given: SourceUnderCheck) -> Non
     source, pool = given.source, given.pool
     assert pool.images.dtype == torch.uint8
     assert pool.domains.unique().tolist() == list(range(len(source.domain_names)))
-    for side in (~pool.test, pool.test):
+    assert not source.test_only or bool(pool.test.all())
+    for side in (pool.test,) if source.test_only else (~pool.test, pool.test):
         assert pool.labels[side].unique().tolist() == list(range(len(source.class_names)))
