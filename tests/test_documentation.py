@@ -141,6 +141,15 @@ def check(words: list[str]) -> None:
             assert arguments[0] == "install"
             assert what
             assert set(filter(None, (what[1] or "").split(","))) <= set(PROJECT["optional-dependencies"])
+        case "uv" if arguments[0] == "run":
+            check(arguments[1:])
+        case "uv":
+            assert arguments[:2] == ["sync", "--locked"]
+            assert Path("uv.lock").is_file()
+            assert {*arguments[2:]} <= {
+                "--all-extras",
+                *(f"--extra={name}" for name in PROJECT["optional-dependencies"]),
+            }
         case "torchrun" | "srun":
             assert arguments.index("lightning-cli") > 0
             check(arguments[arguments.index("lightning-cli") :])

@@ -51,6 +51,22 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
     assert needed - used <= {"jsonargparse", "rich", "tabulate"}
 
 
+def test_the_lock_file_has_the_versions_of_the_constraints() -> None:
+    """But for the pages' packages: those of the constraints need a newer 3.11 than the project."""
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    locked = {(package["name"], package["version"]) for package in packages if package["source"] != {"editable": "."}}
+    lines = (ROOT / "constraints.txt").read_text().split()
+    expected = {
+        (re.sub("[-_.]+", "-", name).lower(), version) for name, version in (line.split("==") for line in lines)
+    }
+    assert {name for name, _ in expected - locked} == {"mkdocs-material", "pymdown-extensions"}
+    project = next(package for package in packages if package["source"] == {"editable": "."})
+    needed = {(entry["name"], entry.get("specifier")) for entry in project["metadata"]["requires-dist"]}
+    groups = PROJECT["optional-dependencies"].values()
+    assert {name for name, _ in needed} == required([*PROJECT["dependencies"], *(each for of in groups for each in of)])
+    assert {source for package in packages for source in package["source"].values()} == {".", "https://pypi.org/simple"}
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the wheel is installed, and nothing else."""
