@@ -216,9 +216,9 @@ class TwoTowers(Checked, nn.Module):
             ConfigurationError: the image tower is of another kind.
         """
         if self.visual_kind not in kinds:
+            kind = IMAGE_TOWERS.get(self.visual_kind, f"of another kind, {self.visual_kind!r}")
             raise ConfigurationError(
-                f"{needs}, and this CLIP's image tower is {IMAGE_TOWERS[self.visual_kind]}; use one such as ViT-B-16, "
-                f"{otherwise}"
+                f"{needs}, and this CLIP's image tower is {kind}; use one such as ViT-B-16, {otherwise}"
             )
 
     def _lacks(self, what: str) -> ConfigurationError:
