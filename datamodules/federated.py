@@ -27,6 +27,7 @@ from datamodules.manifest import OF_THE_STREAM, FromManifest, record_split
 from datamodules.ood_stream import ForeignImages, OODStream
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
+from datamodules.several_data_sets import SeveralDataSets
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
@@ -271,6 +272,8 @@ class FederatedDataModule(Checked, LightningDataModule):
                 f"{type(self.partition).__name__} has given images to {len(splits.train)} clients, and there are "
                 f"{self.num_clients}; assign must return a list for each client"
             )
+        if isinstance(self.source, SeveralDataSets):
+            self.source.check_training(pool, splits.train, type(self.partition).__name__)
         self._recorded_pool = pool
         if isinstance(self.partition, FromManifest):
             self.partition.check_names(self.source)

@@ -1,11 +1,12 @@
 """Several data sets in one federation, whose clients tell the classes of one of them apart."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmark.errors import ConfigurationError
@@ -48,6 +49,7 @@ class SeveralDataSets(ImageSource):
         self.class_names = tuple(name for source in sources for name in source.class_names)
         self.domain_names = tuple(names)
         self.embedded = all(source.embedded for source in sources)  # type: ignore[misc]
+        self.test_only = all(source.test_only for source in sources)  # type: ignore[misc]
 
     @staticmethod
     def _move(source: ImageSource, root: Path) -> None:
@@ -83,6 +85,25 @@ class SeveralDataSets(ImageSource):
             found[name] = tuple(range(start, start + len(source.class_names)))
             start += len(source.class_names)
         return found
+
+    def check_training(self, pool: ImagePool, train: Iterable[np.ndarray], partition: str) -> None:
+        """Refuse a partition that has clients train on a data set of test images alone.
+
+        Args:
+            pool: of ``load``.
+            train: rows of each client's training images.
+            partition: name of its class.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        tested = [number for number, source in enumerate(self.sources) if source.test_only]
+        domains = pool.domains.numpy()
+        if tested and any(np.isin(domains[rows], tested).any() for rows in train):
+            raise ConfigurationError(
+                f"{partition} has clients train on {self.domain_names[tested[0]]}, which has test images alone; take "
+                "the partition datamodules.ClassesOfDataSets with unseen"
+            )
 
     @property
     def decoding(self) -> Decoding | None:

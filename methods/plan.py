@@ -71,8 +71,8 @@ class MergingRule(ServerRule):
         self.register_buffer("merges", torch.zeros((), dtype=torch.int64))
 
     def all_prompts(self) -> Values:
-        """Return the prompts of the clients that have sent some, per tower [K, L, n, d]; else one row, the initial."""
-        rows = self.known.nonzero().flatten().tolist() or [0]
+        """Return the prompts of the clients that have sent some, per tower [K, L, n, d]; before, of all the initial."""
+        rows = self.known.nonzero().flatten().tolist() or list(range(len(self.known)))
         return {name: self.prompts.all_rows(name)[rows] for name in AGGREGATORS}
 
     def broadcast(self, round: Round, shared: Values, clients: tuple[int, ...]) -> Broadcast:

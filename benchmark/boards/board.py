@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, with_config
 
 from benchmark.errors import ConfigurationError, no_such
 from benchmark.files import make_folder, parse_json, read_regular, write_json
+from benchmark.metrics import METRICS
 from benchmark.records.grouped_runs import Run, read_run
 from benchmark.records.hashes import config_hash
 from benchmark.yaml_files import as_declared
@@ -50,7 +51,8 @@ class Setting:
         images_sha256: hash of its images.
         clients: the partition, in words; its hash decides.
         backbone: its name and the side of its images.
-        weights: hash of the backbone's configuration, without the folder that its file lies in.
+        weights: hash of what the backbone's configuration says of it: class, name, size, and which weights, a file of
+            them by its name alone.
         held_out: shares of the training images and of the clients that are held out.
         client_rounds: the most that any row trains: rounds times the clients that take part in each.
         splits: hash of the partition by seed.
@@ -136,7 +138,27 @@ def read_board(name: str, results_dir: Path) -> Board:
         content = parse_json(read_regular(path, LARGEST))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    return as_declared(Board, content, f"{path} is not a board of this version")
+    board = as_declared(Board, content, f"{path} is not a board of this version")
+    if why := _broken(board, name):
+        raise ConfigurationError(f"{path} is not a board: {why}")
+    return board
+
+
+def _broken(board: Board, name: str) -> str | None:
+    """Say what of a board's file does not fit together; None if all does."""
+    labels = [row.label for row in board.rows]
+    seeds = board.setting.splits.keys()
+    if board.name != name:
+        return f"it calls itself {board.name!r:.80}, and a board has its file's name"
+    if len(set(labels)) < len(labels) or board.floor not in labels:
+        return f"its rows need labels of their own, and one that is called {board.floor!r:.80}"
+    if board.metric not in METRICS:
+        return no_such("metric", board.metric, METRICS)
+    if not seeds or not all(seed.isascii() and seed.isdigit() and len(seed) < 11 for seed in seeds):
+        return f"its seeds are numbers, got {', '.join(seeds)!r:.80}"
+    if uneven := [row.label for row in board.rows if row.runs.keys() != seeds]:
+        return f"the row {uneven[0]!r:.80} has other seeds than the board"
+    return None
 
 
 def write_board(board: Board, results_dir: Path) -> Path:
@@ -175,9 +197,11 @@ def differing(board: Setting, given: Setting) -> str:
     expected, found = asdict(board), asdict(given)
     said = [
         f"{name.replace('_', ' ')} {found[name]!r}, expected {expected[name]!r}"
-        for name in ("dataset", "backbone", "weights", "held_out", "images_sha256")
+        for name in ("dataset", "backbone", "held_out", "images_sha256")
         if found[name] != expected[name]
     ]
+    if given.weights != board.weights and given.backbone == board.backbone:
+        said.append("the backbone is of another class, or has other weights")
     if given.client_rounds > board.client_rounds:
         said.append(f"{given.client_rounds} rounds of a client, expected at most {board.client_rounds}")
     said += [
@@ -197,7 +221,7 @@ def _setting_of_one(run: Run) -> Setting:
         images_sha256=run.images_sha256,
         clients=re.sub(r", \d+( %)? a round$", "", run.setting),
         backbone=run.backbone,
-        weights=config_hash({"backbone": _without_folder(weights)}),
+        weights=config_hash(_identity(weights)),
         held_out=[run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)],
         client_rounds=run.record.rounds * _participants(run),
         splits={str(run.record.seed): run.record.manifest_hash},
@@ -211,11 +235,14 @@ def _participants(run: Run) -> int:
     return min(count, int(chosen)) if chosen is not None else max(1, round(share * count))
 
 
-def _without_folder(weights: object) -> object:
-    """Return a backbone's configuration with its file's name alone."""
-    if isinstance(weights, dict):
-        return {
-            name: Path(value).name if name == "checkpoint_path" and isinstance(value, str) else _without_folder(value)
-            for name, value in weights.items()
-        }
-    return weights
+def _identity(weights: object) -> dict[str, object]:
+    """Return what tells a backbone and its weights from others, of its configuration."""
+    if not isinstance(weights, dict):
+        return {"class": str(weights).rpartition(".")[2]}
+    given = weights.get("init_args") or {}
+    file = given.get("checkpoint_path")
+    told = {name: given.get(name) for name in ("name", "weights", "pretrained_tag", "image_size")}
+    return told | {
+        "class": str(weights.get("class_path")).rpartition(".")[2],
+        "file": Path(file).name if file else None,
+    }

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from benchmark.boards.board import RUNS, Board, BoardRow, path_of, read_run, setting_of, write_board
+from benchmark.boards.ranking import ranking
 from benchmark.errors import ConfigurationError, no_such
 from benchmark.metrics import METRICS
 from benchmark.records.record_file import is_finished
@@ -63,5 +64,6 @@ def freeze(
     read = [read_run(results_dir / RUNS / run) for row in made for run in row.runs.values()]
     title = f"{table.title}: {groups[group_name].label}"
     board = Board(name, title, preset.note or "", ranked, floor, setting_of(read), made)
+    ranking(board, results_dir)  # a run may lack the metric
     write_board(board, results_dir)
     return board

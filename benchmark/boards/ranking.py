@@ -1,5 +1,6 @@
 """Rank the rows of a board, and write them down."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -68,8 +69,15 @@ def ranking(board: Board, results_dir: Path) -> str:
     rows = scored(board, results_dir)
     floor = next(each for each in rows if each.row.label == board.floor)
     digits, lower = digits_of(board.metric), lower_is_better(board.metric)
-    heads = ["#", "Row", board.metric.replace("_", " "), f"minus {board.floor}", "95 % interval", "worst client"]
-    heads += ["kB a round", "rounds", "minutes", ""]
+    heads = [
+        "#",
+        "Row",
+        board.metric.replace("_", " "),
+        f"minus {_plain(board.floor)}",
+        "95 % interval",
+        "worst client",
+    ]
+    heads += ["kB a client and round", "rounds", "minutes", ""]
     lines = [heads, ["--:", ":--", *["--:"] * (len(heads) - 3), ":--"]]
     for rank, each in enumerate(rows, 1):
         ours, theirs = [*each.values.values()], [*floor.values.values()]
@@ -77,9 +85,9 @@ def ranking(board: Board, results_dir: Path) -> str:
         low, high = signed(difference.low, digits), signed(difference.high, digits)
         worst = [(max if lower else min)(v for v in values if v == v) for values in each.values.values()]
         records = [run.record for run in each.runs.values()]
-        sent = records[0].communication["up_bytes"] + records[0].communication["down_bytes"]
+        sent = fmean(of.communication["up_bytes"] + of.communication["down_bytes"] for of in records)
         read = f" ({POINT_WORDS[each.row.point]})" if each.row.point != "server" else ""
-        below = (difference.mean < 0) != lower and each is not floor
+        below = difference.mean > 0 if lower else difference.mean < 0
         said = ["the floor"] * (each is floor) + ["below the floor"] * below + ["submitted"] * each.row.submitted
         cells = [
             str(rank),
@@ -96,7 +104,7 @@ def ranking(board: Board, results_dir: Path) -> str:
         lines.append(cells)
     setting, seeds = board.setting, ", ".join(board.setting.splits)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    facts = f"{setting.dataset}; {setting.clients}; {setting.backbone}; seeds {seeds}."
+    facts = "; ".join(map(_plain, (setting.dataset, setting.clients, setting.backbone, f"seeds {seeds}"))) + "."
     budget = f"A row trains at most {setting.client_rounds:,} rounds of a client."
     reading = (
         "Scores are means over clients after the last round, ± their standard deviation over seeds. Differences from "
@@ -120,13 +128,21 @@ def long_form(board: Board, results_dir: Path) -> "pd.DataFrame":
         for seed, run in runs_of(row, results_dir).items():
             record = run.record
             values = client_values(run.metrics, record, row.point, "test", board.metric, "last")
-            clients = (stored_run(run.folder).partition or {}).get("clients") or [{}] * len(values)
-            for name, size, value, client in zip(record.client_names, record.test_sizes, values, clients, strict=True):
-                counts = client.get("train_classes")
-                trained = sum(counts) if isinstance(counts, list) else None
-                lines.append((row.label, int(seed), name, trained, size, board.metric, value))
+            trained = _trained(run)
+            for name, size, value in zip(record.client_names, record.test_sizes, values, strict=True):
+                lines.append((row.label, int(seed), name, trained.get(name), size, board.metric, value))
     heads = ["row", "seed", "client", "n_train", "n_test", "metric", "value"]
     return pd.DataFrame(lines, columns=heads).astype({"n_train": "Int64"})
+
+
+def _trained(run: Run) -> dict[str, int]:
+    """Return how many images train by client, as far as the kept partition says so."""
+    found = {}
+    for client in (stored_run(run.folder).partition or {}).get("clients") or []:
+        counts = client.get("train_classes") if isinstance(client, dict) else None
+        if isinstance(counts, list) and all(isinstance(count, int) for count in counts):
+            found[str(client.get("name"))] = sum(counts)
+    return found
 
 
 def write_ranking(board: Board, results_dir: Path) -> tuple[Path, Path]:
@@ -145,4 +161,4 @@ def write_ranking(board: Board, results_dir: Path) -> tuple[Path, Path]:
 def _plain(text: str) -> str:
     """Return a stranger's text without what Markdown or HTML would read in it."""
     kept = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return " ".join(kept.replace("|", "\\|").split())
+    return " ".join(re.sub(r"([\\`*_\[\]!|#~])", r"\\\1", kept).split())

@@ -1,19 +1,27 @@
 """Check submitted runs, and add them to a board as a row."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from benchmark.boards.board import RUNS, Board, BoardRow, differing, read_board, setting_of, write_board
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import METRICS, Metric
 from benchmark.records.grouped_runs import Run, group, read_run
 from benchmark.records.keeping import keep_record
-from benchmark.records.predictions import PREDICTIONS
+from benchmark.records.predictions import PREDICTIONS, images_of
+from benchmark.records.run_intervals import values_in
 from benchmark.records.source_code import changed_files
 from benchmark.records.stored_run import stored_run
 from benchmark.records.summary import client_values
+
+if TYPE_CHECKING:  # slow to import
+    import pandas as pd
+
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,11 @@ def submit(
 ) -> Submitted:
     """Check runs against a board, keep their small files below ``results_dir`` and add them as one row.
 
-    A run must verify, and its ``predictions.parquet`` must give its accuracies. All runs together must be one
-    experiment, one for each seed of the board, on the board's images, partition and backbone, trained no more than its
-    rows.
-    Nothing here can tell whether the predictions are those of a model: only running again can
-    (``benchmark verify --rerun``).
+    A run must verify, and its ``predictions.parquet`` must have every test image and give its scores. All runs together
+    must be one experiment, one for each seed of the board, on the board's images, partition and backbone, trained no
+    more than its rows.
+    Nothing here can tell whether the predictions are those of a model, nor what a file of weights holds that has the
+    right name: only running again can (``benchmark verify --rerun``). Local epochs are not bounded.
 
     Args:
         name: of the board.
@@ -70,31 +78,57 @@ def submit(
             f"and {experiments[1].first.folder} differ in more than their seed"
         )
     slug = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_") or "row"
-    kept = {
-        seed: keep_record(by_seed[seed].folder, results_dir / RUNS, f"{slug}-{board.name}-s{seed}").name
-        for seed in board.setting.splits
-    }
+    told_apart = hashlib.sha256(label.encode()).hexdigest()[:8]
+    kept = {seed: f"{slug}-{board.name}-s{seed}-{told_apart}" for seed in board.setting.splits}
+    if taken := [results_dir / RUNS / folder for folder in kept.values() if (results_dir / RUNS / folder).exists()]:
+        raise ConfigurationError(f"{taken[0]} is there already, of another submission; give another --label")
+    for seed, folder in kept.items():
+        keep_record(by_seed[seed].folder, results_dir / RUNS, folder)
     added = board.with_row(BoardRow(label, point, kept, submitted=True))
     write_board(added, results_dir)
     return Submitted(added, _remarks(runs))
 
 
 def _checked(folder: Path, board: Board, point: str) -> Run:
-    """Read a run that verifies, has its predictions, and was evaluated where the board reads it."""
+    """Read a run that verifies, and whose predictions of all test images give its scores where the board reads them."""
     run = read_run(folder)
     stored = stored_run(folder)
-    if PREDICTIONS not in run.record.files or not (folder / PREDICTIONS).is_file():
-        raise ConfigurationError(
-            f"{folder} has no {PREDICTIONS}, of which its accuracies are made again here: run it with "
-            "--data.metrics=clinical"
-        )
+    for name, how in {
+        PREDICTIONS: "run it with --data.metrics=clinical",
+        MANIFEST: "hand in the run's own folder",
+    }.items():
+        if name not in run.record.files or not (folder / name).is_file():
+            raise ConfigurationError(f"{folder} has no {name}, with which it is checked here: {how}")
     if stored.problems:
         raise ConfigurationError(f"{folder} does not verify: {stored.problems[0]}")
-    client_values(run.metrics, run.record, point, "test", board.metric, "last")
-    there = set(stored.predictions.loc[stored.predictions["split"] == "test", "point"])
-    if point not in there:
-        raise ConfigurationError(f"{folder} has no predictions at the point {point!r}; it has {', '.join(there)}")
+    values = client_values(run.metrics, run.record, point, "test", board.metric, "last")
+    rows = stored.predictions
+    rows = rows[(rows["split"] == "test") & (rows["point"] == point)]
+    once = rows.groupby("client")["image"].nunique().to_dict()
+    if len(rows) != sum(once.values()) or once != {c: n for c, n in enumerate(run.record.test_sizes) if n}:
+        raise ConfigurationError(
+            f"{folder}: {PREDICTIONS} does not have every test image of every client once at the point {point!r}"
+        )
+    _compare(folder, rows, METRICS[board.metric], values)
     return run
+
+
+def _compare(folder: Path, rows: "pd.DataFrame", metric: Metric, values: Sequence[float]) -> None:
+    """Require that predictions give the recorded values, one for each client."""
+    import numpy as np
+
+    if metric.of is None and metric.of_images is None:
+        raise ConfigurationError(f"{metric.name} is not made of predictions, so that no run can be checked with it")
+    for client, value in enumerate(values):
+        own = rows[rows["client"] == client]
+        if len(own) == 0:
+            continue
+        made = values_in(metric, images_of(own), np.ones((1, len(own)), "int32"))[0]
+        if not np.isclose(made, value, rtol=1e-5, atol=1e-6, equal_nan=True):
+            raise ConfigurationError(
+                f"{folder}: the predictions of client {client} give a {metric.name} of {made:.6g}, recorded is "
+                f"{value:.6g}"
+            )
 
 
 def _remarks(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -103,6 +103,8 @@ class LiveServer:
         #: what is uploaded in a round, by which phases the round has
         self._forms: dict[tuple[bool, ...], Values] = {}
         check_complete(self._expected(1), self.rule, method.roles.shared, method)
+        for first in {phase.first_round for phase in method.local_phases()}:
+            self._expected(first)  # what cannot be sent ends the server before anybody trains
         self._grid, self._timeout = grid, timeout
         #: by node, its client
         self.clients: dict[int, int] = {}
@@ -323,8 +325,8 @@ class LiveServer:
 
     def _upload(self, client: int, number: int, fields: Mapping[str, Any]) -> Values | None:
         """Return a client's upload, or None if it is refused."""
+        expected = self._expected(number)
         try:
-            expected = self._expected(number)
             values = unpacked(fields.get("tensors"), size_of(expected))
             fault = fault_of(values, expected)
         except ConfigurationError as error:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # slow to import
 #: Files that a run with kept images has beside :data:`benchmark.records.record_file.FILES`.
 PREDICTIONS, CLASSES = "predictions.parquet", "classes.parquet"
 NAMES = ("point", "split")
+#: What is read of such a file, in bytes, when it is no longer compressed.
+MOST_BYTES = 2**31
 COLUMNS = (*NAMES, "round", "client", "image", "group", "label", "prediction", "logits")
 """Columns of ``predictions.parquet``: point and split as in ``metrics.parquet``, round int32, client int32, image int64
 (row of the image pool, as the manifest counts), group int64 (images with an equal value show the same thing), label and
@@ -67,6 +69,9 @@ def _parsed(content: bytes, columns: tuple[str, ...]) -> "pd.DataFrame":
     bound = max(MOST_ROWS, len(content))
     if file.metadata.num_rows > bound:
         raise ValueError(f"it has {file.metadata.num_rows:,} rows; at most {bound:,} are read")
+    size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
+    if size > MOST_BYTES:
+        raise ValueError(f"it holds {size:,} bytes; at most {MOST_BYTES:,} are read")
     table = file.read(use_pandas_metadata=False).to_pandas()
     points = sorted(set(table["point"]) - set(POINTS))
     if points:

@@ -20,6 +20,7 @@ from benchmark.run.fit import fit
 from datamodules import (
     ClassesOfDataSets,
     DigitDomains,
+    DirichletMerged,
     ImageNet,
     ImageNetA,
     ImageNetR,
@@ -165,11 +166,11 @@ class OnlyTested(ImageSource):
     test_only = True
     class_names = ("a", "b")
 
-    def __init__(self, trains: int = 0, labels: int = 2) -> None:
-        self.trains, self.labels = trains, labels
+    def __init__(self, trains: int = 0, labels: int = 2, size: int = 2) -> None:
+        self.trains, self.labels, self.size = trains, labels, size
 
     def load(self) -> ImagePool:
-        images, rows = torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.arange(4)
+        images, rows = torch.zeros(4, 3, self.size, self.size, dtype=torch.uint8), torch.arange(4)
         return ImagePool(images, rows % self.labels, rows >= self.trains, torch.zeros_like(rows), rows)
 
 
@@ -189,6 +190,19 @@ def test_nobody_trains_on_a_variant() -> None:
         partition = ClassesOfDataSets(novel=False, unseen=unseen)
         with pytest.raises(ConfigurationError, match=f"OnlyTested has test images alone, and with unseen={unseen}"):
             FederatedDataModule(SeveralDataSets(sources), partition)
+
+
+def test_a_partition_that_merges_train_and_test_is_refused_beside_a_variant() -> None:
+    source = SeveralDataSets([DigitDomains(), OnlyTested(size=32)])
+    data = FederatedDataModule(source, DirichletMerged(alpha=100, num_clients=2, min_size=2))
+    with pytest.raises(ConfigurationError, match="DirichletMerged has clients train on OnlyTested, which has test"):
+        data.setup()
+    with pytest.raises(ConfigurationError, match="SeveralDataSets has test images alone"):
+        FederatedDataModule(SeveralDataSets([OnlyTested(), Another()]), ClassesOfDataSets())
+
+
+class Another(OnlyTested):
+    """A second one of them."""
 
 
 def test_a_variant_is_a_stream_of_another_data_sets_images(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_before_anybody_has_sent_prompts_the_initial_ones_are_merged() -> None:
     method = constructed("PLAN")
     rule, shared = started(method, 4)
     down = rule.broadcast(Round(2, (0,), 0), shared, (0,)).common
-    assert torch.equal(down["all_context"], shared["context"].unsqueeze(0))
+    assert torch.equal(down["all_context"], shared["context"].expand(4, -1, -1, -1))
 
 
 # --- runs ---

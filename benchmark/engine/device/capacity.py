@@ -43,7 +43,7 @@ def widest(simulation: Simulation, rule: ServerRule, resident: bool = True) -> i
     simulation.images.settle(device, resident)
     client = simulation.terms.training_clients[0]
     simulation.store.bring([client])
-    numbers = {phase.first_round for phase in simulation.phases[Stage.TRAIN]}
+    numbers = {phase.first_round for phase in simulation.phases[Stage.TRAIN]} or {1}
     received = {n: simulation.received(rule, Round(n, (client,), simulation.terms.seed), (client,)) for n in numbers}
 
     def fitting(images: int) -> int:

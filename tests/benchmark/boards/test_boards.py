@@ -146,7 +146,7 @@ def test_rows_are_ranked_beside_the_floor(board: Board, results: Path) -> None:
     assert lines[2][5:] == ["59.00 ± 1.41", "2.0", "2", "1.5", ""]
     assert lines[3][:6] == ["2", "Floor", "59.00 ± 1.41", "", "", "49.00 ± 1.41"]
     assert lines[3][-1] == "the floor"
-    assert "&lt;rooms&gt; \\| of" in page
+    assert "Three &lt;rooms&gt; \\| of" in page
 
 
 def test_values_are_kept_by_client(board: Board, results: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_row_is_added_and_marked_where_it_is_below_the_floor(board: Board, res
     assert made.remarks == ()
     row = made.board.rows[-1]
     assert (row.label, row.point, row.submitted) == ("Mine & yours", "local", True)
-    assert row.runs == {str(seed): f"mine_yours-{NAME}-s{seed}" for seed in (0, 1)}
+    assert row.runs == {str(seed): f"mine_yours-{NAME}-s{seed}-675bdfd4" for seed in (0, 1)}
     kept = results / "runs" / row.runs["0"]
     assert {path.name for path in kept.iterdir()} == {
         *("config.yaml", "metrics.parquet", "classes.parquet", "manifest.json", "record.json")
@@ -187,9 +187,29 @@ def other_scores(folder: Path) -> list[Path]:
     return [write(folder / f"s{seed}", seed, [0.8, 0.5, 2 / 3], kept=True) for seed in (0, 1)]
 
 
+def few_images(folder: Path) -> list[Path]:
+    """Runs whose predictions are of some images, right as often as all."""
+    runs = [write(folder / f"s{seed}", seed, [1.0, 1.0, 1.0], kept=True) for seed in (0, 1)]
+    for run in runs:
+        rows = pd.read_parquet(run / PREDICTIONS)
+        right = rows[rows["prediction"] == rows["label"]]
+        (run / PREDICTIONS).write_bytes(parquet_of(right))
+        finish_again(run)
+    return runs
+
+
+def no_manifest(folder: Path) -> list[Path]:
+    """Runs whose partition is taken on their word."""
+    runs = given(folder)
+    (runs[0] / "manifest.json").unlink()
+    return runs
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (few_images, "does not have every test image of every client once at the point 'server'"),
+        (no_manifest, "manifest.json"),
         (lambda f: given(f, images="e" * 64), "not on this board: images sha256"),
         (lambda f: given(f, backbone="Other"), "not on this board: backbone 'Other', expected 'PaperCNN'"),
         (lambda f: given(f, rounds=3), "9 rounds of a client, expected at most 6"),
@@ -198,9 +218,9 @@ def other_scores(folder: Path) -> list[Path]:
         (lambda f: given(f)[:1] * 2, "one run for each of the seeds 0, 1; got 0, 0"),
         (lambda f: [write(f / f"s{s}", s, KEPT, kept=True, lr=s) for s in (0, 1)], "differ in more than their seed"),
         (lambda f: [write(f / f"s{s}", s, KEPT) for s in (0, 1)], "has no predictions.parquet"),
-        (broken, "predictions.parquet"),
+        (broken, "predictions.parquet was changed after"),
         (other_scores, "predictions.parquet does not give the record's accuracies"),
-        (lambda f: [f / "nothing"], "nothing"),
+        (lambda f: [f / "nothing"], "nothing has no record.json: there is no such directory"),
     ],
 )
 def test_what_is_not_of_the_board_is_refused_and_nothing_is_written(
@@ -214,17 +234,44 @@ def test_what_is_not_of_the_board_is_refused_and_nothing_is_written(
     assert read_board(NAME, results) == board
 
 
+def finish_again(folder: Path, **fields: Any) -> None:
+    """Write a run's record anew after its files were changed."""
+    record = replace(record_of(folder), **fields)
+    write_record(folder, record, pd.read_parquet(folder / "metrics.parquet"), predictions=True)
+
+
+def test_the_metric_that_ranks_is_made_again_of_the_predictions(results: Path, tmp_path: Path) -> None:
+    """Recalls of client a, by hand: one of two, one of two, one of one; their mean is 2/3."""
+    for folder in (results / "runs").iterdir():
+        metrics = pd.read_parquet(folder / "metrics.parquet")
+        (folder / "metrics.parquet").unlink()
+        also = metrics.assign(metric="balanced_accuracy")
+        write_record(folder, record_of(folder), pd.concat([metrics, also], ignore_index=True))
+    freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results, "balanced_accuracy")
+    runs = given(tmp_path / "theirs")
+    for folder in runs:
+        metrics = pd.read_parquet(folder / "metrics.parquet")
+        also = metrics.assign(metric="balanced_accuracy", value=0.9)
+        pd.concat([metrics, also], ignore_index=True).to_parquet(folder / "metrics.parquet")
+        finish_again(folder)
+    with pytest.raises(ConfigurationError, match=r"client 0 give a balanced_accuracy of 0\.666667, recorded is 0\.9"):
+        submit(NAME, "Mine", runs, "server", results)
+
+
+def record_of(folder: Path) -> RunRecord:
+    """Return the record of a run of three clients."""
+    content = json.loads((folder / "record.json").read_text())
+    known = {name: content[name] for name in RunRecord.__dataclass_fields__ if name in content}
+    return replace(RunRecord(**known), client_names=("a", "b", "c"), test_sizes=(5, 4, 3))
+
+
 def test_other_code_and_a_moved_folder_of_data_are_no_obstacle(board: Board, results: Path, tmp_path: Path) -> None:
     runs = given(tmp_path / "theirs", root="/elsewhere")
     for folder in runs:
-        content = json.loads((folder / "record.json").read_text())
-        fields = {name: content[name] for name in RunRecord.__dataclass_fields__ if name in content}
-        record = replace(RunRecord(**fields), client_names=("a", "b", "c"), test_sizes=(5, 4, 3))
-        other = replace(record, code={"benchmark.no_such_module": "0" * 64})
-        write_record(folder, other, pd.read_parquet(folder / "metrics.parquet"), predictions=True)
+        finish_again(folder, code={"benchmark.no_such_module": "0" * 64})
     made = submit(NAME, "Mine", runs, "server", results)
     assert made.remarks == ("made by other code than this: benchmark/no_such_module.py",)
-    assert "/elsewhere" not in (results / "runs" / f"mine-{NAME}-s0" / "config.yaml").read_text()
+    assert "/elsewhere" not in (results / "runs" / made.board.rows[-1].runs["0"] / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -253,11 +300,42 @@ def test_a_board_is_frozen_once_and_of_whole_rows(board: Board, results: Path) -
         freeze("rooms_v2", "rooms.yaml", "demo", "rooms", "Floor", results)
 
 
-def test_a_board_names_no_folder_but_kept_runs(board: Board, results: Path) -> None:
+def test_labels_that_look_alike_in_a_folders_name_are_rows_of_their_own(
+    board: Board, results: Path, tmp_path: Path
+) -> None:
+    labels = ["My method", "my-method!", "方法", "![x](https://host/p.png) a\\|99"]
+    for number, label in enumerate(labels):
+        made = submit(NAME, label, given(tmp_path / str(number), lr=0.1 * number), "server", results)
+    assert len({run for row in made.board.rows for run in row.runs.values()}) == 2 * len(made.board.rows)
+    assert r"\!\[x\](https://host/p.png) a\\\|99" in ranking(made.board, results)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("trained-rooms-s0", "../../trained-rooms-s0"), r"is not a board of this version: rows\.1\.runs\.0"),
+        ((f'"name": "{NAME}"', '"name": "../../README_v1"'), "it calls itself '../../README_v1'"),
+        (('"label": "Trained"', '"label": "Floor"'), "need labels of their own"),
+        (('"floor": "Floor"', '"floor": "Cellar"'), "one that is called 'Cellar'"),
+        (('"metric": "accuracy"', '"metric": "charm"'), "there is no metric 'charm'"),
+        (('"1": "trained', '"2": "trained'), "the row 'Trained' has other seeds than the board"),
+        (('"1": ', '"x": '), "its seeds are numbers, got '0, x'"),
+    ],
+)
+def test_a_board_that_is_no_board_is_refused_in_a_line(
+    change: tuple[str, str], said: str, board: Board, results: Path
+) -> None:
     path = results / "boards" / f"{NAME}.json"
-    path.write_text(path.read_text().replace("trained-rooms-s0", "../../trained-rooms-s0"))
-    with pytest.raises(ConfigurationError, match=r"is not a board of this version: rows\.1\.runs\.0"):
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ConfigurationError, match=said):
         read_board(NAME, results)
+
+
+def test_nothing_is_frozen_of_runs_without_the_metric(results: Path) -> None:
+    with pytest.raises(ConfigurationError, match="auroc"):
+        freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results, "auroc")
+    assert names_of_boards(results) == []
 
 
 def test_the_command_freezes_shows_lists_and_takes_runs(
