@@ -145,7 +145,7 @@ def check(words: list[str]) -> None:
             check(arguments[1:])
         case "uv":
             assert arguments[:2] == ["sync", "--locked"]
-            assert Path("uv.lock").is_file()
+            assert (ROOT / "uv.lock").is_file()
             assert {*arguments[2:]} <= {
                 "--all-extras",
                 *(f"--extra={name}" for name in PROJECT["optional-dependencies"]),
