@@ -17,6 +17,7 @@ from benchmark.cells.places import add_place, chosen_place
 from benchmark.command_parser import CommandParser
 from benchmark.deploy import command as deploy
 from benchmark.errors import ConfigurationError, printable
+from benchmark.figures.pfedpt import check_figure
 from benchmark.paths import check_present_folder, user_path
 from benchmark.predict.command import add_commands
 from benchmark.run.process_numbers import check_numbers
@@ -96,6 +97,8 @@ def tune(arguments: argparse.Namespace) -> int:
 
 def figure(arguments: argparse.Namespace) -> int:
     """Do the runs that figures of a paper need and draw them, with their numbers as CSV and a caption."""
+    for name in arguments.names:
+        check_figure(name)
     from benchmark.figures.pfedpt.make import make_figure
 
     for name in arguments.names:

@@ -102,6 +102,8 @@ def test_to_score_without_a_run_asks_for_its_directory(capsys: pytest.CaptureFix
         ("benchmark resume nosuch", "nosuch is no folder; give the directory that the run named"),
         ("benchmark predict nosuch .", "nosuch is no folder; give the directory that the run named"),
         ("benchmark predict . nosuch", "there is no nosuch; give an image"),
+        ("benchmark figure fig5", "there is no figure 'fig5'"),
+        ("benchmark board show nosuch_v1", "there is no board 'nosuch_v1'"),
         ("benchmark export nosuch out", "nosuch is no folder; give the directory that the run named"),
     ],
 )

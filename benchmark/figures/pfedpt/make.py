@@ -15,6 +15,7 @@ from benchmark.cells.work import Work
 from benchmark.drawing import save_figure
 from benchmark.errors import ConfigurationError
 from benchmark.figures.grad_cam import INSTALL
+from benchmark.figures.pfedpt import check_figure
 from benchmark.figures.pfedpt.attention import attention_figure
 from benchmark.figures.pfedpt.labels import labels_figure
 from benchmark.figures.pfedpt.movement import movement_figure
@@ -106,8 +107,7 @@ def make_figure(
             is not what the figure needs.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after the children were ended.
     """
-    if name not in FIGURES:
-        raise ConfigurationError(f"there is no figure {name!r}; figures are {', '.join(FIGURES)}")
+    check_figure(name)
     spec = FIGURES[name]
     for package, advice in spec.needs.items():
         if importlib.util.find_spec(package) is None:
