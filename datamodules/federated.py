@@ -27,7 +27,6 @@ from datamodules.manifest import OF_THE_STREAM, FromManifest, record_split
 from datamodules.ood_stream import ForeignImages, OODStream
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
-from datamodules.several_data_sets import SeveralDataSets
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
@@ -257,6 +256,19 @@ class FederatedDataModule(Checked, LightningDataModule):
         """
         self.transform = self._transform.for_method(method)
 
+    def _check_training(self, pool: ImagePool, splits: ClientSplits) -> None:
+        """Refuse a split in which clients train on images that are for tests alone."""
+        allowed = self.source.may_train(pool).numpy()
+        if allowed.all():
+            return
+        for rows in splits.train:
+            if len(wrong := rows[~allowed[rows]]):
+                raise ConfigurationError(
+                    f"{type(self.partition).__name__} has clients train on "
+                    f"{self.source.domain_names[int(pool.domains[wrong[0]])]}, which has test images alone; take the "
+                    "partition datamodules.ClassesOfDataSets with unseen"
+                )
+
     def _read(self) -> None:
         log.info("reading %s", self.source.recorded_name)
         began = time.monotonic()
@@ -272,8 +284,7 @@ class FederatedDataModule(Checked, LightningDataModule):
                 f"{type(self.partition).__name__} has given images to {len(splits.train)} clients, and there are "
                 f"{self.num_clients}; assign must return a list for each client"
             )
-        if isinstance(self.source, SeveralDataSets):
-            self.source.check_training(pool, splits.train, type(self.partition).__name__)
+        self._check_training(pool, splits)
         self._recorded_pool = pool
         if isinstance(self.partition, FromManifest):
             self.partition.check_names(self.source)

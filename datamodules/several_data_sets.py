@@ -1,12 +1,11 @@
 """Several data sets in one federation, whose clients tell the classes of one of them apart."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmark.errors import ConfigurationError
@@ -86,24 +85,9 @@ class SeveralDataSets(ImageSource):
             start += len(source.class_names)
         return found
 
-    def check_training(self, pool: ImagePool, train: Iterable[np.ndarray], partition: str) -> None:
-        """Refuse a partition that has clients train on a data set of test images alone.
-
-        Args:
-            pool: of ``load``.
-            train: rows of each client's training images.
-            partition: name of its class.
-
-        Raises:
-            ConfigurationError: it does.
-        """
-        tested = [number for number, source in enumerate(self.sources) if source.test_only]
-        domains = pool.domains.numpy()
-        if tested and any(np.isin(domains[rows], tested).any() for rows in train):
-            raise ConfigurationError(
-                f"{partition} has clients train on {self.domain_names[tested[0]]}, which has test images alone; take "
-                "the partition datamodules.ClassesOfDataSets with unseen"
-            )
+    def may_train(self, pool: ImagePool) -> torch.Tensor:
+        """Return which images of the pool clients may train on, bool [n]: not those of data sets that only test."""
+        return torch.tensor([not source.test_only for source in self.sources])[pool.domains]
 
     @property
     def decoding(self) -> Decoding | None:

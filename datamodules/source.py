@@ -126,6 +126,10 @@ class ImageSource(Checked):
         """Return the name that a source made with these arguments, as a configuration has them, has in records."""
         return arguments.get("name") or cls.__name__
 
+    def may_train(self, pool: "ImagePool") -> Tensor:
+        """Return which images of the pool clients may train on, bool [n]: all, unless the source is ``test_only``."""
+        return torch.full((len(pool.labels),), not self.test_only)
+
     def missing(self, said: str) -> ConfigurationError:
         """The error of a data set, or a part of it, that is not there.
 

@@ -226,8 +226,8 @@ class PLAN(TaughtByTemplates):
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return cross-entropy under the client's own prompts and, weighted, the teacher's; in stage 2 under merged."""
         if batch.phase:
-            everybodys = {name: client.received[f"all_{name}"] for name in AGGREGATORS}
-            logits = self.logits_under(merged(everybodys, client.parameters, self.heads), batch)
+            of_all = {name: client.received[f"all_{name}"] for name in AGGREGATORS}
+            logits = self.logits_under(merged(of_all, client.parameters, self.heads), batch)
             return cross_entropy(logits, batch.y, batch.mask)
         own: Values = {"context": self.own_context, "image_prompts": self.own_image_prompts}
         logits = self.logits_under(own, batch)

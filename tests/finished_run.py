@@ -6,14 +6,20 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.files import write_json, write_text
+from benchmark.files import write_bytes, write_json, write_text
 from benchmark.records.hashes import manifest_hash
+from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import write_record
 
 
 def write_finished_run(
-    folder: Path, record: RunRecord, metrics: pd.DataFrame, config: str | None = None, **manifest: Any
+    folder: Path,
+    record: RunRecord,
+    metrics: pd.DataFrame,
+    config: str | None = None,
+    predictions: pd.DataFrame | None = None,
+    **manifest: Any,
 ) -> RunRecord:
     """Write configuration, manifest, metrics and record; return the record.
 
@@ -22,6 +28,7 @@ def write_finished_run(
         record: its ``manifest_hash`` is replaced by that of the manifest.
         metrics: columns of :data:`benchmark.records.metrics_table.COLUMNS`.
         config: YAML; by default what the record says.
+        predictions: kept images, columns of :data:`benchmark.records.predictions.COLUMNS`; None for a run without.
         manifest: further fields, or instead of those made of the record.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,4 +44,7 @@ def write_finished_run(
     ]
     content = {"algorithm": "ByHand", "arguments": {}, "seed": 0, "class_names": ["mug"], "clients": clients} | manifest
     write_json(folder / "manifest.json", content)
-    return write_record(folder, replace(record, manifest_hash=manifest_hash(content)), metrics)
+    if predictions is not None:
+        write_bytes(folder / PREDICTIONS, parquet_of(predictions))
+    whole = replace(record, manifest_hash=manifest_hash(content))
+    return write_record(folder, whole, metrics, predictions=predictions is not None)

@@ -232,7 +232,7 @@ def test_tests_touch_no_private_name_of_the_engine() -> None:
 
 
 #: A docstring that opens so names a thing by a question, which a newcomer has to answer first: it says what is done.
-RIDDLES = ("What", "How", "Which", "Where", "Who", "That", "Whether", "Whatever", "When")
+RIDDLES = ("What", "How", "Which", "Where", "Who", "That", "Those", "Whether", "Whatever", "When")
 
 
 def test_docstrings_say_what_is_done_or_name_the_thing() -> None:
@@ -241,7 +241,7 @@ def test_docstrings_say_what_is_done_or_name_the_thing() -> None:
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
         for path in (*modules().values(), *(ROOT / "tests").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0] in RIDDLES
+        if isinstance(node, documented) and (text := ast.get_docstring(node)) and text.split()[0].strip(",:") in RIDDLES
     ]
     assert riddles == []
 

@@ -215,24 +215,16 @@ def differing(board: Setting, given: Setting) -> str:
 def _setting_of_one(run: Run) -> Setting:
     if run.images_sha256 is None:
         raise ConfigurationError(f"{run.folder} does not know its images, as records of older versions; run it again")
-    weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
     return Setting(
         dataset=run.record.dataset,
         images_sha256=run.images_sha256,
-        clients=re.sub(r", \d+( %)? a round$", "", run.setting),
+        clients=run.clients,
         backbone=run.backbone,
-        weights=config_hash(_identity(weights)),
-        held_out=[run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)],
-        client_rounds=run.record.rounds * _participants(run),
+        weights=config_hash(_identity(run.backbone_config)),
+        held_out=[*run.held_out],
+        client_rounds=run.record.rounds * run.participants,
         splits={str(run.record.seed): run.record.manifest_hash},
     )
-
-
-def _participants(run: Run) -> int:
-    """Return how many clients train in a round."""
-    count = len(run.record.client_names)
-    chosen, share = run.get("data.clients_per_round"), run.get("data.participation", 1.0)
-    return min(count, int(chosen)) if chosen is not None else max(1, round(share * count))
 
 
 def _identity(weights: object) -> dict[str, object]:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmark.boards.board import names_of_boards, read_board
+from benchmark.boards.board import Board, names_of_boards, read_board
 from benchmark.errors import printable
 from benchmark.paths import user_path
 
@@ -19,11 +19,9 @@ def listed(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Rank the rows of a board, print them and write them beside its file."""
-    from benchmark.boards.ranking import ranking
-
-    board = read_board(arguments.name, arguments.results_dir)
-    print(printable(ranking(board, arguments.results_dir), "\n"), end="")
-    return _write(arguments.name, arguments.results_dir)
+    page = _write(read_board(arguments.name, arguments.results_dir), arguments.results_dir)
+    print(printable(page.read_text(), "\n"), end="")
+    return 0
 
 
 def freeze(arguments: argparse.Namespace) -> int:
@@ -31,8 +29,8 @@ def freeze(arguments: argparse.Namespace) -> int:
     from benchmark.boards.freeze import freeze
 
     where = (arguments.table, arguments.preset, arguments.data, arguments.floor)
-    freeze(arguments.name, *where, arguments.results_dir, arguments.metric)
-    return _write(arguments.name, arguments.results_dir)
+    _write(freeze(arguments.name, *where, arguments.results_dir, arguments.metric), arguments.results_dir)
+    return 0
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -42,15 +40,17 @@ def submit(arguments: argparse.Namespace) -> int:
     made = submit(arguments.name, arguments.label, arguments.run_dirs, arguments.point, arguments.results_dir)
     for remark in made.remarks:
         print(printable(f"remark: {remark}"))
-    return _write(arguments.name, arguments.results_dir)
+    _write(made.board, arguments.results_dir)
+    return 0
 
 
-def _write(name: str, results_dir: Path) -> int:
+def _write(board: Board, results_dir: Path) -> Path:
+    """Write a board's page and values, say so, and return the page."""
     from benchmark.boards.ranking import write_ranking
 
-    page, values = write_ranking(read_board(name, results_dir), results_dir)
+    page, values = write_ranking(board, results_dir)
     print(f"written: {page}, {values}")
-    return 0
+    return page
 
 
 def add_commands(commands: Any) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmark.boards.board import RUNS, Board, BoardRow, path_of, read_run, setting_of, write_board
+from benchmark.boards.board import RUNS, Board, BoardRow, path_of, runs_of, setting_of, write_board
 from benchmark.boards.ranking import ranking
 from benchmark.errors import ConfigurationError, no_such
 from benchmark.metrics import METRICS
@@ -61,7 +61,7 @@ def freeze(
                 "`benchmark keep` its runs"
             )
         made.append(BoardRow(row.label, row.point, runs))
-    read = [read_run(results_dir / RUNS / run) for row in made for run in row.runs.values()]
+    read = [run for row in made for run in runs_of(row, results_dir).values()]
     title = f"{table.title}: {groups[group_name].label}"
     board = Board(name, title, preset.note or "", ranked, floor, setting_of(read), made)
     ranking(board, results_dir)  # a run may lack the metric

@@ -69,15 +69,8 @@ def ranking(board: Board, results_dir: Path) -> str:
     rows = scored(board, results_dir)
     floor = next(each for each in rows if each.row.label == board.floor)
     digits, lower = digits_of(board.metric), lower_is_better(board.metric)
-    heads = [
-        "#",
-        "Row",
-        board.metric.replace("_", " "),
-        f"minus {_plain(board.floor)}",
-        "95 % interval",
-        "worst client",
-    ]
-    heads += ["kB a client and round", "rounds", "minutes", ""]
+    heads = ["#", "Row", board.metric.replace("_", " "), f"minus {_plain(board.floor)}"]
+    heads += ["95 % interval", "worst client", "kB a client and round", "rounds", "minutes", ""]
     lines = [heads, ["--:", ":--", *["--:"] * (len(heads) - 3), ":--"]]
     for rank, each in enumerate(rows, 1):
         ours, theirs = [*each.values.values()], [*floor.values.values()]

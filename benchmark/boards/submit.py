@@ -21,7 +21,8 @@ from benchmark.records.summary import client_values
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
-MANIFEST = "manifest.json"
+#: Files of a run that it is checked with, and how they come to be there.
+NEEDED = {PREDICTIONS: "run it with --data.metrics=clinical", "manifest.json": "submit the run's own folder"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,12 @@ def submit(
     board = read_board(name, results_dir)
     if not label.strip() or len(label) > 80 or not label.isprintable():
         raise ConfigurationError(f"a label has 1 to 80 characters that can be printed, got {label!r:.100}")
-    board.with_row(BoardRow(label, point, {}))
+    slug = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_") or "row"
+    told_apart = hashlib.sha256(label.encode()).hexdigest()[:8]
+    kept = {seed: f"{slug}-{board.name}-s{seed}-{told_apart}" for seed in board.setting.splits}
+    added = board.with_row(BoardRow(label, point, kept, submitted=True))
+    if taken := [results_dir / RUNS / folder for folder in kept.values() if (results_dir / RUNS / folder).exists()]:
+        raise ConfigurationError(f"{taken[0]} is there already, of another submission; give another --label")
     runs = [_checked(folder, board, point) for folder in run_dirs]
     if why := differing(board.setting, setting_of(runs)):
         raise ConfigurationError(f"not on this board: {why}")
@@ -77,14 +83,8 @@ def submit(
             f"the runs are of {len(experiments)} configurations, and a row is of one: {experiments[0].first.folder} "
             f"and {experiments[1].first.folder} differ in more than their seed"
         )
-    slug = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_") or "row"
-    told_apart = hashlib.sha256(label.encode()).hexdigest()[:8]
-    kept = {seed: f"{slug}-{board.name}-s{seed}-{told_apart}" for seed in board.setting.splits}
-    if taken := [results_dir / RUNS / folder for folder in kept.values() if (results_dir / RUNS / folder).exists()]:
-        raise ConfigurationError(f"{taken[0]} is there already, of another submission; give another --label")
     for seed, folder in kept.items():
         keep_record(by_seed[seed].folder, results_dir / RUNS, folder)
-    added = board.with_row(BoardRow(label, point, kept, submitted=True))
     write_board(added, results_dir)
     return Submitted(added, _remarks(runs))
 
@@ -93,10 +93,7 @@ def _checked(folder: Path, board: Board, point: str) -> Run:
     """Read a run that verifies, and whose predictions of all test images give its scores where the board reads them."""
     run = read_run(folder)
     stored = stored_run(folder)
-    for name, how in {
-        PREDICTIONS: "run it with --data.metrics=clinical",
-        MANIFEST: "hand in the run's own folder",
-    }.items():
+    for name, how in NEEDED.items():
         if name not in run.record.files or not (folder / name).is_file():
             raise ConfigurationError(f"{folder} has no {name}, with which it is checked here: {how}")
     if stored.problems:

@@ -74,7 +74,7 @@ class Run:
         return path.rpartition(".")[2], (given.get("init_args") or {}) if isinstance(given, dict) else {}
 
     @property
-    def setting(self) -> str:
+    def clients(self) -> str:
         """Describe the clients: the partition and its numbers."""
         name, arguments = self.partition
         count = len(self.record.client_names)
@@ -97,15 +97,38 @@ class Run:
             words += f", {100 * held_out:g} % of the training images held out"
         if new := self.get("data.new_clients", 0.0):
             words += f", {100 * new:g} % of the clients never train"
+        return words
+
+    @property
+    def setting(self) -> str:
+        """Describe the clients, and how many of them take part in a round."""
         chosen, share = self.get("data.clients_per_round"), self.get("data.participation", 1.0)
-        if chosen is not None and chosen < count:
-            return f"{words}, {chosen} a round"
-        return words if share == 1.0 else f"{words}, {100 * share:g} % a round"
+        if chosen is not None and chosen < len(self.record.client_names):
+            return f"{self.clients}, {chosen} a round"
+        return self.clients if share == 1.0 else f"{self.clients}, {100 * share:g} % a round"
+
+    @property
+    def participants(self) -> int:
+        """Count the clients that train in a round."""
+        count = len(self.record.client_names)
+        available = count - min(round(self.held_out[1] * count), count - 1)
+        chosen = self.get("data.clients_per_round")
+        return int(chosen) if chosen is not None else max(1, round(self.get("data.participation", 1.0) * available))
+
+    @property
+    def held_out(self) -> tuple[float, float]:
+        """Return the shares of the training images and of the clients that are held out."""
+        return self.get("data.val_fraction", 0.0), self.get("data.new_clients", 0.0)
+
+    @property
+    def backbone_config(self) -> Any:
+        """Return the configuration of the backbone or CLIP, a class's path or a mapping; empty without any."""
+        return self.get("model.init_args.backbone") or self.get("model.init_args.clip", {})
 
     @property
     def backbone(self) -> str:
         """Name of the model and the side of the images it sees, where the configuration says so."""
-        given = self.get("model.init_args.backbone") or self.get("model.init_args.clip", {})
+        given = self.backbone_config
         arguments = (given.get("init_args") or {}) if isinstance(given, dict) else {}
         path = given if isinstance(given, str) else given.get("class_path", "")
         name = arguments.get("name") or path.rpartition(".")[2] or "no backbone"

@@ -126,10 +126,9 @@ def _setting(run: Run) -> tuple[object, ...]:
     They are the images, their partition and held-out part, backbone, local work, clients per round and rounds. Of an
     experiment with several seeds the partition of the lowest seed counts.
     """
-    weights = run.get("model.init_args.backbone") or run.get("model.init_args.clip", {})
-    held_out = run.get("data.val_fraction", 0.0), run.get("data.new_clients", 0.0)
     of_record = run.record.manifest_hash, run.images_sha256, run.record.rounds
-    return run.dataset, run.setting, run.backbone, canonical(weights), run.local_work, *held_out, *of_record
+    backbone = run.backbone, canonical(run.backbone_config)
+    return run.dataset, run.setting, *backbone, run.local_work, *run.held_out, *of_record
 
 
 def _precedence(experiment: Experiment, usual: Mapping[str, object]) -> tuple[int, int, int, str]:

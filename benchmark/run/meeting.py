@@ -63,7 +63,7 @@ class Way(Protocol):
 
     @property
     def place(self) -> str:
-        """Where, for messages."""
+        """The place of the meeting, for messages."""
 
     def store(self, member: Member, given_up: Event) -> dist.Store:
         """Return the store of all processes, as soon as it can be reached.
@@ -108,7 +108,7 @@ class OneFolder:
 
     @property
     def place(self) -> str:
-        """Where, for messages."""
+        """The place of the meeting, for messages."""
         return "on this machine"
 
     def is_left(self) -> bool:
@@ -163,7 +163,7 @@ class OnePort:
 
     @property
     def place(self) -> str:
-        """Where, for messages."""
+        """The place of the meeting, for messages."""
         return f"at {self.address}:{self.port}"
 
     def store(self, member: Member, given_up: Event) -> dist.Store:

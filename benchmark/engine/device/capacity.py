@@ -108,7 +108,6 @@ def bytes_per_client(
         The most bytes that were held at a time, and those of the client's upload.
     """
     client = simulation.terms.training_clients[0]
-    rounds = {number: Round(number, (client,), simulation.terms.seed) for number in received}
     phases = simulation.phases[Stage.TRAIN]
     with simulation.images.precision(), torch.enable_grad(), HeldBytes(simulation.device) as held:
         initial = {name: simulation.method.get_parameter(name) for name in simulation.roles.slots}
@@ -120,22 +119,24 @@ def bytes_per_client(
         gradients = simulation.steps_of(clients, slots, always_as_written=True)
         if isinstance(gradients, PrivateSteps):
             gradients.noise_multiplier = 1.0  # to count its memory; nothing of these slots leaves them
-        cohorts = {
-            number: simulation.gather((client,), Stage.TRAIN, rounds[number], sent, slots.all(), "train")
-            for number, sent in received.items()
-        }
         optimizers = local_steps.optimizers(phases)
-        for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
-            momenta = momenta_of(simulation.method, phase, number)
-            cohort = cohorts[phase.first_round]
-            local_steps.start(phase, optimizer, 1.0, {name: torch.zeros_like(slots.of(name)) for name in momenta})
-            for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
-                gathered = step if resident else simulation.images.pool.gathered(step)
-                (placed,) = on_device([gathered], simulation.device)
-                made = gradients(cohort, placed, simulation.mini_batch(placed))
-                local_steps.take(cohort, placed, made, phase, optimizer)
+        totals: dict[str, Tensor] = {}
+        for first, sent in received.items():  # a round has its own values alone
+            round = Round(first, (client,), simulation.terms.seed)
+            cohort = simulation.gather((client,), Stage.TRAIN, round, sent, slots.all(), "train")
+            for number, (phase, optimizer) in enumerate(zip(phases, optimizers, strict=True)):
+                if phase.first_round != first:
+                    continue
+                momenta = momenta_of(simulation.method, phase, number)
+                local_steps.start(phase, optimizer, 1.0, {name: torch.zeros_like(slots.of(name)) for name in momenta})
+                for step in (_step(simulation, number, 1, False), _step(simulation, number, images, True)):
+                    gathered = step if resident else simulation.images.pool.gathered(step)
+                    (placed,) = on_device([gathered], simulation.device)
+                    made = gradients(cohort, placed, simulation.mini_batch(placed))
+                    local_steps.take(cohort, placed, made, phase, optimizer)
+            totals |= {name: total for name, (total, _) in cohort.totals.items()}
+            del cohort
     uploads: list[Tensor] = [slots.of(name) for name in simulation.roles.shared + simulation.roles.uploaded]
-    totals = {name: total for cohort in cohorts.values() for name, (total, _) in cohort.totals.items()}
     uploads += [totals[name] for name in simulation.roles.reported if name in totals]
     return held.most, sum(value.numel() * value.element_size() for value in uploads)
 

@@ -125,7 +125,7 @@ def test_a_cast_made_in_inference_serves_training(block: Block) -> None:
 
 @UNMERGED
 def test_weights_that_train_keep_their_gradients(block: Block) -> None:
-    """Those that all clients share, and each client's own."""
+    """Both kinds: weights that all clients share, and each client's own."""
     x = tokens().detach()
     block.qkv.requires_grad_(True)
     own = {"qkv.weight": torch.stack([block.qkv.weight.detach() * (1 + k) for k in range(CLIENTS)]).requires_grad_()}

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from finished_run import write_finished_run
 from recorded_results import kept_images
 
 from benchmark.boards.board import Board, names_of_boards, read_board
@@ -16,8 +17,6 @@ from benchmark.boards.ranking import long_form, ranking, scored
 from benchmark.boards.submit import submit
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
-from benchmark.files import write_json
-from benchmark.records.hashes import manifest_hash
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import RunRecord
@@ -48,7 +47,6 @@ TABLE = {
 
 def write(folder: Path, seed: int, values: list[float], kept: bool = False, rounds: int = 2, **other: Any) -> Path:
     """A finished run of three clients; other arguments are the method's, or ``images``, ``first`` and ``backbone``."""
-    folder.mkdir(parents=True)
     arguments = {"backbone": {"class_path": other.pop("backbone", "PaperCNN")}}
     images, first = other.pop("images", "f" * 64), other.pop("first", 5)
     source = {"class_path": "datamodules.CIFAR10", "init_args": {"root": other.pop("root", "data")}}
@@ -58,16 +56,8 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
         "data": {"source": source, "partition": {"class_path": "datamodules.OneDomainPerClient"}},
         "trainer": {"max_epochs": rounds},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    clients = [
-        {"name": name, "train_classes": [first, 0], "test_classes": [size, 0]}
-        for name, size in zip("abc", (5, 4, 3), strict=True)
-    ]
-    manifest = {"class_names": ["bike", "mug"], "clients": clients, "images_sha256": images}
-    write_json(folder / "manifest.json", manifest)
-    if kept:
-        rows = [kept_images(point) for point in ("server", "local")]
-        (folder / PREDICTIONS).write_bytes(parquet_of(pd.concat(rows).sort_values(["point", "client", "image"])))
+    sizes = {"a": 5, "b": 4, "c": 3}
+    clients = [{"name": name, "train_classes": [first, 0], "test_classes": [size, 0]} for name, size in sizes.items()]
     metrics = [
         (number, client, point, "test", "accuracy", value if number else 0.0)
         for number in range(3)
@@ -79,9 +69,9 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
         dataset="CIFAR10",
         setting="domains",
         seed=seed,
-        client_names=("a", "b", "c"),
-        test_sizes=(5, 4, 3),
-        manifest_hash=manifest_hash(manifest),
+        client_names=(*sizes,),
+        test_sizes=(*sizes.values(),),
+        manifest_hash="",
         device="cpu",
         environment={},
         rounds=rounds,
@@ -92,7 +82,9 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
         images_sha256=images,
         code={},
     )
-    write_record(folder, record, pd.DataFrame(metrics, columns=list(COLUMNS)), predictions=kept)
+    rows = pd.concat([kept_images(point) for point in ("server", "local")]).sort_values(["point", "client", "image"])
+    table, manifest = pd.DataFrame(metrics, columns=list(COLUMNS)), {"clients": clients, "images_sha256": images}
+    write_finished_run(folder, record, table, yaml.safe_dump(config), rows if kept else None, **manifest)
     return folder
 
 

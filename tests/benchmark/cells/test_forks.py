@@ -90,7 +90,7 @@ def processes(folder: Path) -> dict[int, str]:
 
 
 def command_lines(process: "subprocess.Popen[str]", folder: Path) -> set[str]:
-    """Those of everything that a runner in this folder starts until it ends."""
+    """Return the command lines of everything that a runner in this folder starts until it ends."""
     seen: set[str] = set()
     while process.poll() is None:
         seen |= set(processes(folder).values())
