@@ -61,7 +61,7 @@ def curves(board: Board) -> list[Chart]:
             "scale": {"domain": _span([row["round"] for row in rows]), "nice": False},
         }
         values = [row[name] for row in rows for name in ("accuracy", "low", "high") if name in row]
-        y = _quantity("accuracy", ACCURACY, _widened(values))
+        y = _quantity("accuracy", ACCURACY, widened(values))
         line = {
             "mark": {"type": "line", "point": {"size": 28}},
             "params": [ZOOM],
@@ -100,7 +100,7 @@ def clients(board: Board) -> list[Chart]:
         axis = {"labelLimit": 130, "labelPadding": 8, "domain": False, "ticks": False}
         names = [each.name for each in board.experiments]
         y = {"field": "method", "type": "nominal", "sort": names, "title": None, "axis": axis}
-        x = _quantity("accuracy", "test accuracy, %", _widened(values))
+        x = _quantity("accuracy", "test accuracy, %", widened(values))
         offset = {"field": "shift", "type": "quantitative", "scale": {"domain": [-9, 9]}, "axis": None}
         dots = {
             "mark": {"type": "point", "filled": True, "size": 34, "opacity": 0.6},
@@ -151,7 +151,7 @@ def costs(board: Board) -> list[Chart]:
         x = {"field": "kB", "type": "quantitative", "title": "kB up and down, per client and round", "scale": scale}
         encoding = {
             "x": {**x, "axis": {"values": marks, "format": ",~r"}},
-            "y": _quantity("accuracy", ACCURACY, _widened([row["accuracy"] for row in rows])),
+            "y": _quantity("accuracy", ACCURACY, widened([row["accuracy"] for row in rows])),
             "color": _colour(board),
             "tooltip": [said("method"), said("kB", ",.1f"), said("accuracy", ".2f")],
         }
@@ -252,7 +252,8 @@ def _whole_ticks(values: Sequence[int]) -> Spec:
     return {"values": list(range(low, high + 1))} if high - low < 10 else {"tickMinStep": 1}
 
 
-def _widened(values: Sequence[float]) -> list[float]:
+def widened(values: Sequence[float]) -> list[float]:
+    """Return lowest and highest value, moved apart so that a small difference does not look like a large one."""
     low, high = min(values), max(values)
     spare = max(0.0, LEAST_SPAN - (high - low)) / 2
     return [round(low - spare, 3), round(high + spare, 3)]

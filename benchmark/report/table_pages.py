@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from benchmark.metrics import listed_within
 from benchmark.records.words import ROUND_WORDS
+from benchmark.report.across_charts import across_charts
+from benchmark.report.charts import Chart
 from benchmark.report.grid import Grid, anchor_of, grid
+from benchmark.tables.across import across_groups
 from benchmark.tables.blocks import our_block, paired_blocks, statistics_block
 from benchmark.tables.frame import read_long_frame
 
@@ -37,6 +40,7 @@ class TablePage:
         preset: its name.
         note: how the preset differs from the paper's setting; empty where it says nothing.
         parts: its data groups.
+        charts: its rows over the data groups, where these stand in an order.
         errors: what failed in it.
         files: names of its forms in ``results/tables``.
     """
@@ -46,6 +50,7 @@ class TablePage:
     preset: str
     note: str
     parts: Sequence[Part]
+    charts: Sequence[Chart]
     errors: Sequence[str]
     files: Sequence[str]
 
@@ -68,7 +73,9 @@ def table_page(path: Path) -> TablePage:
     title = str(numbers["title"].iloc[0])
     files = [path.with_suffix(suffix).name for suffix in (".md", ".csv", ".tex")]
     errors = [text for text in numbers["error"].unique() if text]
-    return TablePage(anchor_of("table", path.stem), title, preset, note, parts, errors, files)
+    across = across_groups(numbers)
+    drawn = [] if across is None else across_charts(across)
+    return TablePage(anchor_of("table", path.stem), title, preset, note, parts, drawn, errors, files)
 
 
 def _parts(name: str, numbers: "pd.DataFrame", note: str) -> Iterator[Part]:

@@ -19,7 +19,8 @@ class Byzantine(Delivery):
 
     The hostile clients are drawn once, by the seed. All of a round send the received values plus one vector, of all
     tensors that the server has sent; what a client uploads of its own goes as it is. Where no honest client has sent
-    anything, that vector is zero. Attacks are ByzFL's, but ``nan``, ``inf``, ``huge`` and ``zero``.
+    anything, that vector is zero. Attacks are ByzFL's, but ``nan``, ``inf``, ``huge`` and ``zero``. With ``none`` the
+    same clients are drawn and send what they have trained: a run to compare attacks with, by the others' accuracy.
 
     Args:
         attack: what they send.
@@ -52,7 +53,7 @@ class Byzantine(Delivery):
     def start(self, terms: Terms) -> None:
         """Draw the hostile clients."""
         super().start(terms)
-        if self.attack not in ("nan", "inf", "huge", "zero"):
+        if self.attack not in ("none", "nan", "inf", "huge", "zero"):
             byzfl()
         self.hostile = hostile_clients(terms.seed, terms.training_clients, self.fraction)
 
@@ -64,7 +65,8 @@ class Byzantine(Delivery):
     def arrive(self, round: Round, sent: Uploads) -> Uploads:
         """Replace what hostile clients have sent."""
         sent = super().arrive(round, sent)
-        places = [place for place, client in enumerate(sent.clients) if client in self.hostile]
+        attacks = self.attack != "none"
+        places = [place for place, client in enumerate(sent.clients) if attacks and client in self.hostile]
         self._count = len(places)
         names = sorted(sent.received)
         if not places or not names:

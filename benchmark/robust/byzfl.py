@@ -14,8 +14,9 @@ Aggregator = Literal[
 ]
 PreAggregator = Literal["nnm", "bucketing", "clipping", "arc"]
 Attack = Literal[
-    "sign_flipping", "ipm", "alie", "optimal_ipm", "optimal_alie", "mimic", "gaussian", "inf", "nan", "huge", "zero"
-]
+    "none", "sign_flipping", "ipm", "alie", "optimal_ipm", "optimal_alie", "mimic", "gaussian",
+    "inf", "nan", "huge", "zero",
+]  # fmt: skip
 #: By how much ``huge`` multiplies the mean of honest updates.
 HUGE = 1e8
 

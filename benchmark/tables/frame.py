@@ -26,9 +26,9 @@ LONG_COLUMNS = (
 )
 """Columns of a table's CSV. ``kind``: "column" is a number of the table itself, "statistic" one over clients for each
 summary, "paired" a difference to the baseline with its interval ``low`` to ``high`` ``over`` clients, seeds or both,
-"note" the preset's note or one on the seeds' code (the text stands under ``column``). Of its line, ``asked`` and
-``finished`` count the seeds, ``codes`` the codes that made them. ``rows`` is how many rows the file has. Accuracies in
-per cent."""
+"note" the preset's note or one on the seeds' code, "axis" how the data groups differ where they stand in an order (the
+text of both stands under ``column``). Of its line, ``asked`` and ``finished`` count the seeds, ``codes`` the codes that
+made them. ``rows`` is how many rows the file has. Accuracies in per cent."""
 
 MOST_BYTES = 2**24  # of a table's CSV
 NUMBER = ["line", "kind", "summary", "column"]
@@ -116,7 +116,7 @@ def read_long_frame(path: Path) -> "pd.DataFrame":
         numbers = pd.read_csv(StringIO(text), dtype=_TYPES, keep_default_na=False, na_values=[""])[list(LONG_COLUMNS)]
         if not text.endswith("\n") or not (numbers["rows"] == len(numbers)).all():
             raise ValueError("it is not whole")
-        said = numbers[numbers["kind"] != "note"]
+        said = numbers[~numbers["kind"].isin(["note", "axis"])]
         shown = said.loc[said["kind"] == "column", "dataset"]
         if shown.empty or not said["dataset"].isin(shown).all() or said["method"].isna().any():
             raise ValueError("a data group has no numbers, or a number no method")

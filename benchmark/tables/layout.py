@@ -16,6 +16,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         rows: [FedVPT, pFedPG]                # optional; the labels of the rows that this preset runs, default all
         summary: last                         # optional; instead of the table's
         split: new                            # optional; instead of the table's
+        axis: epsilon                         # optional; how the data groups differ, in their order: the picture and
+                                              # the report draw each row over the groups, not over the rounds
         scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
         overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; the group's
                                               # data files, its overrides and the row's come after, and win
@@ -131,6 +133,7 @@ class Preset:
     rows: list[str] = field(default_factory=list)
     summary: Summary | None = None
     split: str | None = None
+    axis: str | None = None
 
     def called(self, group: DataGroup) -> str:
         """The label of one of its data groups, with the panel's where groups of several panels have one label."""

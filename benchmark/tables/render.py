@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
+from benchmark.tables.across import Across, across_groups
 from benchmark.tables.blocks import Block, gain_blocks, our_block, paired_blocks, paper_blocks, statistics_block
 from benchmark.tables.frame import LONG_COLUMNS, long_frame
 from benchmark.tables.layout import Preset, Table
@@ -19,7 +20,7 @@ class Rendered:
     """A table as Markdown, CSV (long: one line per number, :data:`LONG_COLUMNS`) and LaTeX.
 
     ``problems``: finished cells without the numbers that the table shows, one sentence each. ``lines``: what it was
-    made of.
+    made of. ``across``: its rows over the data groups, where these stand in an order.
     """
 
     markdown: str
@@ -27,6 +28,7 @@ class Rendered:
     latex: str
     problems: list[str]
     lines: list[Line]
+    across: Across | None
 
 
 def render(
@@ -86,10 +88,13 @@ def render(
     if published:
         latex += [f"% {aside}\n", *map(_latex_block, published)]
     said = [note for note in (preset.note, *code_notes(lines)) if note]
-    numbers = pd.concat([numbers, pd.DataFrame([{"kind": "note", "column": note} for note in said])])
+    of_all = [{"kind": "note", "column": note} for note in said]
+    of_all += [{"kind": "axis", "column": preset.axis}] if preset.axis else []
+    numbers = pd.concat([numbers, pd.DataFrame(of_all)])
     numbers = numbers.assign(table=name, preset=preset_name, title=title, rows=len(numbers))
     numbers = numbers.reindex(columns=list(LONG_COLUMNS))
-    return Rendered("\n".join(parts), numbers.to_csv(index=False), "\n".join(latex), unread, lines)
+    csv, across = numbers.to_csv(index=False), across_groups(numbers)
+    return Rendered("\n".join(parts), csv, "\n".join(latex), unread, lines, across)
 
 
 def _markdown_block(block: Block) -> str:

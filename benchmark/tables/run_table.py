@@ -13,6 +13,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_text
 from benchmark.paths import user_path
 from benchmark.run.command import PROGRAM
+from benchmark.tables.across import draw_across
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
 from benchmark.tables.layout import Preset, Table, check_baseline, check_seeds, load_table, preset_of, rows_of
@@ -32,7 +33,7 @@ class TableResult:
         failed: the cells that failed, by name.
         problems: what could not be read.
         text: the table of these runs, in Markdown.
-        picture: the metric over the rounds, where there is one.
+        picture: the metric over the rounds or the data groups, where there is one.
         unchanged: the text files say the same already, apart from what runs measure anew, and were left as they are.
     """
 
@@ -61,7 +62,7 @@ def run_table(
     rerun_changed: bool = False,
 ) -> TableResult:
     """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``
-    and, with the metric over the rounds, ``.png``.
+    and, with the metric over the rounds or over the data groups, ``.png``.
 
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
     ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``place`` says where the cells run.
@@ -150,7 +151,10 @@ def write_table(
         write_text(paths["csv"], rendered.csv)
         write_text(paths["tex"], rendered.latex)
     picture = target / f"{stem}.png"
-    draw_curves(table, rendered.lines, picture)
+    if rendered.across:
+        draw_across(rendered.across, picture)
+    else:
+        draw_curves(table, rendered.lines, picture)
     failed = {cell: outcome for cell, outcome in outcomes.items() if outcome.run_dir is None}
     return TableResult(
         paths["md"],

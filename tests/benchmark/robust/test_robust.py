@@ -174,6 +174,16 @@ def test_who_is_hostile_is_drawn_once_and_sends_one_vector() -> None:
     assert torch.equal(alone.values["a"][0], origin)
 
 
+def test_without_an_attack_the_same_clients_are_drawn_and_all_send_what_they_trained() -> None:
+    attacking, peaceful = Byzantine("sign_flipping", 0.4), Byzantine("none", 0.4)
+    for delivery in (attacking, peaceful):
+        delivery.start(terms(5))
+    assert peaceful.attackers == attacking.attackers
+    sent = uploads(ROWS, torch.tensor([10.0, 10.0]))
+    assert torch.equal(peaceful.arrive(round_of(5), sent).values["a"], sent.values["a"])
+    assert peaceful.report(round_of(5))["hostile_uploads"] == 0
+
+
 @pytest.mark.parametrize(
     ("conf", "rule", "said"),
     [

@@ -392,7 +392,7 @@ def test_a_table_made_again_with_other_numbers_is_written(root: Path) -> None:
 
 def test_only_what_was_measured_is_not_compared(root: Path) -> None:
     result = run_table("two", program=PROGRAM)
-    rendered = Rendered(*(path.read_text() for path in (result.markdown, result.csv, result.latex)), [], [])
+    rendered = Rendered(*(path.read_text() for path in (result.markdown, result.csv, result.latex)), [], [], None)
     paths = {"md": result.markdown, "csv": result.csv, "tex": result.latex}
     cells = {suffix: re.findall(r"(?<=[|&] )\d+\.\d+(?= )", path.read_text()) for suffix, path in paths.items()}
     assert cells["md"]
@@ -938,6 +938,16 @@ def test_a_curve_has_the_averages_of_the_records(root: Path, monkeypatch: pytest
     ((_, (curve, *_)),) = drawn
     assert curve.seeds[0].tolist() == pytest.approx([30.0, 60.0])
     assert "60.00" in next(line for line in text.splitlines() if line.startswith("| Alpha "))
+
+
+def test_groups_in_an_order_are_drawn_over_the_groups_and_shown_in_the_report(root: Path) -> None:
+    save(changed(("presets", "demo", "axis"), "which digits"))
+    result = run_table("two", program=PROGRAM)
+    assert result.picture is not None
+    (chart,) = table_page(result.csv).charts
+    values = [(row["method"], row["group"], row["value"]) for row in chart.spec["data"]["values"]]
+    assert values == [("Alpha", "Digits", 60.0), ("Alpha, global", "Digits", 15.0), ("Beta", "Digits", 15.0)]
+    assert "which digits" not in result.markdown.read_text()
 
 
 def test_some_seeds_failed(root: Path) -> None:
