@@ -30,7 +30,7 @@ class TextPromptMethod(FederatedMethod):
     Args:
         num_clients: N.
         class_names: names of all classes, in the order of the labels.
-        clip: the two towers: a ``PromptedCLIP``, or ``NamedViT``, which takes no parts.
+        clip: the two towers: a ``PromptedCLIP``, or ``BertCLIP`` or ``NamedViT``, which take no parts.
         num_context: L, tokens of the context.
         training: of the context, and of what a method learns beside it.
         init_words: words whose embeddings the context starts from, such as "a photo of a"; None draws every entry from

@@ -11,10 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from benchmark.backbones.bert import Bert, BertTowers, mean_of_tokens
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.parts import TowerPart
-from benchmark.backbones.sentence_tower import SentenceTower
-from benchmark.backbones.two_towers import TwoTowers
 from benchmark.backbones.vit import TimmViT
 from benchmark.backbones.wordpiece import WordPiece
 from benchmark.errors import ConfigurationError
@@ -26,31 +25,13 @@ from benchmark.ranges import Size
 MINILM = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 #: Of logits; CLIP's 100 makes losses of some units here, 10 to 20 is where the zero-shot loss is least.
 SCALE = 20.0
+#: Width of MiniLM's attention heads.
+HEAD = 32
 #: Names that are encoded at once.
 TOGETHER = 100
 
 
-class NamedPrompts(ClassPrompts):
-    """Prompts ``[start, context, words, end]`` of classes, padded to one length.
-
-    Attributes:
-        own_tokens: ids of the words and the end, [C, T]; what follows is padding.
-        there: where there is a token, bool [C, 1 + L + T], start and context counted.
-    """
-
-    own_tokens: Tensor
-    there: Tensor
-
-    def __init__(self, words: Sequence[Sequence[int]], end: int, num_context: int) -> None:
-        super().__init__(len(words), num_context)
-        longest = 1 + max(map(len, words))
-        padded = [[*ids, end] + [0] * (longest - len(ids) - 1) for ids in words]
-        self.register_buffer("own_tokens", torch.tensor(padded))
-        lengths = torch.tensor([1 + num_context + len(ids) + 1 for ids in words])
-        self.register_buffer("there", torch.arange(1 + num_context + longest) < lengths[:, None])
-
-
-class NamedViT(TwoTowers):
+class NamedViT(BertTowers):
     """A ViT's classifier as image tower, and a sentence encoder as text tower, all frozen.
 
     With the probabilities p of the classifier's own classes, whose names have the text features t_k of mean mu, an
@@ -93,7 +74,7 @@ class NamedViT(TwoTowers):
         self.vit = TimmViT(name, "file", checkpoint_path, image_size)
         self.head = _classifier(user_path(checkpoint_path), self.vit.num_features)
         folder = user_path(text_folder)
-        self.text = SentenceTower(_weights(folder / "model.safetensors", text_sha256))
+        self.text = Bert(_weights(folder / "model.safetensors", text_sha256), HEAD)
         self.tokenizer = WordPiece.read(folder / "vocab.txt")
         self.embed_dim = self.text_width = self.text.width
         self.text_depth, self.context_length = len(self.text.layers), self.text.positions.shape[0]
@@ -105,12 +86,13 @@ class NamedViT(TwoTowers):
             raise ConfigurationError(
                 f"the classifier of {name} has {self.head.out_features} classes, and head_names {len(known)} names"
             )
+        self.register_buffer("mean_name", torch.zeros(self.embed_dim), persistent=False)
         with torch.no_grad():
             parts = [known[start : start + TOGETHER] for start in range(0, len(known), TOGETHER)]
-            raw = torch.cat([self._raw_text(self.prompts_of(part, 0), None) for part in parts])
-        mean = raw.mean(0) if centre else torch.zeros_like(raw[0])
-        self.register_buffer("mean_name", mean, persistent=False)
-        self.register_buffer("names", raw - mean, persistent=False)
+            raw = torch.cat([self.text_features(self.prompts_of(part, 0), normalize=False) for part in parts])
+        if centre:
+            self.mean_name = raw.mean(0)
+        self.register_buffer("names", raw - self.mean_name, persistent=False)
 
     @property
     def logit_scale(self) -> Tensor:
@@ -119,11 +101,6 @@ class NamedViT(TwoTowers):
 
     # ------------------------------------------------------------------ text
 
-    @property
-    def word_embeddings(self) -> Tensor:
-        """Return the embeddings of the vocabulary, [V, w]."""
-        return self.text.words
-
     def class_prompts(
         self, class_names: Sequence[str], num_context: int, template: str | Sequence[str] = "{}"
     ) -> ClassPrompts:
@@ -131,57 +108,9 @@ class NamedViT(TwoTowers):
         templates = [template] * len(class_names) if isinstance(template, str) else template
         return super().class_prompts(class_names, num_context, [of.rstrip().removesuffix(".") for of in templates])
 
-    def text_features(
-        self,
-        prompts: ClassPrompts,
-        context: Tensor | None = None,
-        *parts: TowerPart,
-        length: Tensor | None = None,
-        normalize: bool = True,
-    ) -> Tensor:
-        """Features of all classes under a context.
-
-        Args:
-            prompts: of ``class_prompts``.
-            context: [L, w], the same for all classes; [B, L, w], one for each image; or [B, C, L, w]. None only where L
-                is 0.
-            parts: refused.
-            length: refused.
-            normalize: whether features have length 1.
-
-        Returns:
-            [C, e]; [B, C, e] for a context for each image.
-
-        Raises:
-            ConfigurationError: a context of another shape, or what this tower does not take.
-        """
-        if parts or length is not None:
-            raise self._lacks("parts in its text tower, and no contexts of other lengths")
-        assert isinstance(prompts, NamedPrompts)
-        features = self._raw_text(prompts, context) - self.mean_name
-        return F.normalize(features, dim=-1) if normalize else features
-
-    def _raw_text(self, prompts: NamedPrompts, context: Tensor | None) -> Tensor:
-        """Return features before mu is subtracted, L2-normalised, [C, e] or [B, C, e]."""
-        words, context = self.text.words, self.context_for(prompts, context)
-        own = F.embedding(prompts.own_tokens, words)
-        context = context.expand(*context.shape[:-3], prompts.num_classes, -1, -1)
-        start = words[self.tokenizer.start].expand(*context.shape[:-2], 1, -1)
-        tokens = torch.cat([start, context, own.expand(*context.shape[:-2], -1, -1)], dim=-2)
-        return F.normalize(self.text(tokens, prompts.there), dim=-1)
-
-    def prompts_of(self, texts: Sequence[str], num_context: int) -> NamedPrompts:
-        """Return prompts of a context followed by these texts."""
-        if not texts:
-            raise ConfigurationError("prompts need at least one class name, got none")
-        words = [self.tokenizer.encode(text) for text in texts]
-        for text, ids in zip(texts, words, strict=True):
-            if (length := 2 + num_context + len(ids)) > self.context_length:
-                raise ConfigurationError(
-                    f"the prompt of {text!r} has {length} tokens ({num_context} of them context), the text tower takes "
-                    f"{self.context_length}; shorten the name or the context"
-                )
-        return NamedPrompts(words, self.tokenizer.end, num_context)
+    def pooled(self, tokens: Tensor, there: Tensor) -> Tensor:
+        """Return the mean token, normalised, minus mu."""
+        return F.normalize(mean_of_tokens(tokens, there), dim=-1) - self.mean_name
 
     # ------------------------------------------------------------------ images
 

@@ -28,8 +28,8 @@ class TwoTowers(Checked, nn.Module):
 
     Attributes:
         visual_kind: ``vit`` or ``resnet`` of a CLIP, whose image tower gives features of positions and, a ViT, takes
-            parts; ``whole`` of another image tower of open_clip's, which is called as it is for frozen features alone;
-            ``named`` of ``NamedViT``.
+            parts; ``whole`` of another image tower of open_clip's (and of ``BertCLIP``), which is called as it is for
+            frozen features alone; ``named`` of ``NamedViT``.
         tokenizer: with ``encode``, from a text to ids.
         context_length: largest number of positions of a text.
         embed_dim: width e of the features of both towers.
