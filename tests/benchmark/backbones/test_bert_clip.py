@@ -166,7 +166,7 @@ def test_images_have_the_features_of_open_clips_image_tower(folder: Path) -> Non
 
 
 def test_a_text_tower_of_transformers_has_the_same_features(folder: Path) -> None:
-    """Where the package is: open_clip's own adapter of Hugging Face's BERT."""
+    # open_clip's own adapter of Hugging Face's BERT, where that package is installed
     transformers = pytest.importorskip("transformers")
     from open_clip.hf_model import HFTextEncoder
 
