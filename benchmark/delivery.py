@@ -63,6 +63,16 @@ class Delivery(Checked, nn.Module):
         """Return the clients that are hostile on purpose; known once it is started."""
         return frozenset() if self.inner is None else self.inner.attackers
 
+    @property
+    def may_revert(self) -> bool:
+        """Return whether clients may have to go back to what they kept before a round, so that it is put aside."""
+        return self.inner is not None and self.inner.may_revert
+
+    @property
+    def reverted(self) -> frozenset[int]:
+        """Return the clients that go back to what they kept before the round whose uploads have arrived last."""
+        return frozenset() if self.inner is None else self.inner.reverted
+
     def start(self, terms: Terms) -> None:
         """Make what the delivery keeps, before the first round or before a saved state is loaded."""
         self.terms = terms

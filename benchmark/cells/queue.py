@@ -7,7 +7,7 @@ every cell once, also when any of them is killed at any moment.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
 from benchmark.cells.display import Display
@@ -15,7 +15,7 @@ from benchmark.cells.identity import Cell, content_hash
 from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome, finished_outcome, said_of_code
 from benchmark.cells.this_machine import THIS_MACHINE
-from benchmark.cells.work import Attempt, Course, Place, Work
+from benchmark.cells.work import Attempt, Attempts, Course, Place, Work
 from benchmark.errors import ConfigurationError
 from benchmark.files import check_no_links, refuse_link
 from benchmark.records.record_file import is_finished
@@ -47,110 +47,156 @@ def run_cells(
         ConfigurationError: the place is not to be had.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP.
     """
-    outcomes: dict[str, Outcome] = {}
-    waited: set[str] = set()  # seen in another runner's hands
-    running: list[Attempt] = []
-    unique = {cell.name: cell for cell in cells}
-    total = len(unique) if course is None else course.total
-    pending: deque[Cell] = deque()
-    made = (work.runs_dir,) if work.rerun_changed else work.folders  # a kept one is of no attempt
+    queue = _Queue({cell.name: cell for cell in cells}, work, course)
+    with closing(place.open(work, jobs)) as attempts, Display(queue.total) as display, termination_as_interrupt():
+        queue.say_what_is_there(display)
+        try:
+            while queue.pending or queue.running:
+                queue.end_early(attempts, display)
+                queue.collect(display)
+                queue.start(attempts, display)
+                queue.show(display)
+                if queue.pending or queue.running:
+                    time.sleep(0.1)
+        finally:
+            attempts.end(queue.running)
+    return queue.outcomes
 
-    def take(cells: Iterable[Cell]) -> None:
+
+class _Queue:
+    """The cells of a call, each in one place: ``pending``, ``running``, or among the ``outcomes``.
+
+    Args:
+        cells: by name.
+        work: folders and command.
+        course: says which cells there are after these.
+    """
+
+    def __init__(self, cells: Mapping[str, Cell], work: Work, course: Course | None) -> None:
+        self.work, self.course = work, course
+        self.total = len(cells) if course is None else course.total
+        self.outcomes: dict[str, Outcome] = {}
+        self.pending: deque[Cell] = deque()
+        self.running: list[Attempt] = []
+        self._waited: set[str] = set()  # seen in another runner's hands
+        #: where a run that was started here leaves its record; a kept one is of no attempt
+        self._made = (work.runs_dir,) if work.rerun_changed else work.folders
+        self._take(cells.values())
+
+    # ------------------------------------------------------------------ one turn
+
+    def end_early(self, attempts: Attempts, display: Display) -> None:
+        """End the running cells that the course has given up."""
+        for entry in [entry for entry in self.running if not entry.done()]:
+            if self.course and (reason := self.course.reason_to_end(entry.cell)):
+                try:
+                    attempts.end([entry])
+                finally:
+                    self.running.remove(entry)
+                ended = finished_outcome(entry.cell, self._made) or Outcome(None, reason, entry.log, True)
+                self._settle(entry.cell, ended, display, entry.started)
+
+    def collect(self, display: Display) -> None:
+        """Settle the cells whose attempt has ended; wait for those that another runner turned out to have."""
+        for entry in [entry for entry in self.running if entry.done()]:
+            self.running.remove(entry)
+            if entry.busy():
+                self._wait_for(entry.cell, display)
+                continue
+            outcome = finished_outcome(entry.cell, self._made) or Outcome(None, entry.failure(), entry.log)
+            entry.close(outcome.error)
+            self._settle(entry.cell, outcome, display, entry.started)
+
+    def start(self, attempts: Attempts, display: Display) -> None:
+        """Start as many pending cells as the place takes, each pending one at most once."""
+        for _ in range(len(self.pending)):
+            if len(self.running) >= attempts.at_a_time:
+                break
+            self._start(self.pending.popleft(), attempts, display)
+
+    def show(self, display: Display) -> None:
+        """Show how many have ended and failed, and which run."""
+        failed = sum(outcome.run_dir is None and not outcome.ended_early for outcome in self.outcomes.values())
+        display.update(len(self.outcomes), failed, {entry.cell.name: entry.log for entry in self.running})
+
+    def say_what_is_there(self, display: Display) -> None:
+        """Say how many runs are finished already, and which of them other code made."""
+        if self.outcomes:
+            display.line(f"{len(self.outcomes)} of {self.total} runs are there already")
+        kept = [stored_run(outcome.run_dir).record for outcome in self.outcomes.values() if outcome.run_dir is not None]
+        for line in said_of_code(kept):
+            display.line(line)
+
+    # ------------------------------------------------------------------ one cell
+
+    def _take(self, cells: Iterable[Cell]) -> None:
         """Queue what has no record, and what comes after that which has one."""
         new = deque(cells)
         while new:
             cell = new.popleft()
-            if cell.name in {entry.name for entry in pending} | {entry.cell.name for entry in running}:
+            if cell.name in {entry.name for entry in self.pending} | {entry.cell.name for entry in self.running}:
                 continue
-            outcome = finished_outcome(cell, work.folders, work.rerun_changed)
+            outcome = finished_outcome(cell, self.work.folders, self.work.rerun_changed)
             if outcome is None:
-                outcomes.pop(cell.name, None)  # one that failed or ended early is tried again
-                pending.append(cell)
+                self.outcomes.pop(cell.name, None)  # one that failed or ended early is tried again
+                self.pending.append(cell)
             else:
-                outcomes[cell.name] = outcome
-                new.extend(course.after(cell, outcome, 0.0) if course else ())
+                self.outcomes[cell.name] = outcome
+                new.extend(self.course.after(cell, outcome, 0.0) if self.course else ())
 
-    take(unique.values())
-    with closing(place.open(work, jobs)) as attempts, Display(total) as display, termination_as_interrupt():
-        if outcomes:
-            display.line(f"{len(outcomes)} of {total} runs are there already")
-        kept = [stored_run(outcome.run_dir).record for outcome in outcomes.values() if outcome.run_dir is not None]
-        for line in said_of_code(kept):
-            display.line(line)
-
-        def settle(cell: Cell, outcome: Outcome, seconds: float) -> None:
-            outcomes[cell.name] = outcome
-            said = "finished" if outcome.run_dir else f"FAILED: {outcome.error}"
-            said = f"ended early: {outcome.error}" if outcome.ended_early else said
-            display.line(f"[{len(outcomes)}/{total}] {cell.name} {said} ({seconds:.0f} s)")
-            take(course.after(cell, outcome, seconds) if course else ())
-
-        def wait_for(cell: Cell) -> None:
-            if cell.name not in waited:
-                display.line(f"{cell.name} is run by another process; waiting for it")
-            waited.add(cell.name)
-            pending.append(cell)
-
+    def _start(self, cell: Cell, attempts: Attempts, display: Display) -> None:
+        """Start a cell, unless it is finished by now, another runner has it, or it cannot be run."""
+        run_dir = self.work.runs_dir / cell.name
         try:
-            while pending or running:
-                for entry in [entry for entry in running if course and not entry.done()]:
-                    if course and (reason := course.reason_to_end(entry.cell)):
-                        try:
-                            attempts.end([entry])
-                        finally:
-                            running.remove(entry)
-                        ended = finished_outcome(entry.cell, made) or Outcome(None, reason, entry.log, True)
-                        settle(entry.cell, ended, time.monotonic() - entry.started)
-                for entry in [entry for entry in running if entry.done()]:
-                    running.remove(entry)
-                    if entry.busy():
-                        wait_for(entry.cell)
-                        continue
-                    outcome = finished_outcome(entry.cell, made)
-                    outcome = outcome or Outcome(None, entry.failure(), entry.log)
-                    entry.close(outcome.error)
-                    settle(entry.cell, outcome, time.monotonic() - entry.started)
-                for _ in range(len(pending)):
-                    if len(running) >= attempts.at_a_time:
-                        break
-                    cell = pending.popleft()
-                    run_dir = work.runs_dir / cell.name
-                    try:
-                        refuse_link(run_dir)
-                        check_no_links(run_dir)
-                        lock = CellLock(run_dir)
-                    except ConfigurationError as error:
-                        settle(cell, Outcome(None, str(error)), 0.0)
-                        continue
-                    if not lock.acquire():
-                        wait_for(cell)
-                        continue
-                    failed_before = lock.failure()
-                    found = finished_outcome(cell, work.folders, work.rerun_changed)
-                    if found is None and cell.name in waited and failed_before is not None:
-                        found = Outcome(None, failed_before or "failed in another process", run_dir / "log.txt")
-                    if found is None and not cell.name.endswith(content_hash(cell.configs, cell.overrides)):
-                        found = Outcome(None, "its configs changed while it waited; start the command again")
-                    if found is not None:
-                        lock.release()
-                        settle(cell, found, 0.0)
-                        continue
-                    said = f"{cell.name} started, log in {run_dir / 'log.txt'}"
-                    if is_finished(run_dir):
-                        said += "; made by other code before"
-                    elif last_checkpoint(run_dir).is_file():
-                        said += "; continues from its last checkpoint"
-                    if failed_before is not None:
-                        said += f"; failed the last time: {failed_before}"
-                    display.line(said)
-                    try:
-                        running.append(attempts.start(cell, lock))
-                    except OSError as error:  # a full disk, for example, of which other cells are told in their turn
-                        settle(cell, Outcome(None, f"it does not start: {error}", run_dir / "log.txt"), 0.0)
-                failed = sum(outcome.run_dir is None and not outcome.ended_early for outcome in outcomes.values())
-                display.update(len(outcomes), failed, {entry.cell.name: entry.log for entry in running})
-                if pending or running:
-                    time.sleep(0.1)
-        finally:
-            attempts.end(running)
-    return outcomes
+            refuse_link(run_dir)
+            check_no_links(run_dir)
+            lock = CellLock(run_dir)
+        except ConfigurationError as error:
+            self._settle(cell, Outcome(None, str(error)), display)
+            return
+        if not lock.acquire():
+            self._wait_for(cell, display)
+            return
+        failed_before = lock.failure()
+        if (found := self._found(cell, failed_before)) is not None:
+            lock.release()
+            self._settle(cell, found, display)
+            return
+        said = f"{cell.name} started, log in {run_dir / 'log.txt'}"
+        if is_finished(run_dir):
+            said += "; made by other code before"
+        elif last_checkpoint(run_dir).is_file():
+            said += "; continues from its last checkpoint"
+        if failed_before is not None:
+            said += f"; failed the last time: {failed_before}"
+        display.line(said)
+        try:
+            self.running.append(attempts.start(cell, lock))
+        except OSError as error:  # a full disk, for example, of which other cells are told in their turn
+            self._settle(cell, Outcome(None, f"it does not start: {error}", run_dir / "log.txt"), display)
+
+    def _found(self, cell: Cell, failed_before: str | None) -> Outcome | None:
+        """Return the outcome of a cell that need not, or cannot, be run any more; its lock is held."""
+        found = finished_outcome(cell, self.work.folders, self.work.rerun_changed)
+        if found is None and cell.name in self._waited and failed_before is not None:
+            log = self.work.runs_dir / cell.name / "log.txt"
+            found = Outcome(None, failed_before or "failed in another process", log)
+        if found is None and not cell.name.endswith(content_hash(cell.configs, cell.overrides)):
+            found = Outcome(None, "its configs changed while it waited; start the command again")
+        return found
+
+    def _settle(self, cell: Cell, outcome: Outcome, display: Display, started: float | None = None) -> None:
+        """Keep a cell's outcome, and queue what comes after it."""
+        seconds = 0.0 if started is None else time.monotonic() - started
+        self.outcomes[cell.name] = outcome
+        said = "finished" if outcome.run_dir else f"FAILED: {outcome.error}"
+        said = f"ended early: {outcome.error}" if outcome.ended_early else said
+        display.line(f"[{len(self.outcomes)}/{self.total}] {cell.name} {said} ({seconds:.0f} s)")
+        self._take(self.course.after(cell, outcome, seconds) if self.course else ())
+
+    def _wait_for(self, cell: Cell, display: Display) -> None:
+        """Queue a cell again that another runner has."""
+        if cell.name not in self._waited:
+            display.line(f"{cell.name} is run by another process; waiting for it")
+        self._waited.add(cell.name)
+        self.pending.append(cell)

@@ -24,6 +24,7 @@ class Arrivals:
         missing: clients whose losses or values were not finite.
         count: clients whose upload has left.
         sent: what has left, by cohort of this rank.
+        before: what the clients of each of its cohorts kept before the round, where some may go back to it.
         void: whether nothing arrived, so that nothing was made.
     """
 
@@ -33,6 +34,7 @@ class Arrivals:
         self.void = False
         self._stepped: list[int] = []
         self.sent: list[Parcel] = []
+        self.before: list[Parcel] = []
         #: per rank and cohort, the clients that sent something
         self._clients: list[list[tuple[int, ...]]] = []
 

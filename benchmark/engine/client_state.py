@@ -45,6 +45,15 @@ def trained_rows(roles: Roles, kept: Collection[str]) -> dict[str, str]:
     return {row: name for row, name in own.items() if row in kept and name in roles.trained}
 
 
+def own_rows(method: ClientMethod, roles: Roles, kept: Collection[str]) -> list[str]:
+    """Name the rows that a round may change and that are each client's own: not a momentum that all clients share."""
+    phases = enumerate(phases_of(method)[Stage.TRAIN])
+    of_clients = [(number, phase) for number, phase in phases if phase.optimizer_state == "client"]
+    momenta = [row for number, phase in of_clients for row in momenta_of(method, phase, number).values()]
+    personal = [name for name in roles.personal if name in kept]
+    return list(dict.fromkeys([*personal, *trained_rows(roles, kept), *momenta, *({PARTICIPATED} & {*kept})]))
+
+
 def momenta_of(method: ClientMethod, phase: Phase, number: int) -> dict[str, str]:
     """Name the parameters whose momentum outlives the round, and by which name the store keeps it."""
     if phase.optimizer_state == "fresh":

@@ -182,6 +182,8 @@ class Server(Callback):
         Raises:
             ConfigurationError: training diverged; the last round's checkpoint is as it was.
         """
+        if self.delivery.may_revert:
+            self._arrivals.before.append(simulation.kept_by(cohort.clients))
         with float32_outside_of_steps(simulation.device):
             parcel = simulation.end(cohort)
         check_complete(parcel.values, self.rule, simulation.roles.shared, simulation.method)
@@ -212,6 +214,8 @@ class Server(Callback):
         check_server_state(self.rule, self._round, simulation.shared(), simulation.ranks)
         if not self._arrivals.void and overrides(simulation.method, "take"):
             self._answer(simulation)
+        for before in self._arrivals.before:
+            simulation.revert(before, self.delivery.reverted)
         self._count_missing(simulation)
         simulation.store.send_home()
         self._arrivals = Arrivals()

@@ -1,6 +1,6 @@
 """The clients of a federation that this process steps: in cohorts, kept between rounds, scored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -9,7 +9,7 @@ import torch
 from benchmark.contract import ClientMethod, MiniBatch, Phase, Stage
 from benchmark.engine.batches.images import ImageFeed
 from benchmark.engine.batches.noise import drawn_noise, message_noise
-from benchmark.engine.client_state import LAST, PARTICIPATED, momenta_of, owners, trained_rows
+from benchmark.engine.client_state import LAST, PARTICIPATED, momenta_of, own_rows, owners, trained_rows
 from benchmark.engine.cohort import Cohort, Slots, apart
 from benchmark.engine.device.precision import float32_outside_of_steps
 from benchmark.engine.local_training import LocalSteps, Optimizer, schedule_factor
@@ -277,6 +277,17 @@ class Simulation:
         sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}
         waiting = {name: value[rows] for name, value in kept_for_answer.items()}
         return Parcel(tuple(cohort.clients[k] for k in rows), sent, _begun(cohort.received, sent, rows), waiting)
+
+    def kept_by(self, clients: tuple[int, ...]) -> Parcel:
+        """Copy what these clients keep of their own between rounds, by row, [K, ...] each, into host memory."""
+        names = own_rows(self.method, self.roles, self.store.names)
+        return Parcel(clients, self.store.rows_of({name: name for name in names}, clients, torch.device("cpu")), {}, {})
+
+    def revert(self, before: Parcel, reverted: Collection[int]) -> None:
+        """Give those of the parcel's clients that go back what they kept before the round."""
+        back = before.of([client for client in before.clients if client in reverted])
+        if back.clients:
+            self.store.write_all({name: (back.clients, value) for name, value in back.values.items()})
 
     def _message(self, cohort: Cohort, values: Values) -> tuple[Values, Values]:
         """Return what the clients send of their parameters, and what they keep for the answer, [K, ...] each.

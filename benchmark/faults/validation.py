@@ -38,28 +38,47 @@ def fault_of(message: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> s
 class Validation(Delivery):
     """Every upload is looked at, and a broken one is refused: its client is named, and the round goes on.
 
-    What the client keeps of its own stays as its training has left it.
-
     Args:
         on_invalid: ``drop``: as if it had not arrived. ``zero``: as if the client had not moved what it received, so
             that it still counts; messages that can't be read are dropped. ``raise``: the run ends.
+        personal_fault: what a refused client keeps of its own, its momentum too. ``keep``: what its training has left,
+            as with an upload that is lost. ``revert``: what it had before the round, as if it had not taken part.
         max_norm: of an update, all tensors that the server has sent together; None for any.
         max_ratio: of an update's norm to the median of the round's; None for any.
         min_valid: uploads without which the round is void.
         inner: what a message goes through before.
+
+    Raises:
+        ConfigurationError: the run ends with a broken upload, and its client is to go back.
     """
 
     def __init__(
         self,
         on_invalid: Literal["drop", "zero", "raise"] = "drop",
+        personal_fault: Literal["keep", "revert"] = "keep",
         max_norm: PositiveFloat | None = None,
         max_ratio: PositiveFloat | None = None,
         min_valid: PositiveInt = 1,
         inner: Delivery | None = None,
     ) -> None:
         super().__init__(inner)
+        if on_invalid == "raise" and personal_fault == "revert":
+            raise ConfigurationError("Validation: with on_invalid raise the run ends; leave personal_fault out")
         self.on_invalid, self.max_norm, self.max_ratio, self.min_valid = on_invalid, max_norm, max_ratio, min_valid
+        self.personal_fault = personal_fault
         self.refused: Tensor
+        self._refused_now: frozenset[int] = frozenset()
+
+    @property
+    def may_revert(self) -> bool:
+        """Return whether refused clients go back."""
+        return self.personal_fault == "revert" or super().may_revert
+
+    @property
+    def reverted(self) -> frozenset[int]:
+        """Return the refused clients of the last round, if they go back."""
+        mine: frozenset[int] = self._refused_now if self.personal_fault == "revert" else frozenset()
+        return super().reverted | mine
 
     @property
     def each_by_itself(self) -> bool:
@@ -79,6 +98,7 @@ class Validation(Delivery):
         """
         sent = super().arrive(round, sent)
         reasons = self._unreadable(sent) | self._unusable(sent)
+        self._refused_now = frozenset(reasons)
         for client, reason in sorted(reasons.items()):
             said = f"round {round.number}: the upload of client {client} is refused: {reason}"
             if self.on_invalid == "raise":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from federation import StopAfterTwo, build, fit, learned, terms
+from over_ranks import WholeStore, over_ranks
 
 import methods
 from benchmark.delivery import Delivery
@@ -17,6 +18,7 @@ from benchmark.faults import Dropouts, InjectedFaults, Validation, VirtualClock
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Round, Uploads, Values
 from benchmark.robust import Byzantine
+from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule
 
 pytestmark = pytest.mark.filterwarnings(
@@ -101,6 +103,52 @@ def test_a_refused_upload_is_as_one_that_was_lost(kind: Any) -> None:
         assert torch.equal(value, broken.simulation.shared()[name]), name
     assert broken.server.facts["refused_in_all"] == {1: 1.0}
     assert broken.server.facts[f"broken_{kind}"] == {1: 1.0}
+
+
+def own_values(rounds: int, delivery: Delivery | None, *options: str) -> dict[str, torch.Tensor]:
+    """What all clients keep of their own after some rounds of FedVPT, momenta included, by row."""
+    method, data = build("FedVPT", "--data.clients_per_round=11", *MOMENTUM, *options)
+    fit(method, data, rounds, [Server(method.make_server(), delivery)], evaluate=False)
+    return {name: method.store.all_rows(name).clone() for name in method.store.names}
+
+
+MOMENTUM = ("--model.init_args.training={lr: 0.05, momentum: 0.9, epochs: 1, optimizer_state: client}",)
+
+
+def test_a_refused_client_keeps_its_own_or_goes_back() -> None:
+    def refusing(fault: Any) -> Delivery:
+        return Validation(personal_fault=fault, inner=InjectedFaults("nan", clients=[3], rounds=[2]))
+
+    before, plain = own_values(1, None), own_values(2, None)
+    kept, back = own_values(2, refusing("keep")), own_values(2, refusing("revert"))
+    assert any(name.startswith("momentum.") for name in before)
+    others = [client for client in range(11) if client != 3]
+    for name, rows in back.items():
+        assert torch.equal(kept[name][3], plain[name][3]), name
+        assert torch.equal(rows[3], before[name][3]), name
+        assert torch.equal(rows[others], kept[name][others]), name
+    assert any(not torch.equal(before[name][3], plain[name][3]) for name in before)
+    one_by_one = own_values(2, refusing("revert"), "--data.cohort_width=1")
+    for name, rows in back.items():
+        torch.testing.assert_close(one_by_one[name][3], rows[3], rtol=1e-5, atol=1e-6)
+
+
+def test_clients_go_back_wherever_they_are_stepped() -> None:
+    def work(strategy: RanksStrategy, count: int = 2) -> dict[str, torch.Tensor]:
+        method, data = build("FedVPT", "--data.clients_per_round=11", "--data.cohort_width=1", *MOMENTUM)
+        delivery, store = Validation(personal_fault="revert", inner=InjectedFaults("nan", clients=[3, 8])), WholeStore()
+        callbacks = [Server(method.make_server(), delivery), store]
+        fit(method, data, 1, callbacks, settings={"devices": count, "strategy": strategy}, evaluate=False)
+        return store.rows
+
+    expected, (first, _) = work(RanksStrategy(), count=1), over_ranks(2, work)
+    for name, value in expected.items():
+        assert torch.equal(value, first[name]), name
+
+
+def test_where_the_run_ends_nobody_goes_back() -> None:
+    with pytest.raises(ConfigurationError, match="with on_invalid raise the run ends; leave personal_fault out"):
+        Validation("raise", "revert")
 
 
 def test_an_unreadable_message_that_nobody_refuses_ends_the_run_and_names_its_client() -> None:
