@@ -149,6 +149,12 @@ def statistic_of(
     return _json_number(column[_positions(found, _entry(record, point, split, metric), which)].mean())
 
 
+def clock_of(record: RunRecord) -> dict[int, float]:
+    """Return the seconds of the virtual clock when each round closed, 0 for round 0; empty for a run without one."""
+    found = (record.facts or {}).get("clock", {})
+    return {0: 0.0} | {int(number): float(seconds) for number, seconds in found.items()} if found else {}
+
+
 def average_by_round(
     metrics: "pd.DataFrame", test_sizes: Sequence[int], point: str, split: str, metric: str
 ) -> "tuple[np.ndarray, dict[str, np.ndarray]]":

@@ -47,42 +47,59 @@ class Chart:
 
 
 def curves(board: Board) -> list[Chart]:
-    """Average test accuracy by round, a chart for each point of a round at which it was evaluated."""
+    """Average test accuracy by round, a chart for each point of a round at which it was evaluated.
+
+    Methods whose runs have a virtual clock stand in a further chart, by its seconds.
+    """
     charts = []
     for point in board.points:
         rows = [row for each in _evaluated(board, point) for row in learning_curve(each, point)]
         if not rows:
             continue
-        bands = any("low" in row for row in rows)
+        last = {row["method"]: row["accuracy"] for row in rows}
+        label = f"Average test accuracy by round, {POINT_WORDS[point]}; in the last round: {_listed(last)}"
+        bands = " Bands span the seeds." if any("low" in row for row in rows) else ""
         x = {
             "field": "round",
             "type": "quantitative",
             "axis": {"format": "d", **_whole_ticks([row["round"] for row in rows])},
             "scale": {"domain": _span([row["round"] for row in rows]), "nice": False},
         }
-        values = [row[name] for row in rows for name in ("accuracy", "low", "high") if name in row]
-        y = _quantity("accuracy", ACCURACY, widened(values))
-        line = {
-            "mark": {"type": "line", "point": {"size": 28}},
-            "params": [ZOOM],
-            "encoding": {
-                "y": y,
-                "strokeDash": {"field": "method", "type": "nominal", "legend": None, "scale": _dashes(board)},
-                "tooltip": [said("method"), said("round"), said("accuracy", ".2f")]
-                + ([said("low", ".2f", "lowest seed"), said("high", ".2f", "highest seed")] if bands else []),
-            },
-        }
-        band = {
-            "mark": {"type": "area", "opacity": 0.14, "tooltip": False},
-            "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
-            "transform": [{"filter": "isValid(datum.low)"}],
-        }
-        spec = _spec(board, rows, {"x": x, "color": _colour(board)}, layer=[*([band] if bands else []), line])
-        last = {row["method"]: row["accuracy"] for row in rows}
-        label = f"Average test accuracy by round, {POINT_WORDS[point]}; in the last round: {_listed(last)}"
-        seeds = " Bands span the seeds." if bands else ""
-        charts.append(Chart(f"By round, {POINT_WORDS[point]}", spec, label, f"Round 0 is before any training.{seeds}"))
+        spec = _curves(board, rows, x)
+        charts.append(Chart(f"By round, {POINT_WORDS[point]}", spec, label, f"Round 0 is before any training.{bands}"))
+        if timed := [row for row in rows if "clock" in row]:
+            seconds = {row["method"]: row["clock"] for row in timed}
+            label = f"Average test accuracy by seconds of the virtual clock; the last round ends at {_listed(seconds)}"
+            x = _quantity("clock", "seconds of the virtual clock", _span([row["clock"] for row in timed]))
+            spec = _curves(board, timed, x)
+            charts.append(
+                Chart(f"By the virtual clock, {POINT_WORDS[point]}", spec, label, f"Simulated seconds.{bands}")
+            )
     return charts
+
+
+def _curves(board: Board, rows: Sequence[Spec], x: Spec) -> Spec:
+    """Return a chart of accuracies along ``x``, a line a method, with the seeds' span where there are several."""
+    bands = any("low" in row for row in rows)
+    values = [row[name] for row in rows for name in ("accuracy", "low", "high") if name in row]
+    y = _quantity("accuracy", ACCURACY, widened(values))
+    told = [said("method"), said("round"), said("accuracy", ".2f")]
+    told += [said("low", ".2f", "lowest seed"), said("high", ".2f", "highest seed")] if bands else []
+    line = {
+        "mark": {"type": "line", "point": {"size": 28}},
+        "params": [ZOOM],
+        "encoding": {
+            "y": y,
+            "strokeDash": {"field": "method", "type": "nominal", "legend": None, "scale": _dashes(board)},
+            "tooltip": told,
+        },
+    }
+    band = {
+        "mark": {"type": "area", "opacity": 0.14, "tooltip": False},
+        "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
+        "transform": [{"filter": "isValid(datum.low)"}],
+    }
+    return _spec(board, rows, {"x": x, "color": _colour(board)}, layer=[*([band] if bands else []), line])
 
 
 def clients(board: Board) -> list[Chart]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.records.grouped_runs import Experiment, Run
-from benchmark.records.summary import average_by_round, client_values
+from benchmark.records.summary import average_by_round, client_values, clock_of
 from benchmark.records.words import POINT_WORDS
 from benchmark.tables.numbers import scaled
 
@@ -34,7 +34,11 @@ def evaluated_rounds(run: Run, point: str) -> int:
 
 
 def learning_curve(experiment: Experiment, point: str) -> list[dict[str, Any]]:
-    """Average over clients by round: the mean over seeds, and the lowest and highest seed where there are several."""
+    """Average over clients by round: the mean over seeds, and the lowest and highest seed where there are several.
+
+    Where all seeds have a virtual clock, ``clock`` is the mean of its seconds when the round closed.
+    """
+    clocks = [clock_of(run.record) for run in experiment.runs]
     curves = []
     for run in experiment.runs:
         rounds, statistics = average_by_round(run.metrics, run.record.test_sizes, point, "test", "accuracy")
@@ -45,7 +49,10 @@ def learning_curve(experiment: Experiment, point: str) -> list[dict[str, Any]]:
         if all(map(math.isfinite, values)):
             span = {"low": round(min(values), 3), "high": round(max(values), 3)} if len(values) > 1 else {}
             mean = round(math.fsum(values) / len(values), 3)
-            rows.append({"method": experiment.name, "round": number, "accuracy": mean, **span})
+            time = (
+                {"clock": round(math.fsum(clock[number] for clock in clocks) / len(clocks), 3)} if all(clocks) else {}
+            )
+            rows.append({"method": experiment.name, "round": number, "accuracy": mean, **span, **time})
     return rows
 
 

@@ -1,9 +1,9 @@
-"""A table's metric over the rounds."""
+"""A table's metric over the rounds, or over the seconds of a virtual clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmark.drawing import new_figure, save_figure
 from benchmark.metrics import scale_of
 from benchmark.records.stored_run import StoredRun
-from benchmark.records.summary import average_by_round
+from benchmark.records.summary import average_by_round, clock_of
 from benchmark.records.words import unit_of
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
@@ -20,28 +20,34 @@ if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 
+CLOCK = "seconds of the virtual clock"
+
+
 @dataclass(frozen=True)
 class Curve:
-    """A row's metric over the rounds, one array [rounds] for each seed.
+    """A row's metric where it was evaluated, one array [T] for each seed.
 
     Attributes:
         name: of the method.
-        rounds: where it was evaluated.
+        places: rounds, or seconds of a virtual clock, ascending [T].
         seeds: the values, as many at each seed.
     """
 
     name: str
-    rounds: NDArray[np.int64]
+    places: NDArray[Any]
     seeds: Sequence[NDArray[np.float64]]
 
 
-def learning_curves(panels: Sequence[tuple[str, Sequence[Curve]]], y_label: str, path: str | Path) -> None:
+def learning_curves(
+    panels: Sequence[tuple[str, Sequence[Curve]]], y_label: str, path: str | Path, x_label: str = "round"
+) -> None:
     """Draw metrics over the rounds as a PNG: a panel for each setting, a line for each method.
 
     Args:
         panels: heading and curves of each; with several seeds the band is one standard deviation.
         y_label: of the metric.
         path: of the PNG; missing folders are made.
+        x_label: what the curves' places are.
     """
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
@@ -54,12 +60,12 @@ def learning_curves(panels: Sequence[tuple[str, Sequence[Curve]]], y_label: str,
             style = names.index(curve.name)
             dash = ("-", "--", ":", "-.")[style // 10 % 4]
             mean = np.mean(curve.seeds, axis=0)
-            (lines[curve.name],) = axes.plot(curve.rounds, mean, color=f"C{style % 10}", linestyle=dash, linewidth=1.4)
+            (lines[curve.name],) = axes.plot(curve.places, mean, color=f"C{style % 10}", linestyle=dash, linewidth=1.4)
             if len(curve.seeds) > 1:
                 spread = np.std(curve.seeds, axis=0, ddof=1)
-                axes.fill_between(curve.rounds, mean - spread, mean + spread, color=f"C{style % 10}", alpha=0.15, lw=0)
+                axes.fill_between(curve.places, mean - spread, mean + spread, color=f"C{style % 10}", alpha=0.15, lw=0)
         axes.set_title(heading, fontsize=10)
-        axes.set_xlabel("round")
+        axes.set_xlabel(x_label)
         if place % columns == 0:
             axes.set_ylabel(y_label)
         axes.grid(alpha=0.3)
@@ -69,20 +75,28 @@ def learning_curves(panels: Sequence[tuple[str, Sequence[Curve]]], y_label: str,
 
 
 def draw_curves(table: Table, lines: Sequence[Line], path: Path) -> None:
-    """The table's metric over the rounds, averaged over clients; no picture if no line has a run."""
+    """Draw the table's metric over the rounds, averaged over clients; no picture if no line has a run.
+
+    Where all runs have a virtual clock, it is drawn over the clock's seconds, of several seeds over their mean.
+    """
     import pandas as pd
 
+    clocks = {run.folder: clock_of(run.record) for line in lines for run in line.runs.values()}
+    timed = all(clocks.values())
     panels: dict[str, list[Curve]] = {}
     for line in lines:
         if line.runs:
             averages = [_average_by_round(run, line.point, table) for run in line.runs.values()]
             shared = pd.concat(averages, axis=1, join="inner")
             heading = ", ".join(filter(None, [line.group.panel, line.group.label]))
-            curve = Curve(line.name, shared.index.to_numpy(), list(shared.to_numpy().T))
+            places = shared.index.to_numpy()
+            if timed:
+                places = np.mean([[clocks[run.folder][at] for at in places] for run in line.runs.values()], axis=0)
+            curve = Curve(line.name, places, list(shared.to_numpy().T))
             panels.setdefault(heading, []).append(curve)
     if panels:
         y_label = f"{table.metric.replace('_', ' ')} on {table.split}{unit_of(table.metric)}, average over clients"
-        learning_curves(list(panels.items()), y_label, path)
+        learning_curves(list(panels.items()), y_label, path, CLOCK if timed else "round")
 
 
 def _average_by_round(run: StoredRun, point: str, table: Table) -> "pd.Series[float]":

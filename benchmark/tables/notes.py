@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from benchmark.metrics import in_per_cent, listed_within
 from benchmark.records.source_code import different_files
+from benchmark.records.summary import clock_of
 from benchmark.tables.layout import Preset, Table
 from benchmark.tables.lines import SUMMARY_NOTES, Line, summaries
 
@@ -69,6 +70,14 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
     )
     if between:
         notes.append(f"Between clients and server: {'; '.join(between)}.")
+    clocks = dict.fromkeys(
+        f"{line.name}: {clock[max(clock)]:,.0f}"
+        for line in lines
+        for record in line.records.values()
+        if (clock := clock_of(record))
+    )
+    if clocks:
+        notes.append(f"Seconds of the virtual clock when the last round closed: {'; '.join(clocks)}.")
     early = dict.fromkeys(
         f"{line.name}: {last} of {record.rounds_trained}"
         for line in lines

@@ -20,7 +20,7 @@ from benchmark.records.classes import own
 from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import Run, group, read_run, read_runs
 from benchmark.report.boards import boards, ranking
-from benchmark.report.charts import _whole_ticks
+from benchmark.report.charts import _whole_ticks, curves
 from benchmark.report.grid import Cell
 from benchmark.report.page import write_report
 from benchmark.tables.numbers import mean_std
@@ -549,3 +549,23 @@ def test_where_nobody_trains_alone_there_is_no_gain_over_it(page: str, tmp_path:
         split = {"split": name, "arguments": {"training": {"epochs": 1}}}
         write_run(tmp_path / "runs" / name, method, 0, [0.5, 0.7, 0.9], up=up, **split)
     assert "Gain over training alone" not in write_report(tmp_path / "page.html", tmp_path).path.read_text()
+
+
+def test_runs_with_a_virtual_clock_have_a_chart_by_its_seconds(tmp_path: Path) -> None:
+    clock = {"clock": {"1": 10.0, "2": 26.0}}
+    write_run(tmp_path / "runs" / "slow", "FedVPT", 0, [0.4, 0.6, 0.8], facts=clock)
+    write_run(tmp_path / "runs" / "slow2", "FedVPT", 1, [0.4, 0.6, 0.8], facts={"clock": {"1": 12.0, "2": 30.0}})
+    write_run(tmp_path / "runs" / "plain", "FedAvg", 0, [0.4, 0.6, 0.8])
+    (board,) = boards(group(read_runs([tmp_path / "runs"])[0]))
+    by_round, by_clock = curves(board)
+    assert {row["method"] for row in by_round.spec["data"]["values"]} == {"FedVPT", "FedAvg"}
+    rows = by_clock.spec["data"]["values"]
+    assert [(row["method"], row["clock"], row["round"]) for row in rows] == [
+        ("FedVPT", 0.0, 0),
+        ("FedVPT", 11.0, 1),
+        ("FedVPT", 28.0, 2),
+    ]
+    assert by_clock.spec["encoding"]["x"]["field"] == "clock"
+    assert by_clock.label == (
+        "Average test accuracy by seconds of the virtual clock; the last round ends at FedVPT 28.0"
+    )

@@ -950,6 +950,20 @@ def test_groups_in_an_order_are_drawn_over_the_groups_and_shown_in_the_report(ro
     assert "which digits" not in result.markdown.read_text()
 
 
+def test_runs_with_a_virtual_clock_are_drawn_over_its_seconds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree("finished/0")
+    finished_run(
+        Path("finished/0"), 0, {"local": [0.5, 0.7], "server": [0.1, 0.2]}, facts={"clock": {"1": 4.5, "2": 1200.0}}
+    )
+    drawn: list[Any] = []
+    monkeypatch.setattr("benchmark.tables.curves.learning_curves", lambda *given: drawn.extend(given))
+    text = run_table("two", program=PROGRAM).markdown.read_text()
+    panels, _, _, x_label = drawn
+    assert [curve.places.tolist() for curve in panels[0][1]] == [[4.5, 1200.0]] * 3
+    assert x_label == "seconds of the virtual clock"
+    assert "- Seconds of the virtual clock when the last round closed: Alpha: 1,200; Alpha, global: 1,200; Beta" in text
+
+
 def test_some_seeds_failed(root: Path) -> None:
     table = load_table("two")
     preset = table.presets["paper"]
