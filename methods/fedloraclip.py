@@ -3,10 +3,8 @@
 from typing import Any, Literal
 
 from benchmark.backbones.parts import LowRank, Target
-from benchmark.contract import LocalTraining
 from benchmark.ranges import Few, PositiveFloat
 from methods.fedpartclip import FedPartCLIP
-from methods.text_prompt import TRAINING
 
 
 class FedLoRACLIP(FedPartCLIP):
@@ -19,7 +17,7 @@ class FedLoRACLIP(FedPartCLIP):
     numbers, or half of them. Stacking (``FLoRA``) is for ViTs alone.
 
     All of these were published for language models; queries and values are adapted, without dropout, and trained as
-    FedPGP trains its contexts. Further arguments as ``ZeroShotCLIP``.
+    FedPGP trains its contexts. ``training`` and further arguments as ``FedPartCLIP``.
 
     Args:
         towers: which are adapted; images are encoded once where the image tower is not.
@@ -28,7 +26,6 @@ class FedLoRACLIP(FedPartCLIP):
         alpha: of the scale alpha / r.
         targets: adapted projections.
         first_block: the first adapted block of both, counted from 1.
-        training: of the factors.
 
     Raises:
         ConfigurationError: the image tower is no ViT and to be adapted, or there is no such block.
@@ -47,7 +44,6 @@ class FedLoRACLIP(FedPartCLIP):
         alpha: PositiveFloat = 16.0,
         targets: list[Target] = ["q", "v"],  # noqa: B006 (it is not changed)
         first_block: Few = 1,
-        training: LocalTraining = TRAINING,
         **settings: Any,
     ) -> None:
         factors = LowRank(rank, alpha, targets, first_block)
@@ -56,7 +52,6 @@ class FedLoRACLIP(FedPartCLIP):
             text=None if towers == "image" else factors,
             image=None if towers == "text" else factors,
             share="nothing" if share == "none" else "all",
-            training=training,
             **settings,
         )
         if share in ("A", "B"):

@@ -3,8 +3,8 @@
 The setting is in ``peer_scripts/prompt_setting.py``; all programs have its images, its networks with the same initial
 values, and as many processor cores. Flower's app is written as its own examples are, with two clients at a time on two
 cores. A round is timed whole: selection, local training, aggregation and whatever the framework does between rounds.
-Excluded are imports, the making of the images, Ray's start and the first round; what the engine does once before it,
-encoding images with frozen parts, is named in its row. Flower's environment: ``benchmark/speed/peers.py``, with
+Excluded are imports, the making of the images, Ray's start and the first round, in which the engine encodes images
+once with frozen parts; its seconds are in the note of a row. Flower's environment: ``benchmark/speed/peers.py``, with
 ``pip install timm open_clip_torch`` beside it; without FLOWER_PYTHON it is this one, if it has Flower and Ray.
 """
 
@@ -27,7 +27,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.run.process_numbers import is_first_process
 from benchmark.run.strategy import RanksStrategy
-from benchmark.speed.measure import Row, fit, now
+from benchmark.speed.measure import Row, fit
 from benchmark.speed.peer_scripts.prompt_setting import (
     BATCH,
     CLASSES,
@@ -110,15 +110,13 @@ def measure_engine(setting: PromptSetting, processes: int = 1) -> PromptMeasured
         batch_size=BATCH,
         cohort_width=-(-setting.clients // 2),
     )
-    method, began = make_method(setting), now()
+    method = make_method(setting)
     laps = fit(method, data, setting.rounds, settings=settings)
-    keeps = "features" in method.inputs
     return PromptMeasured(
         rounds=laps.rounds,
         losses=laps.losses,
         steps=laps.steps_of_all,
         parameters=sum(method.get_parameter(name).numel() for name in method.roles.trained),
-        before=laps.started - began if keeps else 0.0,
         building=0.0,
         processes=processes,
         threads=torch.get_num_threads(),
@@ -165,13 +163,12 @@ def rows_of(title: str, setting: PromptSetting, measured: dict[str, PromptMeasur
                 "programs are to do the same work: make their networks and rates alike again"
             )
         of_peer = [f"{found.best / peer.best:.2f} of Flower's"] if peer is not None and found is not peer else []
-        once = [f"{found.before:.1f} s once before the first round, images encoded"] if found.before else []
         building = [f"{found.building:.1f} s of all its clients' is building the model"] if found.building else []
         details = [
             *of_peer,
             f"{found.parameters:,} trained parameters",
             f"loss {found.losses[0]:.3f} to {found.losses[-1]:.3f}",
-            *once,
+            f"first round {found.rounds[0]:.1f} s",
             *building,
             f"{found.processes} x {found.threads} threads",
             *(f"{package} {version}" for package, version in found.versions.items()),

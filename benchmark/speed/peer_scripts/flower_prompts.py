@@ -155,7 +155,6 @@ def run(setting: PromptSetting, cores: int) -> PromptMeasured:
         losses=clock.losses,
         steps=clock.steps,
         parameters=clock.trained,
-        before=0.0,
         building=clock.building,
         processes=clock.processes,
         threads=clock.threads,

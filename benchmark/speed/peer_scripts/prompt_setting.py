@@ -169,8 +169,6 @@ class PromptMeasured:
         losses: mean training loss of the steps of every round.
         steps: optimizer steps of the last round.
         parameters: trained in a client.
-        before: seconds before the first round, in which frozen parts encode images once and processes are started; 0
-            where no image is encoded then.
         building: seconds of a round in which clients build their models, over all clients; 0 where they do not.
         processes: that trained at the same time.
         threads: of torch in each of them.
@@ -181,7 +179,6 @@ class PromptMeasured:
     losses: list[float]
     steps: int
     parameters: int
-    before: float
     building: float
     processes: int
     threads: int
