@@ -18,6 +18,7 @@ from methods.fedmtl import FedMTL
 from methods.fedmvp import FedMVP
 from methods.fedotp import FedOTP
 from methods.fedpart import FedPart
+from methods.fedpartclip import FedPartCLIP
 from methods.fedper import FedPer
 from methods.fedpgp import FedPGP
 from methods.fedpha import FedPHA
@@ -97,6 +98,7 @@ __all__ = [
     "FedPLOT",
     "FedPR",
     "FedPart",
+    "FedPartCLIP",
     "FedPer",
     "FedProGrad",
     "FedPromptSRC",

@@ -6,11 +6,43 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from benchmark.backbones.parts import Adapter, TowerPart
+from benchmark.backbones.parts import Adapter, Tower, TowerPart
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from methods.fedlora import LORA_TRAINING
 from methods.vit_prompt import ViTPromptMethod
+
+
+def fitted(method: nn.Module, part: TowerPart, tower: Tower) -> TowerPart:
+    """Return a part with its parameters for a tower.
+
+    Raises:
+        ConfigurationError: it has none, or the tower has not the block that it begins at.
+    """
+    made = part.fit(tower)
+    if not isinstance(made, nn.Module) or not list(made.parameters()):
+        raise ConfigurationError(
+            f"{type(method).__name__}: {type(made).__name__} has no parameters to train; give an nn.Module with some"
+        )
+    return made
+
+
+def divided(
+    name: str, part: TowerPart, share: Literal["declared", "all", "nothing"]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the prefixes of a part's parameters that are shared, and of those that are personal.
+
+    Args:
+        name: of the part among the method's modules.
+        part: fitted; what declares nothing as personal is shared as a whole.
+        share: as the part declares, all of it, or nothing.
+    """
+    if share == "nothing":
+        return (), (name,)
+    if share == "all" or not part.personal:
+        return (name,), ()
+    shared, personal = (tuple(f"{name}.{of}" for of in names) for names in (part.shared, part.personal))
+    return shared, personal
 
 
 class FedPart(ViTPromptMethod):
@@ -44,19 +76,10 @@ class FedPart(ViTPromptMethod):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, training=training, **settings)
-        fitted = (Adapter() if part is None else copy.deepcopy(part)).fit(self.backbone.tower)
-        if not isinstance(fitted, nn.Module) or not list(fitted.parameters()):
-            raise ConfigurationError(
-                f"FedPart: {type(fitted).__name__} has no parameters to train; give an nn.Module with some"
-            )
-        self.part: TowerPart = fitted
-        self.begin_at(fitted.first_layer + 1)
+        self.part = fitted(self, Adapter() if part is None else copy.deepcopy(part), self.backbone.tower)
+        self.begin_at(self.part.first_layer + 1)
         self.head = self.new_head()
-        shared, personal = (tuple(f"part.{name}" for name in names) for names in (fitted.shared, fitted.personal))
-        if share == "all" or (share == "declared" and not personal):
-            shared, personal = ("part",), ()
-        elif share == "nothing":
-            shared, personal = (), ("part",)
+        shared, personal = divided("part", self.part, share)
         self.shared = (*shared, "head") if head == "shared" else shared
         self.personal = personal if head == "shared" else (*personal, "head")
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.parts import Changes, Steps
+from benchmark.backbones.changes import Changes, Steps
 from benchmark.errors import ConfigurationError
 from benchmark.internals import has_hooks
 
@@ -22,7 +22,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 def query_key_value(block: "ResidualAttentionBlock", x: Tensor, changes: Changes) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [..., C, T, w] to the queries, keys and values of a block's attention, each [..., h, C, T, w / h]."""
-    attention, normed = block.attn, block.ln_1(x)
+    attention, normed = block.attn, changes.norm("norm1", x, block.ln_1)
     projected = F.linear(normed, cast(Tensor, attention.in_proj_weight), attention.in_proj_bias)
     projected = changes.linear("qkv", normed, projected)
     q, k, v = (split_heads(part, attention.num_heads) for part in projected.chunk(3, dim=-1))
@@ -32,8 +32,9 @@ def query_key_value(block: "ResidualAttentionBlock", x: Tensor, changes: Changes
 def finish(block: "ResidualAttentionBlock", x: Tensor, attended: Tensor, changes: Changes) -> Tensor:
     """The rest of a block after its attention: [..., C, T, w] and [..., C, T, w] to [..., C, T, w]."""
     kept = x + block.ls_1(changes.linear("proj", attended, block.attn.out_proj(attended)))
-    made = kept + block.ls_2(changes.mlp(block.ln_2(kept), block.mlp, lambda: _mlp_steps(block.mlp)))
-    return changes.add_beside(made, lambda: block.ln_1(x))
+    between = changes.norm("norm2", kept, block.ln_2)
+    made = kept + block.ls_2(changes.mlp(between, block.mlp, lambda: _mlp_steps(block.mlp)))
+    return changes.add_beside(made, lambda: changes.norm("norm1", x, block.ln_1))
 
 
 def _mlp_steps(mlp: nn.Sequential) -> Steps:

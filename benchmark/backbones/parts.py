@@ -5,7 +5,7 @@ that its frozen weights stay one product for all clients, while what a part hold
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -20,6 +20,8 @@ from benchmark.seeds import keyed_initialization
 Projection = Literal["qkv", "proj", "fc1", "fc2"]
 #: Where low-rank factors can stand: queries, keys, values, and a block's other projections.
 Target = Literal["q", "k", "v", "proj", "fc1", "fc2"]
+#: A block's norms, before its attention and before its MLP, and the tower's last one, behind all blocks.
+Norm = Literal["norm1", "norm2", "final"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class TowerPart:
     Attributes:
         first_layer: the first layer that the part changes: tokens at its input may be kept.
         projections: those whose output ``linear`` changes.
+        norms: those whose output ``norm`` changes.
         in_parallel: ``beside`` adds to the output of blocks.
         shared: prefixes of the part's parameters that methods share, where the choice is the part's.
         personal: prefixes of those that stay with their client.
@@ -76,6 +79,7 @@ class TowerPart:
 
     first_layer: int = 0
     projections: tuple[Projection, ...] = ()
+    norms: tuple[Norm, ...] = ()
     in_parallel: bool = False
     shared: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
@@ -105,6 +109,17 @@ class TowerPart:
                 ``fc1`` and ``fc2`` (of the MLP).
             x: its input, [..., T, in], with as many tokens as are computed there.
             y: its output, [..., T, out].
+        """
+        return y
+
+    def norm(self, layer: int, name: Norm, x: Tensor, y: Tensor) -> Tensor:
+        """Return what a norm gives instead of its own output; asked of ``norms``, from ``first_layer`` on.
+
+        Args:
+            layer: number of the layer; the tower's depth for the final norm.
+            name: of the norm.
+            x: the tokens with mean 0 and variance 1, before the norm's gain and bias, [..., T, d].
+            y: its output, [..., T, d].
         """
         return y
 
@@ -333,114 +348,42 @@ class Biases(TowerPart, Checked, nn.Module):
         return y + self.biases[name][layer - self.first_layer]
 
 
-#: an MLP's first projection, what lies between, and its second projection
-Steps = tuple[nn.Module, Callable[[Tensor], Tensor], nn.Module]
+class Norms(TowerPart, Checked, nn.Module):
+    """Normalisation tuning: what is added to gain and bias of a tower's LayerNorms.
 
-
-class Changes:
-    """The changes that parts make in one block of a tower.
-
-    Args:
-        parts: all parts of the tower.
-        layer: number of the block.
-    """
-
-    def __init__(self, parts: Sequence[TowerPart], layer: int) -> None:
-        self.layer = layer
-        self.parts = [part for part in parts if layer >= part.first_layer and (part.projections or part.in_parallel)]
-
-    def __bool__(self) -> bool:
-        """Return whether the block is changed at all."""
-        return bool(self.parts)
-
-    def at(self, *names: Projection) -> bool:
-        """Return whether one of these projections is changed."""
-        return any(name in part.projections for part in self.parts for name in names)
-
-    def linear(self, name: Projection, x: Tensor, y: Tensor) -> Tensor:
-        """Return the output of a projection, of its input and its own output, part by part."""
-        for part in self.parts:
-            if name in part.projections:
-                y = part.linear(self.layer, name, x, y)
-        return y
-
-    def mlp(self, x: Tensor, mlp: nn.Module, steps: Callable[[], Steps]) -> Tensor:
-        """Return the MLP's output.
-
-        Args:
-            x: its input, [..., T, d].
-            mlp: the module, which is called where no part changes its projections.
-            steps: gives its first projection, what lies between, and its second projection.
-        """
-        if not self.at("fc1", "fc2"):
-            called: Tensor = mlp(x)
-            return called
-        first, between, second = steps()
-        hidden = between(self.linear("fc1", x, first(x)))
-        return self.linear("fc2", hidden, second(hidden))
-
-    def add_beside(self, made: Tensor, x: Callable[[], Tensor]) -> Tensor:
-        """Return a block's output with what stands beside the block; ``x`` gives the block's normed input."""
-        beside = [part for part in self.parts if part.in_parallel]
-        if beside:
-            normed = x()
-            for part in beside:
-                added = part.beside(self.layer, normed)
-                made = made if added is None else made + added
-        return made
-
-
-#: of a pass without parts
-NO_CHANGE = Changes((), 0)
-
-
-class Places:
-    """The places of prompts among a tower's tokens: each part has its own, side by side, in the order of the parts.
+    ``LN(x) = (g + dg) * z + b + db`` with the frozen g and b and the standardised tokens z, after LayerNorm
+    tuning of language models (Zhao et al., ICLR 2024). A norm before all blocks, as CLIP's image tower has one, stays.
 
     Args:
-        parts: of the tower.
-        at: where the first place is: so many tokens stand before it.
-        counts: tokens that already stand in the parts' places; none by default.
+        targets: the norms: those of each block, and the tower's last one.
+        first_block: the first block whose norms are tuned, counted from 1.
+
+    Attributes:
+        gains: dg, from 0 on: of a block's norm [L, d] for the L blocks from ``first_block`` on, of the final one [d].
+        biases: db, alike.
     """
 
-    def __init__(self, parts: Sequence[TowerPart], at: int, counts: Sequence[int] | None = None) -> None:
-        self.parts = list(parts)
-        self.at = at
-        self.counts = list(counts) if counts is not None else [0] * len(self.parts)
+    shared = ("gains", "biases")
 
-    def fill(self, layer: int, tokens: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return a layer's input, with the prompts that are new there.
+    def __init__(self, targets: Sequence[Norm] = ("norm1", "norm2"), first_block: Few = 1) -> None:
+        super().__init__()
+        if not targets or len(set(targets)) != len(targets):
+            raise ConfigurationError(f"Norms: targets={list(targets)}; give at least one, each once")
+        self.norms = tuple(targets)
+        self.first_block, self.first_layer = first_block, first_block - 1
 
-        Args:
-            layer: number of the layer.
-            tokens: [..., T, d].
-            norm: what new prompts go through; None for nothing.
-        """
-        new = {i: made for i, part in enumerate(self.parts) if (made := part.prompts(layer)) is not None}
-        if not new:
-            return tokens
-        pieces = list(tokens.split([self.at, *self.counts, tokens.shape[-2] - self.at - sum(self.counts)], dim=-2))
-        for i, prompts in new.items():
-            normed = norm(prompts) if norm is not None else prompts
-            pieces[1 + i] = normed.expand(*tokens.shape[:-2], -1, -1)
-            self.counts[i] = prompts.shape[-2]
-        return torch.cat(pieces, dim=-2)
+    def fit(self, tower: Tower) -> Self:
+        """Make gains and biases."""
+        layers = tower.layers_from(self.first_block, f"{type(self).__name__}: first_block")
+        shapes = {name: (tower.width,) if name == "final" else (layers, tower.width) for name in self.norms}
+        self.gains, self.biases = (
+            nn.ParameterDict({name: torch.zeros(shape) for name, shape in shapes.items()}) for _ in range(2)
+        )
+        return self
 
-    def without(self, tokens: Tensor) -> Tensor:
-        """Return the tokens without the prompts."""
-        if not sum(self.counts):
-            return tokens
-        return torch.cat([tokens[..., : self.at, :], tokens[..., self.at + sum(self.counts) :, :]], dim=-2)
-
-
-def parts_of(given: Sequence[TowerPart | Tensor], tower: Tower, images: int | None = None) -> list[TowerPart]:
-    """Return the parts that a tower was given; tensors are :class:`Prompts`.
-
-    Raises:
-        ConfigurationError: prompts that do not fit the tower, or the number of images.
-    """
-    parts = [Prompts(part) if isinstance(part, Tensor) else part for part in given]
-    for part in parts:
-        if isinstance(part, Prompts):
-            part.check(tower, images)
-    return parts
+    def norm(self, layer: int, name: Norm, x: Tensor, y: Tensor) -> Tensor:
+        """Add ``dg * x + db``."""
+        gain, bias = self.gains[name], self.biases[name]
+        if name != "final":
+            gain, bias = gain[layer - self.first_layer], bias[layer - self.first_layer]
+        return y + gain * x + bias

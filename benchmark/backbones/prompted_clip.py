@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.backbones.changes import NO_CHANGE, Changes, Places, parts_of
 from benchmark.backbones.class_prompts import CausalPrompts, ClassPrompts, PaddedPrompts
 from benchmark.backbones.clip import MICRO, load_clip
 from benchmark.backbones.clip_attention import attend, attend_after, finish, query_key_value, split_heads
 from benchmark.backbones.fixed_batch_norm import fix_batch_norms
-from benchmark.backbones.parts import Changes, Places, Tower, TowerPart, parts_of
+from benchmark.backbones.parts import Tower, TowerPart
 from benchmark.backbones.text_tower import (
     class_token_of,
     differing_text,
@@ -224,7 +225,8 @@ class PromptedCLIP(TwoTowers):
             own = finish(block, own, attend_after(own_q, k, v, own_k, own_v, own_mask, unseen), changes)
             if not last:
                 shared = finish(block, shared, attend(q, k, v, mask), changes)
-        return project_text(text, text.ln_final(own))[..., -1, :]
+        normed = Changes(given, self.text_depth).norm("final", own, text.ln_final)
+        return project_text(text, normed)[..., -1, :]
 
     def prompts_of(self, texts: Sequence[str], num_context: int) -> CausalPrompts | PaddedPrompts:
         """Return prompts of a context followed by these texts."""
@@ -345,7 +347,8 @@ class PromptedCLIP(TwoTowers):
         """Projected outputs [B, len(rows), e] of the positions ``rows`` among ``[global, positions]``."""
         self._check_images(x)
         if self.visual_kind == "vit":
-            return self._project(self._vit_tokens(x, parts_of(parts, self.image_tower, x.shape[0]), rows))
+            given = parts_of(parts, self.image_tower, x.shape[0])
+            return self._project(self._vit_tokens(x, given, rows), Changes(given, self.vision_depth))
         if parts:
             raise ConfigurationError(
                 "a CLIP ResNet takes no prompt tokens, and no other parts; use a ViT such as ViT-B-16, or a method "
@@ -376,9 +379,10 @@ class PromptedCLIP(TwoTowers):
             tokens = finish(block, tokens, attend(q, k, v), changes)
         return tokens
 
-    def _project(self, tokens: Tensor) -> Tensor:
-        """Return features of a ViT's tokens, [..., v] to [..., e]."""
-        return self.model.visual.ln_post(tokens) @ self.model.visual.proj
+    def _project(self, tokens: Tensor, changes: Changes = NO_CHANGE) -> Tensor:
+        """Return features of a ViT's tokens, [..., v] to [..., e], as parts change its last norm."""
+        visual = self.model.visual
+        return changes.norm("final", tokens, visual.ln_post) @ visual.proj
 
     def _encode_resnet(self, x: Tensor, rows: slice) -> Tensor:
         visual = self.model.visual

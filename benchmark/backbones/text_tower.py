@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark.backbones.changes import Changes, Places
 from benchmark.backbones.class_prompts import CausalPrompts, PaddedPrompts
 from benchmark.backbones.clip_attention import attend, finish, query_key_value
 from benchmark.backbones.hub_tokenizer import HubTokenizer
-from benchmark.backbones.parts import Changes, Places, TowerPart
+from benchmark.backbones.parts import TowerPart
 from benchmark.errors import ConfigurationError
 
 if TYPE_CHECKING:  # open_clip takes seconds to import, and reading the command line must not wait for it
@@ -114,7 +115,8 @@ def padded_features(
         read = place == T - 1 + absent if _read_last(text) else place == prompts.ends[:, None]
     # A sum, since the gradient of a choice by index adds in any order on a GPU.
     tokens = torch.where(read[..., None], tokens, 0).sum(dim=-2)
-    return project_text(text, text.ln_final(tokens))
+    normed = Changes(given, len(text.transformer.resblocks)).norm("final", tokens, text.ln_final)
+    return project_text(text, normed)
 
 
 def project_text(text: Any, tokens: Tensor) -> Tensor:

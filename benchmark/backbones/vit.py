@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from benchmark.backbones.parts import NO_CHANGE, Changes, Places, Tower, TowerPart, parts_of
+from benchmark.backbones.changes import NO_CHANGE, Changes, Places, parts_of
+from benchmark.backbones.parts import Tower, TowerPart
 from benchmark.backbones.vit_layers import (
     after,
     class_token_after,
@@ -124,7 +125,8 @@ class PromptedViT(Checked, nn.Module):
             tokens = self._layer(layer, places.fill(layer, tokens), Changes(given, layer))
         if not self._class_token_alone:
             tokens = places.without(tokens)
-        return self.vit.forward_head(self.vit.norm(tokens), pre_logits=True)
+        normed = Changes(given, self.depth).norm("final", tokens, self.vit.norm)
+        return self.vit.forward_head(normed, pre_logits=True)
 
     def tokens_before(self, x: Tensor, layer: int) -> Tensor:
         """The input of a layer, counted from 0, in a pass without parts, [B, num_prefix_tokens + M, d].
@@ -219,9 +221,9 @@ class PromptedViT(Checked, nn.Module):
             return after(block, tokens, changes)
         if changes:
             raise ConfigurationError(
-                f"parts that change projections, or stand beside blocks, need timm's usual blocks without dropout, and "
-                f"this {type(self.vit).__name__} has {type(block).__name__} otherwise made; use another backbone, or "
-                "prompts"
+                f"parts that change projections or norms, or stand beside blocks, need timm's usual blocks without "
+                f"dropout, and this {type(self.vit).__name__} has {type(block).__name__} otherwise made; use another "
+                "backbone, or prompts"
             )
         return cast(Tensor, block(tokens))
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.backbones.parts import NO_CHANGE, Changes, Steps
+from benchmark.backbones.changes import NO_CHANGE, Changes, Steps
 from benchmark.errors import ConfigurationError
 from benchmark.internals import has_hooks
 
@@ -114,7 +114,7 @@ def class_token_after(block: Any, tokens: Tensor, changes: Changes = NO_CHANGE) 
 
 def _after(block: Any, tokens: Tensor, rows: int | None, changes: Changes) -> Tensor:
     """The first so many tokens after a layer, or all."""
-    attention, normed = block.attn, block.norm1(tokens)
+    attention, normed = block.attn, changes.norm("norm1", tokens, block.norm1)
     projected = changes.linear("qkv", normed, attention.qkv(normed))
     packed = projected.unflatten(-1, (3, attention.num_heads, -1))  # [B, T, 3, heads, d / heads]
     q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
@@ -129,7 +129,8 @@ def _after(block: Any, tokens: Tensor, rows: int | None, changes: Changes) -> Te
     if attention.gate is not None:
         attended = attended * attention.gate(normed).sigmoid()
     kept: Tensor = tokens + block.ls1(changes.linear("proj", attended, attention.proj(attended)))
-    made: Tensor = kept + block.ls2(changes.mlp(block.norm2(kept), block.mlp, lambda: _mlp_steps(block.mlp)))
+    between = changes.norm("norm2", kept, block.norm2)
+    made: Tensor = kept + block.ls2(changes.mlp(between, block.mlp, lambda: _mlp_steps(block.mlp)))
     return changes.add_beside(made, lambda: normed)
 
 

@@ -41,6 +41,7 @@ CASES = (
     "ranks",
     "product",
     "peers",
+    "peers_prompts",
     "recorded",
     "gpu_tests",
 )

@@ -54,8 +54,8 @@ class Row:
         ratio: these seconds divided by those of the case's reference; None for a row without one.
         share_of_peak: floating-point operations per second over the measured peak of a matrix product; None if they
             were not counted.
-        memory: peak bytes, of the device where it is a GPU, else of this process up to here; None if another process
-            did the work.
+        memory: peak bytes, of the device where it is a GPU, else of the process that did the work, up to here; None if
+            it was not read.
         note: what a reader must know.
     """
 

@@ -1,18 +1,24 @@
-"""A round of each part in a frozen tower beside prompts, and what kept tokens save where parts begin later."""
+"""A round of each part in a frozen tower beside prompts, and what kept tokens save where parts begin later.
 
-from collections.abc import Callable, Iterable
+Each row is measured in a process of its own, so that its peak memory is its own, too.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmark.backbones.parts import Adapter
+from benchmark.backbones.parts import Adapter, Norms
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import Row, device, fit
+from benchmark.speed.measure import Row, device, fit, last_line_of
 from benchmark.speed.workloads import CLASSES, TRAINING, Work, class_names, frozen_clip, frozen_vit, large_clip
 from methods import (
     FedCLIP,
     FedLoRA,
     FedLoRACLIP,
     FedPart,
+    FedPartCLIP,
     FedSDG,
     FedVPT,
     FedVPTDeep,
@@ -25,11 +31,8 @@ from methods import (
 CLIENTS, IMAGES, ROUNDS = 2, 32, 3
 
 
-def seconds(make: Callable[[int], FederatedMethod], size: int, cached: bool | Literal["auto"] = "auto") -> float:
-    """Return the seconds of the best round of a method, both clients together."""
-    work = Work("", make, size, 16, "bf16-mixed" if device() == "cuda" else "32-true")
-    data = work.data(CLIENTS, IMAGES, CLIENTS, tested=4, cache_features=cached)
-    return fit(make(CLIENTS), data, ROUNDS, evaluate_every=ROUNDS).best
+#: What makes a method for so many clients, and whether frozen features are kept.
+Timed = tuple[Callable[[int], FederatedMethod], bool | Literal["auto"]]
 
 
 def in_vit(kind: Any, **settings: Any) -> Callable[[int], FederatedMethod]:
@@ -43,47 +46,68 @@ def in_clip(kind: Any, **settings: Any) -> Callable[[int], FederatedMethod]:
     return lambda clients: kind(clients, class_names(), frozen_clip(large_clip()), training=TRAINING, **settings)
 
 
-def of_vit() -> Iterable[Row]:
-    """Yield a round of each kind of part, and of parts from block 9 on with tokens kept and made in every step."""
-    work = f"a round of {CLIENTS} clients x {IMAGES} images at 224 px, batches of 16"
-    everywhere = seconds(in_vit(FedVPT), 224)
-    yield Row("FedVPT, all blocks", work, everywhere, 1.0, note="times FedVPT's in every row")
-    parts: tuple[tuple[str, Any, dict[str, Any]], ...] = (
-        ("FedVPTDeep, all blocks", FedVPTDeep, {}),
-        ("FedLoRA, all blocks", FedLoRA, {}),
-        ("FedPart (adapters), all blocks", FedPart, {"part": Adapter()}),
-        ("PF2LoRA, all blocks", PF2LoRA, {"order": "joint"}),
-        ("FedSDG, all blocks", FedSDG, {}),
-    )
-    for title, kind, settings in parts:
-        took = seconds(in_vit(kind, **settings), 224)
-        yield Row(title, work, took, took / everywhere)
+def of_vit() -> dict[str, Timed]:
+    """Return each kind of part, and parts from block 9 on with tokens kept and made in every step; prompts first."""
+    found: dict[str, Timed] = {
+        "FedVPT, all blocks": (in_vit(FedVPT), "auto"),
+        "FedVPTDeep, all blocks": (in_vit(FedVPTDeep), "auto"),
+        "FedLoRA, all blocks": (in_vit(FedLoRA), "auto"),
+        "FedPart (adapters), all blocks": (in_vit(FedPart, part=Adapter()), "auto"),
+        "FedPart (norms), all blocks": (in_vit(FedPart, part=Norms()), "auto"),
+        "PF2LoRA, all blocks": (in_vit(PF2LoRA, order="joint"), "auto"),
+        "FedSDG, all blocks": (in_vit(FedSDG), "auto"),
+    }
     late: tuple[tuple[str, Any], ...] = (("FedVPT", FedVPT), ("FedLoRA", FedLoRA))
     for title, kind in late:
         for how, cached in (("made in every step", False), ("kept", True)):
-            took = seconds(in_vit(kind, first_block=9), 224, cached)
-            yield Row(f"{title}, from block 9 on, tokens {how}", work, took, took / everywhere)
+            found[f"{title}, from block 9 on, tokens {how}"] = (in_vit(kind, first_block=9), cached)
+    return found
 
 
-def of_clip() -> Iterable[Row]:
-    """Yield a round of each part in CLIP beside PromptFL's, whose images are encoded once."""
+def of_clip() -> dict[str, Timed]:
+    """Return each part in CLIP, after PromptFL, whose images are encoded once."""
     name = large_clip()
-    size = frozen_clip(name).image_size[0]
-    work = f"a round of {CLIENTS} clients x {IMAGES} images, batches of 16"
-    first = seconds(in_clip(PromptFL), size)
-    yield Row(f"PromptFL, {name}", work, first, 1.0, note="times PromptFL's in every row")
-    for title, kind, settings in (
-        ("FedLoRACLIP, text", FedLoRACLIP, {"towers": "text"}),
-        ("FedLoRACLIP, both towers", FedLoRACLIP, {}),
-        ("PFedMMA", PFedMMA, {"first_block": 1}),
-        ("FedCLIP", FedCLIP, {}),
-    ):
-        took = seconds(in_clip(kind, **settings), size)
-        yield Row(f"{title}, {name}", work, took, took / first)
+    return {
+        f"PromptFL, {name}": (in_clip(PromptFL), "auto"),
+        f"FedLoRACLIP, text, {name}": (in_clip(FedLoRACLIP, towers="text"), "auto"),
+        f"FedLoRACLIP, both towers, {name}": (in_clip(FedLoRACLIP), "auto"),
+        f"FedPartCLIP (norms), text, {name}": (in_clip(FedPartCLIP, text=Norms()), "auto"),
+        f"PFedMMA, {name}": (in_clip(PFedMMA, first_block=1), "auto"),
+        f"FedCLIP, {name}": (in_clip(FedCLIP), "auto"),
+    }
+
+
+def measured(title: str) -> dict[str, float]:
+    """Return the seconds of the best round of a row, both clients together, and this process's peak bytes."""
+    make, cached = (of_vit() | of_clip())[title]
+    method = make(CLIENTS)
+    size = method.clip.image_size[0] if title in of_clip() else 224
+    data = Work("", make, size).data(CLIENTS, IMAGES, CLIENTS, tested=4, cache_features=cached)
+    laps = fit(method, data, ROUNDS, evaluate_every=ROUNDS)
+    return {"seconds": laps.best, "memory": laps.memory}
+
+
+def rows_of(titles: Iterable[str], work: str, of_first: str) -> Iterator[Row]:
+    """Yield the rows, each measured in a process of its own, against the first."""
+    first = 0.0
+    for title in titles:
+        found = json.loads(last_line_of([sys.executable, "-m", "benchmark.speed.parts", title]))
+        note = "" if first else f"times {of_first} in every row; MB of a process with all that it has imported"
+        first = first or found["seconds"]
+        yield Row(title, work, found["seconds"], found["seconds"] / first, memory=found["memory"], note=note)
 
 
 def run(folder: Path) -> tuple[str, Iterable[Row]]:
     """Time both towers' parts."""
-    return "Parts in a frozen tower: a round of each, against prompts", (
-        row for of in (of_vit, of_clip) for row in of()
+    work = f"a round of {CLIENTS} clients x {IMAGES} images"
+    towers = (
+        (of_vit(), f"{work} at 224 px, batches of 16", "FedVPT's"),
+        (of_clip(), f"{work}, batches of 16", "PromptFL's"),
     )
+    return "Parts in a frozen tower: a round of each, against prompts", (
+        row for titles, of_work, of_first in towers for row in rows_of(titles, of_work, of_first)
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(sys.argv[1])))

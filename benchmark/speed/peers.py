@@ -118,19 +118,19 @@ def measure_engine(setting: Setting, width: int, processes: int = 1) -> Measured
     )
 
 
-def measure_peer(command: list[str], setting: Setting, cores: int) -> Measured:
-    """Run a peer's script and read the line that it prints.
+def printed_by(command: list[str], arguments: list[str], cores: int) -> dict[str, Any]:
+    """Run a peer's script and read the line of JSON that it prints.
 
     Args:
         command: interpreter and script.
-        setting: the work.
+        arguments: the work.
         cores: processor cores that it may use.
 
     Raises:
         ConfigurationError: it failed, printed something else, or took longer than PATIENCE.
     """
     with subprocess.Popen(
-        [*command, *setting.arguments(), f"--cores={cores}"],
+        [*command, *arguments, f"--cores={cores}"],
         env={**os.environ, **QUIET},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -153,7 +153,13 @@ def measure_peer(command: list[str], setting: Setting, cores: int) -> Measured:
             f"{' '.join(command)} ended with status {process.returncode} and without a result: {last}; make its "
             "environment as benchmark/speed/peers.py says"
         )
-    found = json.loads(lines[-1])
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def measure_peer(command: list[str], setting: Setting, cores: int) -> Measured:
+    """Run a peer's script with a setting and so many processor cores, and read what it measured."""
+    found = printed_by(command, setting.arguments(), cores)
     return Measured(**{field.name: found[field.name] for field in fields(Measured)})
 
 

@@ -1,5 +1,6 @@
 """LoRA, adapters and a gate in CLIP: by hand, and against zero-shot CLIP where they do nothing."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ from federation import build as build_tiny
 from federation import fit, learned
 from torch import Tensor
 
+from benchmark.backbones.parts import LowRank, TowerPart
+from benchmark.backbones.prompted_clip import PromptedCLIP
+from benchmark.errors import ConfigurationError
+from methods import FedPartCLIP
 from methods.fedclip import contrast
 from methods.pfedmma import Bottleneck, Linears
 
@@ -21,6 +26,11 @@ def run(conf: str, *options: str, rounds: int = 2) -> Any:
     return method
 
 
+def part_of(name: str, **settings: Any) -> str:
+    """Return a part as an option says it."""
+    return json.dumps({"class_path": f"benchmark.backbones.parts.{name}", "init_args": settings})
+
+
 def scores(method: Any) -> dict[str, Tensor]:
     return {name: value for name, value in learned(method).items() if name.startswith("metric.") and "/test/" in name}
 
@@ -31,6 +41,58 @@ def test_factors_that_are_not_trained_are_zero_shot_clip() -> None:
     for name, value in zero.items():
         exact = {"atol": 1e-6, "rtol": 1e-6} if "loss" in name else {"atol": 0.0, "rtol": 0.0}
         torch.testing.assert_close(method[name], value, **exact), "features are kept there, and made with others here"
+
+
+def test_norms_that_are_not_trained_are_zero_shot_clip() -> None:
+    parts = [f"{tower}={part_of('Norms', targets=['norm1', 'norm2', 'final'])}" for tower in ("text", "image")]
+    zero, method = scores(run("ZeroShotCLIP")), scores(run("FedPartCLIP", *parts, "training.lr=0.0"))
+    assert zero.keys() <= method.keys()
+    for name, value in zero.items():
+        torch.testing.assert_close(method[name], value, atol=1e-6, rtol=1e-6)
+
+
+def test_a_part_of_factors_in_clip_is_federated_lora() -> None:
+    factors = part_of("LowRank", rank=2, first_block=1)
+    for towers, text, image in (("both", factors, factors), ("text", factors, "null")):
+        lora = learned(run("FedLoRACLIP", f"towers={towers}"))
+        method = run("FedPartCLIP", f"text={text}", f"image={image}")
+        assert method.inputs == (("features",) if towers == "text" else ("images",))
+        renamed = {name.replace("_part.", "_lora."): value for name, value in learned(method).items()}
+        assert lora.keys() == renamed.keys()
+        for name, value in lora.items():
+            assert torch.equal(value.nan_to_num(), renamed[name].nan_to_num()), name
+
+
+@pytest.mark.parametrize(
+    ("share", "shared", "personal"),
+    [
+        ("declared", ["gains.final", "gains.norm1"], ["biases.final", "biases.norm1"]),
+        ("all", ["biases.final", "biases.norm1", "gains.final", "gains.norm1"], []),
+        ("nothing", [], ["biases.final", "biases.norm1", "gains.final", "gains.norm1"]),
+    ],
+)
+def test_what_of_the_parts_is_shared(
+    share: str, shared: list[str], personal: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmark.backbones.parts.Norms.shared", ("gains",))
+    monkeypatch.setattr("benchmark.backbones.parts.Norms.personal", ("biases",))
+    method = run("FedPartCLIP", f"share={share}", "image=null", rounds=1)
+    assert sorted(method.roles.shared) == [f"text_part.{name}" for name in shared]
+    assert sorted(method.roles.personal) == [f"text_part.{name}" for name in personal]
+    start, _ = build_tiny("FedPartCLIP", *FEW)
+    if shared:
+        assert not torch.equal(method.text_part.gains["final"], start.text_part.gains["final"])
+
+
+def test_parts_that_cannot_be_trained_are_refused() -> None:
+    clip, names = PromptedCLIP(), ["cat", "dog"]
+    for given, said in (
+        ({"text": None}, "FedPartCLIP: text and image are null; give a part for one of them"),
+        ({"text": TowerPart()}, "FedPartCLIP: TowerPart has no parameters to train; give an nn.Module with some"),
+        ({"image": LowRank(first_block=9)}, r"LowRank: first_block=9, but the tower \(image\) has"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            FedPartCLIP(2, names, clip, **given)
 
 
 def test_adapters_that_give_nothing_are_zero_shot_clip() -> None:

@@ -167,6 +167,20 @@ def test_a_part_of_factors_is_fedavg_lora() -> None:
     assert_same(values(plain), renamed)
 
 
+def test_tuned_norms_from_a_block_on_take_kept_tokens_and_give_the_same_numbers() -> None:
+    norms = (
+        '{"class_path": "benchmark.backbones.parts.Norms", "init_args": {"targets": [norm2, final], "first_block": 2}}'
+    )
+    kept = run("FedPart", f"part={norms}")
+    assert kept.inputs == ("features",)
+    assert sorted(kept.roles.shared) == [
+        f"part.{of}.{norm}" for of in ("biases", "gains") for norm in ("final", "norm2")
+    ]
+    assert kept.part.gains["final"].any()
+    assert kept.part.biases["norm2"].any()
+    assert_same(values(kept), values(run("FedPart", f"part={norms}", "--data.cache_features=false")))
+
+
 def test_without_ranks_the_head_alone_is_trained() -> None:
     assert not list(filter(lambda v: v.numel(), run("FedLoRA", "rank=0", rounds=1).lora.parameters()))
     left, right = (run(conf, "rank=0") for conf in ("FedLoRA", "LocalLoRA"))

@@ -25,8 +25,8 @@ from benchmark.records.stored_run import read_metrics
 OPEN = {name for name in methods.__all__ if getattr(methods, name).open_vocabulary} - {"FOCoOp"}
 #: Those that do with label spaces what others here do, too.
 ALIKE = {
-    *("CoOp", "FedCLIP", "FedLoRACLIP", "FedPLOT", "LocalCLIP", "PFedMMA", "PromptAMP", "PromptFLFT", "PromptFolio"),
-    *("PromptPer", "PromptProx", "TPFL"),
+    *("CoOp", "FedCLIP", "FedLoRACLIP", "FedPartCLIP", "FedPLOT", "LocalCLIP", "PFedMMA", "PromptAMP", "PromptFLFT"),
+    *("PromptFolio", "PromptPer", "PromptProx", "TPFL"),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

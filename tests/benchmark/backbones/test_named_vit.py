@@ -166,7 +166,7 @@ def test_image_features_are_names_by_probability(files: dict[str, Any]) -> None:
 #: Methods that put parts into the towers, or look at patches.
 NEED_TOKENS = (
     *("FedMaPLe", "FedPromptSRC", "FedMVP", "FedMGP", "FedLoRACLIP", "PFedMMA", "LocalCLIP", "PFedPrompt", "FedOTP"),
-    *("FedPLOT", "FedPHA", "TRIP", "PLAN"),
+    *("FedPLOT", "FedPHA", "FedPartCLIP", "TRIP", "PLAN"),
 )
 
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from benchmark.backbones.parts import Adapter, Biases, Changes, LowRank, Places, Prompts, Tower, TowerPart
+from benchmark.backbones.changes import Changes, Places
+from benchmark.backbones.parts import Adapter, Biases, LowRank, Norm, Norms, Prompts, Tower, TowerPart
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.prompts import VisualPromptTokens
 from benchmark.backbones.tiny_vit import TinyViT
@@ -18,6 +19,7 @@ from benchmark.backbones.vit import TimmViT
 from benchmark.errors import ConfigurationError
 
 TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
+NORMS: tuple[Norm, ...] = ("norm1", "norm2", "final")
 NAMES = ["cat", "dog", "oak tree"]
 
 
@@ -97,6 +99,69 @@ def test_factors_in_a_clip_are_merged_weights(clip: PromptedCLIP, tower: str) ->
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
 
 
+def add_to_norms(part: Norms, norms: dict[str, list[Any]]) -> None:
+    """Add a part's values to the weights of the tower's own norms, those of its blocks in their order."""
+    for name in part.norms:
+        for at, norm in enumerate(norms[name] if name == "final" else norms[name][part.first_layer :]):
+            of_block = () if name == "final" else (at,)
+            norm.weight.data += part.gains[name][of_block]
+            norm.bias.data += part.biases[name][of_block]
+
+
+@pytest.mark.parametrize("first_block", [1, 2])
+@pytest.mark.parametrize("targets", [["norm1"], ["norm2"], ["final"], ["final", "norm2", "norm1"]])
+def test_tuned_norms_are_other_layer_norms(
+    vit: TimmViT, clip: PromptedCLIP, targets: list[Norm], first_block: int
+) -> None:
+    part, x = drawn(Norms(targets, first_block).fit(vit.tower)), images(vit)
+    tuned = copy.deepcopy(vit)
+    blocks: Any = list(tuned.vit.blocks)
+    own = {"norm1": [b.norm1 for b in blocks], "norm2": [b.norm2 for b in blocks], "final": [tuned.vit.norm]}
+    add_to_norms(part, own)
+    assert (vit(x, part) - vit(x)).abs().max() > 1e-3
+    torch.testing.assert_close(vit(x, part), tuned(x), atol=1e-5, rtol=1e-4)
+
+    x, prompts, context = images(clip), clip.class_prompts(NAMES, 2), clip.initial_context(2)
+    for tower in ("image", "text"):
+        part, changed = drawn(Norms(targets, first_block).fit(getattr(clip, f"{tower}_tower"))), copy.deepcopy(clip)
+        of: Any = changed.model.visual if tower == "image" else changed.model
+        blocks = list(of.transformer.resblocks)
+        last = of.ln_post if tower == "image" else of.ln_final
+        add_to_norms(part, {"norm1": [b.ln_1 for b in blocks], "norm2": [b.ln_2 for b in blocks], "final": [last]})
+        if tower == "image":
+            made, plain, expected = clip.image_features(x, part), clip.image_features(x), changed.image_features(x)
+        else:
+            made, plain, expected = (
+                c.text_features(prompts, context, *parts) for c, parts in ((clip, [part]), (clip, []), (changed, []))
+            )
+        assert (made - plain).abs().max() > 1e-3
+        torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_tuned_norm_by_hand() -> None:
+    # tokens (1, 3): z = (-1, 1); gain 2 and bias 1 give (-1, 3); dg = (1, 0), db = (0, 5) give (-2, 8)
+    part = Norms(["norm2"], first_block=2).fit(Tower("vit", 2, 2, 4))
+    assert {name: tuple(value.shape) for name, value in part.named_parameters()} == {
+        "gains.norm2": (1, 2),
+        "biases.norm2": (1, 2),
+    }
+    part.gains["norm2"].data, part.biases["norm2"].data = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 5.0]])
+    module, x = nn.LayerNorm(2, eps=0.0), torch.tensor([[1.0, 3.0]])
+    module.weight.data, module.bias.data = torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0])
+    assert Changes([part], 1).norm("norm2", x, module).tolist() == [[-2.0, 8.0]]
+    assert Changes([part], 1).norm("norm1", x, module).tolist() == [[-1.0, 3.0]], "another norm"
+    assert Changes([part], 0).norm("norm2", x, module).tolist() == [[-1.0, 3.0]], "a block before the first one"
+    with pytest.raises(ConfigurationError, match="the norm 'norm2', and this backbone has a Identity there"):
+        Changes([part], 1).norm("norm2", x, nn.Identity())
+
+
+def test_a_changed_final_norm_changes_no_block(vit: TimmViT) -> None:
+    part = Norms(["final"]).fit(vit.tower)
+    assert not Changes([part], 0)
+    assert Changes([Norms().fit(vit.tower)], 0)
+    assert sum(value.numel() for value in part.parameters()) == 2 * vit.embed_dim
+
+
 def idle(tower: Tower) -> Iterator[TowerPart]:
     """Yield parts that do nothing at their start."""
     for first in (1, 2):
@@ -105,6 +170,7 @@ def idle(tower: Tower) -> Iterator[TowerPart]:
         yield Adapter(4, first_block=first).fit(tower)
         yield Adapter(4, place="beside", first_block=first).fit(tower)
         yield Biases(first_block=first).fit(tower)
+        yield Norms(NORMS, first).fit(tower)
         yield TowerPart()
 
 
@@ -169,7 +235,10 @@ def test_an_adapter_in_sequence_is_a_hook_of_the_mlp(vit: TimmViT) -> None:
     torch.testing.assert_close(vit(images(vit), part), hooked(images(vit)), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("make", [lambda: LowRank(2, targets=TARGETS), lambda: Adapter(3, "beside"), Biases])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: LowRank(2, targets=TARGETS), lambda: Adapter(3, "beside"), Biases, lambda: Norms(NORMS)],
+)
 def test_clients_with_parts_of_their_own_give_the_same_together(vit: TimmViT, make: Callable[[], Any]) -> None:
     clients = [drawn(make().fit(vit.tower)) for _ in range(3)]
     for factor, client in enumerate(clients, start=1):
@@ -199,7 +268,8 @@ def test_tokens_kept_before_a_block_give_the_same_features(vit: TimmViT) -> None
     kept = vit.tokens_before(x, 1)
     assert torch.equal(kept, vit.token_features(x)[:, 1])
     prompts = VisualPromptTokens(2, vit.embed_dim, patch_size=vit.patch_size, first_block=2)
-    for part in (prompts, drawn(LowRank(2, first_block=2).fit(vit.tower))):
+    late = (LowRank(2, first_block=2), Norms(NORMS, first_block=2))
+    for part in (prompts, *(drawn(part.fit(vit.tower)) for part in late)):
         assert torch.equal(vit.from_tokens(kept, part, first_layer=1), vit(x, part))
 
 
@@ -258,6 +328,10 @@ def test_settings_that_a_tower_cannot_have_are_refused(vit: TimmViT) -> None:
         LowRank(targets=["q", "q"])
     with pytest.raises(ConfigurationError, match="give at least one, each once"):
         Biases([])
+    with pytest.raises(ConfigurationError, match=r"Norms: targets=\['final', 'final'\]; give at least one, each once"):
+        Norms(["final", "final"])
+    with pytest.raises(ConfigurationError, match=r"Norms: first_block=99, but the tower \(vit\) has"):
+        Norms(first_block=99).fit(vit.tower)
 
 
 def test_places_of_parts_side_by_side() -> None:
