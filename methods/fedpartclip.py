@@ -53,17 +53,17 @@ class FedPartCLIP(ZeroShotCLIP):
     ) -> None:
         super().__init__(*arguments, **settings)
         self.training_settings = training
-        given = {"text": text, "image": image}
-        self.towers = tuple(name for name, part in given.items() if part is not None)
+        given = {name: part for name, part in (("text", text), ("image", image)) if part is not None}
+        self.towers = tuple(given)
         if not self.towers:
             raise ConfigurationError(f"{type(self).__name__}: text and image are null; give a part for one of them")
         if image is not None:
             needs = f"{type(self).__name__} changes the blocks of a ViT"
             self.clip.need_image_tower("vit", needs=needs, otherwise=self.without_image)
         self.shared, self.personal = (), ()
-        for name in self.towers:
-            part = fitted(self, copy.deepcopy(given[name]), getattr(self.clip, f"{name}_tower"))
-            self.add_module(f"{name}_{self.suffix}", part)
+        for name, asked in given.items():
+            part = fitted(self, copy.deepcopy(asked), getattr(self.clip, f"{name}_tower"))
+            setattr(self, f"{name}_{self.suffix}", part)
             shared, personal = divided(f"{name}_{self.suffix}", part, share)
             self.shared, self.personal = (*self.shared, *shared), (*self.personal, *personal)
         self.inputs = ("features",) if image is None else ("images",)

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from benchmark.backbones.parts import Adapter, Norms
 from benchmark.method import FederatedMethod
@@ -25,6 +25,7 @@ from methods import (
     PF2LoRA,
     PFedMMA,
     PromptFL,
+    ZeroShotCLIP,
 )
 
 #: clients, images of each, rounds of a fit
@@ -81,7 +82,7 @@ def measured(title: str) -> dict[str, float]:
     """Return the seconds of the best round of a row, both clients together, and this process's peak bytes."""
     make, cached = (of_vit() | of_clip())[title]
     method = make(CLIENTS)
-    size = method.clip.image_size[0] if title in of_clip() else 224
+    size = cast(ZeroShotCLIP, method).clip.image_size[0] if title in of_clip() else 224
     data = Work("", make, size).data(CLIENTS, IMAGES, CLIENTS, tested=4, cache_features=cached)
     laps = fit(method, data, ROUNDS, evaluate_every=ROUNDS)
     return {"seconds": laps.best, "memory": laps.memory}

@@ -97,7 +97,7 @@ class PromptedViT(nn.Module):
         self.vit.requires_grad_(False).eval()
         self.first_layer = first_block - 1
         self.prompt = nn.Parameter(weights["prompt"].clone())
-        self.head = nn.Linear(self.vit.embed_dim, CLASSES)
+        self.head = nn.Linear(self.prompt.shape[-1], CLASSES)
         self.head.load_state_dict(weights["head"])
 
     def forward(self, x: Tensor) -> Tensor:
