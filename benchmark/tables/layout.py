@@ -65,6 +65,7 @@ from benchmark.cells.given_options import check_override, given_options
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import METRICS, STATISTICS, pooled_by
 from benchmark.own_metrics import know_declared
+from benchmark.run.class_names import Named, check_names, names_in_files
 from benchmark.shipped import shipped, table_file
 from benchmark.yaml_files import as_declared, read_mapping
 
@@ -204,6 +205,32 @@ def preset_of(table: Table, name: str, preset: str) -> Preset:
 def rows_of(table: Table, preset: Preset) -> list[Row]:
     """The rows that a preset runs."""
     return [row for row in table.rows if not preset.rows or row.label in preset.rows]
+
+
+def check_classes(name: str, preset_name: str) -> None:
+    """Refuse a class of the suite that there is not in the files and options of a preset's runs; imports none.
+
+    Args:
+        name: of the table, as :func:`load_table` takes it.
+        preset_name: of one of its presets.
+
+    Raises:
+        ConfigurationError: no such table, preset or class; names what is like it.
+    """
+    table = load_table(name)
+    preset = preset_of(table, name, preset_name)
+    rows = rows_of(table, preset)
+    methods = [f"configs/methods/{row.method}.yaml" for row in rows if row.method is not None]
+    suites = [f"configs/suites/{group.suite}.yaml" for group in preset.data if group.suite is not None]
+    own = [config for each in (*preset.data, *rows) for config in each.configs]
+    files = dict.fromkeys([*methods, *suites, *own])
+    lists = [preset.overrides, *(group.overrides for group in preset.data)]
+    lists += [row.overrides.get(preset_name, []) for row in rows]
+    options = (entry.removeprefix("--").partition("=") for entries in lists for entry in entries)
+    check_names(
+        [*(named for file in files for named in names_in_files([Path(file)]))]
+        + [Named(value, option) for option, _, value in options if value]
+    )
 
 
 def _know_own_metrics(table: Table) -> None:
