@@ -9,6 +9,10 @@ TORCH ?=
 TORCH_INDEX := https://download.pytorch.org/whl
 EVERYTHING := --constraint constraints.txt --editable '.[dev,docs,wandb,tensorboard,figures,huggingface,report]'
 ENGINE ?= local
+# The oldest torch that pyproject.toml allows; the interpreter of its Triton, 3.4, fails with NumPy 2.4.
+FLOOR := torch==2.8.0 torchvision==0.23.0 'numpy<2.4'
+FLOOR_TESTS := methods/test_contract.py benchmark/test_internals.py benchmark/backbones/test_convolution_kernels.py
+FLOOR_TESTS += $(addprefix benchmark/engine/,test_recorded_step.py test_straight_line.py)
 
 .DEFAULT_GOAL := help
 # Tables: `make table1 PRESET=paper DATA_DIR=/data`. The name of a target is that of a file in configs/tables, - for _.
@@ -20,7 +24,7 @@ FAST += $(addprefix benchmark/test_,placing seeds ranges yaml_files server)
 FAST += $(addprefix benchmark/engine/test_,plans metrics straight_line)
 FAST += benchmark/backbones/test_prompts benchmark/backbones/test_pixel_prompts benchmark/tables/test_paired
 FAST += $(addprefix datamodules/test_,partition partition_few_shot partition_domains split_record federated manifest)
-.PHONY: help install test test-fast test-slow test-gpu gpu-day check pfedpt-figures report reproduction bench docs clean $(TABLES)
+.PHONY: help install test test-fast test-slow test-gpu floor gpu-day check pfedpt-figures report reproduction bench docs clean $(TABLES)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +58,12 @@ test-slow: $(STAMP) ## run the tests that take minutes
 
 test-gpu: $(STAMP) ## run the tests that need a GPU, which the others leave out where there is none
 	$(BIN)/python -m pytest tests/methods/test_gpu.py
+
+floor: ## make .venv-floor with the oldest torch that is allowed, and run what of torch the engine and methods lean on
+	$(PYTHON) -m venv .venv-floor
+	grep -vE '^(torch|torchvision|triton|numpy|cuda-|nvidia-)' constraints.txt > .venv-floor/constraints.txt
+	.venv-floor/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-floor/constraints.txt $(FLOOR) pytest pytest-xdist --editable .
+	.venv-floor/bin/python -m pytest -n 1 $(addprefix tests/,$(FLOOR_TESTS)) -k "not test_contract or FedVPT or PFedPG or FedPGP or PFedPT"
 
 check: $(STAMP) ## lint, types and tests
 	$(BIN)/ruff check .

@@ -20,9 +20,11 @@ from benchmark.errors import ConfigurationError, printable
 from benchmark.figures.pfedpt import check_figure
 from benchmark.paths import check_present_folder, user_path
 from benchmark.predict.command import add_commands
+from benchmark.run.class_names import Named, check_names, names_in_files
 from benchmark.run.process_numbers import check_numbers
 from benchmark.run.terminal import outliving_readers
-from benchmark.shipped import configuration, configurations, table_file, version
+from benchmark.shipped import configuration, configurations, version
+from benchmark.tables.layout import check_classes
 
 if TYPE_CHECKING:  # slow to import
     from benchmark.tables.run_table import TableResult
@@ -32,7 +34,7 @@ KEPT_RUNS = Path("results/runs")
 
 def table(arguments: argparse.Namespace) -> int:
     """Run a table's missing runs and write it."""
-    table_file(arguments.name)
+    check_classes(arguments.name, arguments.preset)
     from benchmark.tables.print_cell import cell_configuration
     from benchmark.tables.run_table import run_table
 
@@ -74,7 +76,7 @@ def _print_table(result: "TableResult") -> int:
 
 def tune(arguments: argparse.Namespace) -> int:
     """Tune every row of a table with the same number of trials on held-out training images, and test it tuned."""
-    table_file(arguments.name)
+    check_classes(arguments.name, arguments.preset)
     from benchmark.tuning.tune import tune_table
 
     result = tune_table(
@@ -298,6 +300,7 @@ def _first_comment(path: Path | None) -> str:
 
 def check(arguments: argparse.Namespace) -> int:
     """Check what must hold of one's own method, server's rule, partition, source or metric, a line for each."""
+    check_names([Named(arguments.target), *names_in_files(arguments.config)])
     from benchmark.checks.command import check as run_checks
 
     return 0 if run_checks(arguments.target, arguments.config) else 1
@@ -312,6 +315,7 @@ def init(arguments: argparse.Namespace) -> int:
 
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json, of a run's configuration or of data's alone."""
+    check_names([*names_in_files(filter(None, map(configuration, arguments.what)))])
     from benchmark.run.draw_partition import draw_partition
 
     written = draw_partition(arguments.what, arguments.picture, arguments.split, arguments.set)

@@ -341,6 +341,45 @@ STATISTICS = {
 }
 
 
+def _share(sign: int) -> "Callable[[np.ndarray, bool], float]":
+    """Return a function for the share of gains of a sign, in per cent."""
+    return lambda gains, _: 100 * float((sign * gains > 0).mean())
+
+
+#: Statistics of what clients gain over another method with the same seed and partition, by name, in reading order.
+#: They are made of gains, float64 [n]: a client's value minus its other one, turned round where less is better, so that
+#: above 0 is better off. No record holds them, as they are of two runs; tables and the report compute them.
+GAINS = {
+    statistic.name: statistic
+    for statistic in (
+        Statistic(
+            "mean_gain", "mean gain", "mean gain over clients", lambda gains, _: float(gains.mean()), always=False
+        ),
+        Statistic(
+            "lowest_gain", "lowest gain", "lowest gain of a client", lambda gains, _: float(gains.min()), always=False
+        ),
+        Statistic("better_off", "% better off", "share of clients that gain, in per cent", _share(1), always=False),
+        Statistic("worse_off", "% worse off", "share of clients that lose, in per cent", _share(-1), always=False),
+    )
+}
+#: Of :data:`GAINS`, those that are shares of clients, in per cent whatever the metric's unit.
+SHARES = frozenset({"better_off", "worse_off"})
+
+
+def gains(values: "np.ndarray", others: "np.ndarray", metric: str) -> "np.ndarray":
+    """Return what clients gain, [n], without those that lack a finite value on a side.
+
+    Args:
+        values: of a metric, a client each, [clients], as it is shown.
+        others: the same clients' values under another method.
+        metric: its name, for its direction.
+    """
+    import numpy as np
+
+    found = (others - values) if lower_is_better(metric) else (values - others)
+    return found[np.isfinite(found)]
+
+
 def within_clients() -> list[Statistic]:
     """Return the statistics of every summary that say how clients differ: all but average and pooled."""
     return [each for each in STATISTICS.values() if each.always and each.of is not None and each.name != "average"]

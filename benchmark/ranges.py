@@ -9,6 +9,7 @@ import inspect
 import math
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -109,17 +110,54 @@ def checked(cls: C) -> C:
         ConfigurationError: from the constructor; names class and argument.
     """
     constructor = cls.__init__  # type: ignore[misc]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [name for name, p in inspect.signature(constructor).parameters.items() if p.kind in positional][1:]
+    names = _positional(constructor)
 
     @functools.wraps(constructor)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         checks, kind = _checks(constructor), type(self).__name__
         args = (*(_taken(kind, checks, *given) for given in zip(names, args, strict=False)), *args[len(names) :])
-        constructor(self, *args, **{name: _taken(kind, checks, name, value) for name, value in kwargs.items()})
+        kwargs = {name: _taken(kind, checks, name, value) for name, value in kwargs.items()}
+        _remember(self, args, kwargs)
+        constructor(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
     return cls
+
+
+#: By an object's id: the object, and what its constructor was given. Not an attribute: methods' are watched and copied.
+_GIVEN: dict[int, tuple[weakref.ref[Any], dict[str, Any] | None]] = {}
+
+
+def _remember(made: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Keep an object's arguments while it lives; a base's constructor, which its own calls, changes nothing."""
+    at = id(made)
+    if at in _GIVEN or not type(made).__weakrefoffset__:
+        return
+    names: list[str] = []
+    for base in type(made).__mro__:
+        if "__init__" in vars(base):
+            names = _positional(base.__init__)  # type: ignore[misc]
+            kinds = {p.kind for p in inspect.signature(base.__init__).parameters.values()}  # type: ignore[misc]
+            if names or inspect.Parameter.VAR_POSITIONAL not in kinds:
+                break  # else it hands on all of them
+    arguments = dict(zip(names, args, strict=False)) | named if len(args) <= len(names) else None
+    _GIVEN[at] = weakref.ref(made, lambda _: _GIVEN.pop(at, None)), arguments
+
+
+def _positional(constructor: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a constructor takes by position, but for the object itself."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, p in inspect.signature(constructor).parameters.items() if p.kind in kinds][1:]
+
+
+def arguments_of(made: Any) -> dict[str, Any] | None:
+    """Return what the constructor of a :class:`Checked` class was given, by name; None where nothing is known of it.
+
+    Args:
+        made: the object; a copy of one has not been constructed.
+    """
+    known = _GIVEN.get(id(made))
+    return known[1] if known is not None and known[0]() is made else None
 
 
 class Checked:

@@ -51,6 +51,13 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
     assert needed - used <= {"jsonargparse", "rich", "tabulate"}
 
 
+def test_make_floor_has_the_oldest_torch_that_is_allowed() -> None:
+    floor = re.search(r"^FLOOR := torch==([\d.]+) torchvision==([\d.]+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert floor is not None
+    for name, version in zip(("torch", "torchvision"), floor.groups(), strict=True):
+        assert f"{name}>={version.removesuffix('.0')}" in PROJECT["dependencies"]
+
+
 def test_the_lock_file_has_the_versions_of_the_constraints() -> None:
     """But for the pages' packages: those of the constraints need a newer 3.11 than the project."""
     packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]

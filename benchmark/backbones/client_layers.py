@@ -179,8 +179,9 @@ class _Conv2d(_Mapped):
 
 def tf32_is_allowed() -> bool:
     """Return whether a GPU's convolutions may round their factors to TF32: it is torch's default."""
-    precision: str = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+    own = getattr(torch.backends.cudnn, "conv", None)  # from torch 2.9 on convolutions may differ from other kernels
+    allowed = torch.backends.cudnn.allow_tf32 if own is None else own.fp32_precision == "tf32"
+    return allowed and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from benchmark.metrics import GAINS, SHARES, gains
 from benchmark.records.grouped_runs import Experiment
 from benchmark.records.summary import client_values
 from benchmark.report.boards import Board
@@ -9,7 +10,7 @@ from benchmark.report.grid import Grid, grid
 from benchmark.report.readings import points_of, traffic_of
 from benchmark.tables.numbers import number, signed
 
-HEADS = ("Method", "Against", "Mean gain", "Lowest gain", "% better off", "% worse off", "Pairs")
+HEADS = ("Method", "Against", *(each.heading for each in GAINS.values()), "Pairs")
 
 
 def gains_over_alone(board: Board) -> Grid:
@@ -24,9 +25,9 @@ def gains_over_alone(board: Board) -> Grid:
         for baseline in alone if each not in alone else ():
             found = _gains(each, baseline)
             if len(found):
-                shares = [number(100 * float((sign * found > 0).mean()), 1) for sign in (1, -1)]
-                ends = [signed(float(value), 2) for value in (found.mean(), found.min())]
-                rows.append([each.name, baseline.name, *ends, *shares, str(len(found))])
+                values = {name: of(found, False) for name, gain in GAINS.items() if (of := gain.of)}
+                shown = [number(value, 1) if name in SHARES else signed(value, 2) for name, value in values.items()]
+                rows.append([each.name, baseline.name, *shown, str(len(found))])
     return grid(f"Gain over training alone, {board.first.dataset}, {board.facts}", HEADS, rows)
 
 
@@ -47,6 +48,5 @@ def _gains(experiment: Experiment, baseline: Experiment) -> np.ndarray:
             np.asarray(client_values(each.metrics, each.record, points_of(of)[0], "test", "accuracy", "last"))
             for each, of in ((run, experiment), (other, baseline))
         ]
-        found.append(100 * (sides[0] - sides[1]))
-    gains = np.concatenate(found)
-    return gains[np.isfinite(gains)]
+        found.append(gains(100 * sides[0], 100 * sides[1], "accuracy"))
+    return np.concatenate(found)

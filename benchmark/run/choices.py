@@ -16,8 +16,8 @@ from benchmark import compression, faults, privacy, robust
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError, did_you_mean
 from benchmark.method import FederatedMethod
+from benchmark.run.class_names import file_of_name
 from benchmark.server import ServerRule
-from benchmark.shipped import configurations
 from datamodules.partition import Partition
 from datamodules.source import ImageSource
 from methods import servers
@@ -30,9 +30,6 @@ CHOICES: dict[str, type] = {
     "data.source": ImageSource,
     "data.partition": Partition,
 }
-
-#: Where its files are, of those that have some.
-FOLDERS = {"model": "methods/", "data.source": "sources/", "data.partition": "partitions/"}
 
 #: What a method must know of the data, and takes from there.
 LINKED = ("num_classes", "num_clients", "class_names", "class_templates")
@@ -86,21 +83,11 @@ def no_such_class(given: str, hint: Any) -> str:
         by_letters = {name.lower(): name for name in names}
         like = get_close_matches(given.rpartition(".")[2].lower(), by_letters)
         said += did_you_mean(by_letters[name] for name in like)
-        said += _file_of_name(given, hint)
+        said += file_of_name(given, next((place for place, base in CHOICES.items() if base is hint), None))
     words = [str(word) for part in get_args(hint) if get_origin(part) is Literal for word in get_args(part)]
     listed = f"one of {', '.join(names)}, or " if chosen and names else ""
     listed = f"{', '.join(words)}, or " if words else listed
     return f"{said}; expected {listed}the dotted path of a class{' of your own' if chosen else ''}"
-
-
-def _file_of_name(given: str, hint: Any) -> str:
-    """The configuration that has the name of a class that there is not, and how it is given."""
-    folder = FOLDERS.get(next((place for place, base in CHOICES.items() if base is hint), ""))
-    letters = given.lower().replace("_", "")
-    names = (name for name in configurations() if folder and name.startswith(folder))
-    found = next((name for name in names if name.removeprefix(folder or "").replace("_", "") == letters), None)
-    option = "--config" if folder == "methods/" else "--data"
-    return "" if found is None else f", but the file {found}: {option}={found}"
 
 
 def _names(base: type) -> dict[str, type]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
@@ -34,6 +35,7 @@ from benchmark.records.summary import summarize
 from benchmark.run.alone import alone
 from benchmark.run.callbacks import round_callbacks
 from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, of_the_trainer, prepare_process, reported
+from benchmark.run.described import check_made_again, described
 from benchmark.run.ending import score_lines
 from benchmark.run.parser import FederatedParser
 from benchmark.run.predictions import predictions_of
@@ -124,6 +126,7 @@ def fit(
     *,
     server: ServerRule | None = ...,
     delivery: Delivery | None = ...,
+    run_dir: str | Path | None = ...,
     **trainer: Any,
 ) -> FinishedRun: ...
 
@@ -162,8 +165,9 @@ def fit(
             configuration, the file names it.
         delivery: what lies between clients and server; of a configuration, the file names it.
         seed: of the run, where it is made of configuration files; else it is that of the data, ``data.seed``.
-        run_dir: where to keep configuration, checkpoints and record, for configuration files; None keeps everything in
-            memory.
+        run_dir: where to keep configuration, checkpoints and record, as ``lightning-cli fit`` does; None keeps
+            everything in memory. Of objects, what their constructors were given is written as a configuration, and the
+            run is made of that: ``method`` of the returned run is another object, and the given one stays untrained.
         trainer: further settings of Lightning's Trainer, such as ``accelerator="cpu"``, ``enable_progress_bar=False``.
 
     Raises:
@@ -180,10 +184,9 @@ def fit(
     rounds = None if rounds is None else int(rounds)  # NumPy's whole numbers are none that a file can hold
     with _one_line(), alone():
         if isinstance(method, FederatedMethod) and isinstance(data, FederatedDataModule):
-            if seed is not None or run_dir is not None:
+            if seed is not None:
                 raise ConfigurationError(
-                    "fit: seed and run_dir are for configuration files; of objects the seed is FederatedDataModule's, "
-                    "and no file could make them again"
+                    "fit: seed is for configuration files; of objects the seed is FederatedDataModule's"
                 )
             if not (server is None or isinstance(server, ServerRule)):
                 raise ConfigurationError(
@@ -192,6 +195,9 @@ def fit(
             if not (delivery is None or isinstance(delivery, Delivery)):
                 raise ConfigurationError(f"fit: delivery must be a benchmark.delivery.Delivery; got {delivery!r:.80}")
             settings = {"max_epochs": 10 if rounds is None else rounds, **trainer}
+            _check_objects(method, data, settings)
+            if run_dir is not None:
+                return _keep_objects(method, data, server, delivery, settings, run_dir)
             return _fit_objects(method, data, server, delivery, settings)
         if isinstance(method, str | Path) and isinstance(data, str | Path | None):
             for name, given in (("server", server), ("delivery", delivery)):
@@ -210,13 +216,8 @@ def fit(
     )
 
 
-def _fit_objects(
-    method: FederatedMethod,
-    data: FederatedDataModule,
-    rule: ServerRule | None,
-    delivery: Delivery | None,
-    trainer: dict[str, Any],
-) -> FinishedRun:
+def _check_objects(method: FederatedMethod, data: FederatedDataModule, trainer: dict[str, Any]) -> None:
+    """Refuse a method that is no new one of the run's seed, and settings that the Trainer does not have."""
     if "simulation" in vars(method):
         raise ConfigurationError("fit: the method has been trained already; make a new one for each run")
     check_constructed(method, "num_clients")
@@ -228,12 +229,41 @@ def _fit_objects(
                 + (f"with seed {seed}" if seed < 2**32 else "without one")
                 + f"; call lightning.seed_everything({data.seed}) before the method is made"
             )
-    defaults = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()}
-    for name in sorted(set(trainer) - set(defaults)):
-        like = get_close_matches(name, defaults)
+    known = signature(Trainer).parameters
+    for name in sorted(set(trainer) - set(known)):
+        like = get_close_matches(name, known)
         raise ConfigurationError(
             f"fit: there is no setting {name!r} of the Trainer" + (f"; did you mean {like[0]}?" if like else "")
         )
+
+
+def _keep_objects(
+    method: FederatedMethod,
+    data: FederatedDataModule,
+    rule: ServerRule | None,
+    delivery: Delivery | None,
+    trainer: dict[str, Any],
+    run_dir: str | Path,
+) -> FinishedRun:
+    """Run what a configuration of these objects makes, so that its folder can be resumed, used and repeated."""
+    for name, value in trainer.items():
+        if not _is_plain(value):
+            raise ConfigurationError(
+                f"fit: {name}={value!r:.80} is no plain value, and a run_dir's configuration could not hold it; leave "
+                "one of the two out, or make the run from a configuration file, where classes stand by their names"
+            )
+    config = {**described(method, data, rule, delivery), "trainer": trainer}
+    return _kept([f"--config={yaml.safe_dump(config, sort_keys=False)}"], run_dir, method)
+
+
+def _fit_objects(
+    method: FederatedMethod,
+    data: FederatedDataModule,
+    rule: ServerRule | None,
+    delivery: Delivery | None,
+    trainer: dict[str, Any],
+) -> FinishedRun:
+    defaults = {name: parameter.default for name, parameter in signature(Trainer).parameters.items()}
     trainer = _read_as_options(trainer)
     given = {**TRAINER_DEFAULTS, "logger": False, "enable_checkpointing": False, **trainer}
     settings = Namespace(**{**defaults, **given})
@@ -293,10 +323,27 @@ def _fit_files(
     if run_dir is None:
         cli = FederatedCLI(arguments, run=False)
         return _run(cli.trainer, cli.model, cli.datamodule, cli.recorder)
+    return _kept(arguments, run_dir)
+
+
+class _OfObjects(FederatedCLI):
+    """A run of a configuration that describes objects, whose method it compares before training."""
+
+    given: FederatedMethod | None = None
+
+    def before_fit(self) -> None:
+        super().before_fit()
+        if self.given is not None:
+            check_made_again(self.given, self.model)
+
+
+def _kept(arguments: Sequence[str], run_dir: str | Path, given: FederatedMethod | None = None) -> FinishedRun:
+    """Run with a directory; ``given`` is the method that the arguments describe."""
     folder = user_path(run_dir)
     before = _wandb_run()
+    kind = type(FederatedCLI.__name__, (_OfObjects,), {"given": given})
     try:
-        cli = FederatedCLI(["fit", *arguments, f"--run_dir={folder}"])
+        cli: FederatedCLI = kind(["fit", *arguments, f"--run_dir={folder}"])
     finally:
         run = _wandb_run()
         if run is not None and run is not before:  # else the next one in this process would go into it

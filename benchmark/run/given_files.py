@@ -8,11 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from benchmark.config_files import Layer, Reading, names_file, read_layers, real
+from benchmark.config_files import Layer, Reading, names_file, read_content, read_layers, real
 from benchmark.errors import ConfigurationError, no_such
+from benchmark.run.class_names import Named, check_names, names_in
 from benchmark.run.overview import COMMANDS, GROUPS, OTHER_WORDS
 from benchmark.shipped import configuration, no_such_configuration
-from benchmark.yaml_files import mapping_of
+from benchmark.yaml_files import mapping_of, parse_yaml
 
 #: Options whose value may be a file.
 FILES = ("--config", "--data", "--trainer")
@@ -28,8 +29,8 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
     Options win over files, whichever stand first.
 
     Raises:
-        ConfigurationError: a named file is no configuration, or only part of one; a command or an option does not
-            exist.
+        ConfigurationError: a named file is no configuration, or only part of one; a command, an option or a class of
+            the suite does not exist.
     """
     parts = list(_parts(arguments))
     _check_command(parts)
@@ -49,6 +50,7 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
         texts[layer.at].append(f"--config={layer.path if layer.composed is None else _text(layer.composed)}")
     files = iter(texts)
     read = [_read(part, files) for part in parts]
+    check_names([*_class_names(parts, layers)])
     return [word for part in _options_last(read) for word in part.words]
 
 
@@ -168,6 +170,24 @@ def _options_last(parts: Sequence[Part]) -> Iterator[Part]:
             yield part
         if at == last:
             yield from (early for early in parts[:last] if early.is_option)
+
+
+def _class_names(parts: Sequence[Part], layers: Sequence[Layer]) -> Iterator[Named]:
+    """Yield what may name a class in the files and the options of a command line."""
+    for layer in layers:
+        yield from names_in(layer.options, where=f"{layer.path}: ")
+    for part in parts:
+        option = part.name.removeprefix("--").rstrip("+")
+        if part.is_text:
+            try:
+                yield from names_in(parse_yaml(part.value, option), "" if option == "config" else option)
+            except ConfigurationError:  # which the option's own reader tells
+                continue
+        elif part.name in FILES:
+            path = _file(part)
+            yield from names_in(read_content(path), option, f"{path}: ") if option != "config" else ()
+        elif part.is_option:
+            yield from names_in(part.value, option)
 
 
 def _text(options: dict[str, Any]) -> str:

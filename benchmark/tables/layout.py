@@ -36,6 +36,8 @@ Paths in a table are relative to the folder the command is started in, the repos
                 # statistic: average | worst | worst_decile | std | pooled; `paper` may name metric (default accuracy)
                 # and backbone (needed where the CSV has several). No `paper`: no published number, no difference.
               - {statistic: average, label: F1, metric: macro_f1}  # another metric or split than the table's
+              - {statistic: lowest_gain, over: FedAvg}  # mean_gain | lowest_gain | better_off | worse_off: of clients
+                # over a row with the same seed and partition, by default the row Local
               - {label: HM, harmonic: [Local, Base, Novel]}        # of columns further left
             cost: {dataset: both, setting: communication cost, metric: params per round}  # optional: floats one way
     rows:
@@ -65,10 +67,14 @@ from pydantic import ConfigDict, with_config
 
 from benchmark.cells.given_options import check_override, given_options
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import METRICS, STATISTICS, pooled_by
+from benchmark.metrics import GAINS, METRICS, STATISTICS, pooled_by
 from benchmark.own_metrics import know_declared
+from benchmark.run.class_names import Named, check_names, names_in_files
 from benchmark.shipped import shipped, table_file
 from benchmark.yaml_files import as_declared, read_mapping
+
+#: Label of the row that gains are over where a column names none.
+ALONE = "Local"
 
 Point = Literal["server", "local"]
 Summary = Literal["last", "last10", "best_on_test"]
@@ -93,6 +99,7 @@ class Column:
     label: str | None = None
     client: str | None = None
     statistic: str = "average"
+    over: str | None = None
     metric: str | None = None
     split: str | None = None
     harmonic: list[str] = field(default_factory=list)
@@ -101,7 +108,14 @@ class Column:
     @property
     def heading(self) -> str:
         """The label, or what stands in its place."""
-        return self.label or ("HM" if self.harmonic else self.client or STATISTICS[self.statistic].heading)
+        of_gains = GAINS.get(self.statistic)
+        statistic = of_gains.heading + f" over {self.over}" * bool(self.over) if of_gains else ""
+        return self.label or ("HM" if self.harmonic else self.client or statistic or STATISTICS[self.statistic].heading)
+
+    @property
+    def gains_over(self) -> str | None:
+        """Return the label of the row that clients' gains are over; None of a column that shows no gains."""
+        return (self.over or ALONE) if self.statistic in GAINS and not self.harmonic and self.client is None else None
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -209,6 +223,32 @@ def rows_of(table: Table, preset: Preset) -> list[Row]:
     return [row for row in table.rows if not preset.rows or row.label in preset.rows]
 
 
+def check_classes(name: str, preset_name: str) -> None:
+    """Refuse a class of the suite that there is not in the files and options of a preset's runs; imports none.
+
+    Args:
+        name: of the table, as :func:`load_table` takes it.
+        preset_name: of one of its presets.
+
+    Raises:
+        ConfigurationError: no such table, preset or class; names what is like it.
+    """
+    table = load_table(name)
+    preset = preset_of(table, name, preset_name)
+    rows = rows_of(table, preset)
+    methods = [f"configs/methods/{row.method}.yaml" for row in rows if row.method is not None]
+    suites = [f"configs/suites/{group.suite}.yaml" for group in preset.data if group.suite is not None]
+    own = [config for each in (*preset.data, *rows) for config in each.configs]
+    files = dict.fromkeys([*methods, *suites, *own])
+    lists = [preset.overrides, *(group.overrides for group in preset.data)]
+    lists += [row.overrides.get(preset_name, []) for row in rows]
+    options = (entry.removeprefix("--").partition("=") for entries in lists for entry in entries)
+    check_names(
+        [*(named for file in files for named in names_in_files([Path(file)]))]
+        + [Named(value, option) for option, _, value in options if value]
+    )
+
+
 def _know_own_metrics(table: Table) -> None:
     """Make metrics of the user's own known that the configurations of a table declare, where it reads one.
 
@@ -263,6 +303,7 @@ def _check_table(table: Table, path: Path) -> None:
             )
         for group in preset.data:
             _check_splits(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
+            _check_gains(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
     for row in table.rows:
         if row.method is None and not row.configs:
             raise ConfigurationError(f"{path}: row {row.label} names no method of configs/methods and no configs")
@@ -304,6 +345,22 @@ def _check_splits(table: Table, preset: Preset, group: DataGroup, where: str) ->
             )
 
 
+def _check_gains(table: Table, preset: Preset, group: DataGroup, where: str) -> None:
+    """Refuse gains over a row that the preset does not run, and a row for a column without gains."""
+    labels = [row.label for row in rows_of(table, preset)]
+    for column in group.columns:
+        over = column.gains_over
+        if over is not None and over not in labels:
+            raise ConfigurationError(
+                f"{where}{column.statistic} is over the row {over!r}, which is not run here; give over: one of "
+                f"{', '.join(labels)}"
+            )
+        if column.over is not None and over is None:
+            raise ConfigurationError(
+                f"{where}over: {column.over!r:.80} is for the statistics {', '.join(GAINS)}; leave it out"
+            )
+
+
 def check_seeds(seeds: Sequence[int], where: str = "") -> None:
     if not seeds or not all(0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
@@ -314,9 +371,10 @@ def check_seeds(seeds: Sequence[int], where: str = "") -> None:
 def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
     left: list[str] = []
     for column in group.columns:
-        if column.statistic not in STATISTICS:
+        if column.statistic not in STATISTICS | GAINS:
             raise ConfigurationError(
-                f"{path}: there is no statistic {column.statistic!r:.80}; statistics are {', '.join(STATISTICS)}"
+                f"{path}: there is no statistic {column.statistic!r:.80}; statistics are "
+                f"{', '.join([*STATISTICS, *GAINS])}"
             )
     headings = [column.heading for column in group.columns]
     if twice := [heading for heading in headings if headings.count(heading) > 1]:
@@ -328,7 +386,7 @@ def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
         missing = [label for label in column.harmonic if label not in left]
         if missing:
             raise ConfigurationError(f"{path}: no column {missing[0]!r} stands left of the harmonic mean that names it")
-        if column.label is not None:
+        if column.label is not None and column.gains_over is None:
             left.append(column.label)
 
 

@@ -1,6 +1,7 @@
 """A table's lines, read from the records of a row on one data group, and their numbers, one for each seed."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import STATISTICS
+from benchmark.metrics import GAINS, STATISTICS, gains, scale_of
 from benchmark.records.hashes import canonical
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
@@ -83,7 +84,35 @@ def read_lines(
             for reading, point in {"": row.point, **row.also}.items():
                 line = Line(len(lines), group, dataset, columns, row.label, reading, point, len(entry))
                 lines.append(_read_seeds(line, entry, table))
+        add_gains([line for line in lines if line.group is group], table)
     return lines
+
+
+def add_gains(lines: Sequence[Line], table: Table) -> None:
+    """Add the columns of a data group that show what clients gain over one of its rows (:data:`GAINS`).
+
+    A seed's clients are compared with those of the row's run with the same seed, and must have the same partition. The
+    row itself, and a seed that one of the two lacks, have no number.
+    """
+    import numpy as np
+
+    for line in lines:
+        for column in line.columns:
+            if (over := column.gains_over) is None or (of := GAINS[column.statistic].of) is None:
+                continue
+            other = next(each for each in lines if each.method == over and not each.reading)
+            metric, split = column.metric or table.metric, column.split or table.split
+            for seed, run in line.runs.items():
+                value = math.nan
+                beside = other.runs.get(seed)
+                if other is not line and beside and beside.record.manifest_hash == run.record.manifest_hash:
+                    ours, theirs = (
+                        np.asarray(client_values(each.metrics, each.record, point, split, metric, table.summary))
+                        for each, point in ((run, line.point), (beside, other.point))
+                    )
+                    found = gains(ours * scale_of(metric), theirs * scale_of(metric), metric)
+                    value = of(found, False) if len(found) else math.nan
+                line.numbers.append(Number(line.position, seed, "column", table.summary, column.heading, value))
 
 
 def _finished(by_row: Sequence[dict[int, Outcome]]) -> list[StoredRun]:
@@ -155,7 +184,7 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
         return [scaled(value, metric) for value in values]
 
     found: dict[str, float] = {}
-    for column in line.columns:
+    for column in (each for each in line.columns if each.gains_over is None):
         metric, split = column.metric or table.metric, column.split or table.split
         if column.harmonic:
             parts = [found[label] for label in column.harmonic]

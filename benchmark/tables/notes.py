@@ -94,6 +94,12 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
         f"{listed_within(explained=True)[0].upper()}{listed_within(explained=True)[1:]} are of "
         f"{SUMMARY_NOTES[table.summary]}. The best round is chosen on test data and hence optimistic."
     )
+    over = dict.fromkeys(column.gains_over for line in lines for column in line.columns if column.gains_over)
+    if over:
+        notes.append(
+            f"Gains over {' and '.join(over)}: each client's number minus its own in that row's run with the same seed "
+            "and partition, turned round where less is better; the statistic is taken within a seed."
+        )
     if paired:
         notes.append(PAIRED_NOTE)
     records = list({run.folder: run.record for line in lines for run in line.runs.values()}.values())

@@ -1,6 +1,6 @@
 """Tunes every row of a table with the same number of trials, and sets the tuned rows beside the untuned ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -221,6 +221,12 @@ def _open(tasks: dict[str, Task], work: Work) -> dict[str, Study]:
     return studies
 
 
+def _with_gains_over(group: DataGroup, name: Callable[[str], str]) -> DataGroup:
+    """Return a data group whose columns of gains are over rows of other names."""
+    columns = [replace(each, over=name(each.gains_over)) if each.gains_over else each for each in group.columns]
+    return replace(group, columns=columns)
+
+
 def _side_by_side(
     table: Table, preset: Preset, tuned: dict[tuple[str, str], Tuned], trials: int, val_fraction: float
 ) -> tuple[Table, Preset]:
@@ -250,5 +256,10 @@ def _side_by_side(
             baseline=None if table.baseline is None else tuned_if_any(table.baseline),
             gains=[tuned_if_any(label) for label in table.gains],
         ),
-        replace(preset, rows=[], note=" ".join(filter(None, [preset.note, note]))),
+        replace(
+            preset,
+            rows=[],
+            data=[_with_gains_over(group, tuned_if_any) for group in preset.data],
+            note=" ".join(filter(None, [preset.note, note])),
+        ),
     )

@@ -17,7 +17,11 @@ pytest.importorskip("triton")
 
 #: clients, images, channels, filters, height, width, side: few and many of each, more than one block of all
 SHAPES = ((2, 3, 3, 8, 9, 7, 3), (3, 2, 20, 5, 8, 6, 5), (1, 2, 4, 70, 6, 6, 2), (2, 1, 1, 1, 4, 5, 1))
-CONV: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+#: torch's settings that forbid TF32 in convolutions: whole cuDNN, and from torch 2.9 on convolutions alone
+FORBID: list[tuple[Any, str, Any]] = [
+    (torch.backends.cudnn, "allow_tf32", False),
+    *((own, "fp32_precision", "ieee") for own in (getattr(torch.backends.cudnn, "conv", None),) if own is not None),
+]
 #: instead of the blocks that a GPU has
 BLOCKS = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 16, "OWN_ROWS": 16, "OWN_COLUMNS": 32, "OWN_DEPTH": 16, "LEAST": 16}
 
@@ -56,7 +60,7 @@ def test_they_are_torchs_convolutions_client_by_client() -> None:
 def test_tf32_is_asked_for_in_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     assert tf32_is_allowed()
-    for of, name, value in ((torch.backends.cudnn, "allow_tf32", False), (CONV, "fp32_precision", "ieee")):
+    for of, name, value in FORBID:
         before = getattr(of, name)
         setattr(of, name, value)
         try:

@@ -159,7 +159,7 @@ def test_bad_input_is_one_line_before_training(tmp_path: Path) -> None:
     assert "trainer.strategy=ddp can't be had" in refused(method, data, strategy="ddp")
     assert "trained by one process on one device; lightning-cli fit has several" in refused(method, data, devices=2)
     assert "the number of rounds is rounds" in refused(method, data, max_epochs=3)
-    assert "seed and run_dir are for configuration files" in refused(method, data, run_dir=tmp_path)
+    assert "seed is for configuration files" in refused(method, data, seed=3)
     assert "the server stands in one of them" in refused(*files, server=FedAdam())
     assert "callbacks=[<object" in refused(*files, callbacks=[object()])
     assert "run_dir must be the path of a folder, got ''" in refused(*files, run_dir="")

@@ -71,13 +71,16 @@ def test_help_on_a_method_leaves_out_what_it_takes_from_the_data(capsys: pytest.
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["--model=methods.Nobody"], "error: model: there is no 'methods.Nobody'; expected one of ATPFL, "),
-        (["--model=methods.FedVTP"], "'methods.FedVTP' (did you mean FedVPT or "),
+        (
+            ["--model=methods.Nobody"],
+            "model: there is no 'methods.Nobody'; `lightning-cli fit --model.help` lists them",
+        ),
+        (["--model=methods.FedVTP"], "'methods.FedVTP' (did you mean methods.FedVPT or "),
         (["--model=pfedpg"], "error: model: there is no 'pfedpg' (did you mean PFedPG or "),
-        (["--data.source=datamodules.CIFAR1"], "there is no 'datamodules.CIFAR1' (did you mean CIFAR10 or CIFAR100"),
-        (["--data.partition=datamodules.Drichlet"], "(did you mean Dirichlet"),
-        (["--server=methods.servers.FedAdma"], "(did you mean FedAdam or "),
-        (["--model.backbone=benchmark.backbones.vit.TimVit"], "TimVit' (did you mean TimmViT"),
+        (["--data.source=datamodules.CIFAR1"], "no 'datamodules.CIFAR1' (did you mean datamodules.CIFAR10 or "),
+        (["--data.partition=datamodules.Drichlet"], "(did you mean datamodules.Dirichlet"),
+        (["--server=methods.servers.FedAdma"], "(did you mean methods.servers.FedAdam or "),
+        (["--model.backbone=benchmark.backbones.vit.TimVit"], "(did you mean benchmark.backbones.vit.TimmViT?)"),
         (["--model.help=Nobody"], "error: model: there is no 'Nobody'; expected one of ATPFL, "),
     ],
 )
