@@ -128,10 +128,11 @@ def _download(repository: str) -> Path:
     Raises:
         ConfigurationError: it can't be reached.
     """
-    from huggingface_hub import snapshot_download
+    from open_clip.pretrained import download_pretrained_from_hf
 
-    try:
-        return Path(snapshot_download(repository, allow_patterns=[CONFIG, VOCABULARY, *WEIGHTS]))
+    try:  # in place of the last name, .safetensors are taken where there are some
+        places = [download_pretrained_from_hf(repository, filename=name) for name in (CONFIG, VOCABULARY, WEIGHTS[1])]
+        return Path(places[0]).parent
     except Exception as error:  # the hub's client fails in many ways
         said = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
         raise ConfigurationError(

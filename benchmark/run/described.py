@@ -91,7 +91,7 @@ def _value(value: Any, place: str) -> Any:
         return {key: _value(each, f"{place}.{key}") for key, each in value.items()}
     if inspect.isfunction(value) or isinstance(value, type):
         return _path(value, place)
-    if dataclasses.is_dataclass(value) and all(map(dataclasses.is_dataclass, type(value).__mro__[:-1])):
+    if dataclasses.is_dataclass(value) and all(map(dataclasses.is_dataclass, inspect.getmro(type(value))[:-1])):
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return {name: _value(getattr(value, name), f"{place}.{name}") for name in fields}
     given = arguments_of(value)

@@ -238,7 +238,9 @@ def check_classes(name: str, preset_name: str) -> None:
     rows = rows_of(table, preset)
     methods = [f"configs/methods/{row.method}.yaml" for row in rows if row.method is not None]
     suites = [f"configs/suites/{group.suite}.yaml" for group in preset.data if group.suite is not None]
-    own = [config for each in (*preset.data, *rows) for config in each.configs]
+    own = [config for each in preset.data for config in each.configs] + [
+        config for row in rows for config in row.configs
+    ]
     files = dict.fromkeys([*methods, *suites, *own])
     lists = [preset.overrides, *(group.overrides for group in preset.data)]
     lists += [row.overrides.get(preset_name, []) for row in rows]

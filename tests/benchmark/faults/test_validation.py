@@ -106,7 +106,7 @@ def test_a_refused_upload_is_as_one_that_was_lost(kind: Any) -> None:
 
 
 def own_values(rounds: int, delivery: Delivery | None, *options: str) -> dict[str, torch.Tensor]:
-    """What all clients keep of their own after some rounds of FedVPT, momenta included, by row."""
+    """Train FedVPT for some rounds; return what all clients keep of their own, momenta included, by row."""
     method, data = build("FedVPT", "--data.clients_per_round=11", *MOMENTUM, *options)
     fit(method, data, rounds, [Server(method.make_server(), delivery)], evaluate=False)
     return {name: method.store.all_rows(name).clone() for name in method.store.names}
