@@ -315,7 +315,8 @@ def init(arguments: argparse.Namespace) -> int:
 
 def partition(arguments: argparse.Namespace) -> int:
     """Draw a partition, classes x clients: of a run's manifest.json, of a run's configuration or of data's alone."""
-    check_names([*names_in_files(filter(None, map(configuration, arguments.what)))])
+    files = filter(None, map(configuration, arguments.what))
+    check_names([*names_in_files(path for path in files if path.suffix != ".json")])  # a manifest names no classes
     from benchmark.run.draw_partition import draw_partition
 
     written = draw_partition(arguments.what, arguments.picture, arguments.split, arguments.set)
