@@ -20,7 +20,16 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 #: Tables that no paper has.
 OWN = (
-    *("compressed_uploads", "floors", "hostile_clients", "lost_uploads", "low_rank", "ood_prompts", "private_prompts"),
+    *(
+        "compressed_uploads",
+        "floors",
+        "hostile_clients",
+        "late_clients",
+        "lost_uploads",
+        "low_rank",
+        "ood_prompts",
+        "private_prompts",
+    ),
     "text_prompts",
 )
 
