@@ -153,11 +153,17 @@ def _positional(constructor: Callable[..., Any]) -> list[str]:
 def arguments_of(made: Any) -> dict[str, Any] | None:
     """Return what the constructor of a :class:`Checked` class was given, by name; None where nothing is known of it.
 
+    A class whose constructor is Python's or torch's own was given nothing.
+
     Args:
         made: the object; a copy of one has not been constructed.
     """
     known = _GIVEN.get(id(made))
-    return known[1] if known is not None and known[0]() is made else None
+    if known is not None and known[0]() is made:
+        return known[1]
+    constructor = next(base for base in type(made).__mro__ if "__init__" in vars(base))
+    plain = constructor is object or constructor.__module__ == "torch.nn.modules.module"
+    return {} if plain and isinstance(made, Checked) else None
 
 
 class Checked:

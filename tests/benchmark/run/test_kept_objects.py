@@ -24,6 +24,7 @@ from benchmark.run.fit import fit
 from benchmark.run.reload import restore
 from benchmark.run.start import main
 from benchmark.yaml_files import read_mapping
+from datamodules import DigitDomains, DomainPerClient
 from datamodules.federated import FederatedDataModule
 from methods import FedVPT
 from methods.servers import FedAdam
@@ -42,6 +43,17 @@ def method(kind: type[FedVPT] = FedVPT, **more: Any) -> FedVPT:
 
 def tiny(**more: Any) -> FederatedDataModule:
     return FederatedDataModule(TinyImages(), Ragged(), batch_size=4, seed=3, **more)
+
+
+def test_a_class_without_a_constructor_of_its_own_was_given_nothing() -> None:
+    data = FederatedDataModule(DigitDomains(), DomainPerClient(), seed=3)
+    assert arguments_of(data.partition) == {}
+    found = described(method(), data)["data"]
+    assert found["partition"] == {
+        "class_path": "datamodules.partition.domain_per_client.DomainPerClient",
+        "init_args": {},
+    }
+    assert arguments_of(object()) is None
 
 
 def refused(made: FedVPT, data: FederatedDataModule, folder: Path, **named: Any) -> str:
