@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from benchmark.backbones.parts import Prompts
 from benchmark.contract import Client, MiniBatch, Phase, Stage
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.ranges import Few, FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.server import ServerRule, weighted_mean
@@ -87,12 +88,16 @@ class PEPFedPT(ViTPromptMethod):
     Args:
         num_prompts: K_s.
         class_tokens: K_c, tokens of each class.
+        first_block: the block, counted from 1, before which P_S is inserted.
         mix_block: the block, counted from 1, before which P_M is inserted.
         tau: temperature of the weights.
         prior: the client's share of each class, or the same for all.
         prior_smoothing: added to the client's number of each class.
         class_init: one draw for all classes' prompts, or one of each.
         class_average: see above.
+
+    Raises:
+        ConfigurationError: there is no such block, or images would be mixed before the shared prompts stand.
     """
 
     shared = ("shared_prompt", "class_prompts", "head", *SUMMED)
@@ -103,6 +108,7 @@ class PEPFedPT(ViTPromptMethod):
         *arguments: Any,
         num_prompts: FewOrNone = 10,
         class_tokens: Few = 1,
+        first_block: Few = 1,
         mix_block: Few = 7,
         tau: PositiveFloat = 0.1,
         prior: Literal["client", "uniform"] = "client",
@@ -113,9 +119,13 @@ class PEPFedPT(ViTPromptMethod):
     ) -> None:
         super().__init__(*arguments, **settings)
         self.backbone.tower.layers_from(mix_block, "PEPFedPT: mix_block")
+        self.begin_at(first_block)
+        if mix_block < first_block:
+            raise ConfigurationError(f"mix_block must be first_block ({first_block}) or later; got {mix_block}")
         self.mix_layer, self.tau, self.prior, self.prior_smoothing = mix_block - 1, tau, prior, prior_smoothing
         count, width = self.num_classes, self.backbone.embed_dim
-        self.shared_prompt = self.new_tokens(num_prompts)
+        self.inputs = ("images", "features", "own_images") if first_block == 1 else ("features", "own_images")
+        self.shared_prompt = self.new_tokens(num_prompts, first_block=first_block)
         drawn = self.new_tokens(class_tokens * (1 if class_init == "same" else count))().detach()
         self.class_prompts = nn.Parameter(drawn.view(-1, class_tokens, width).expand(count, -1, -1).clone())
         self.head = self.new_head()
@@ -126,8 +136,9 @@ class PEPFedPT(ViTPromptMethod):
         self._new_rule = partial(PrototypeRule, class_average)
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the queries of images [B, 3, H, W], as ``query`` [B, d], L2-normalised."""
-        return {"query": F.normalize(self.backbone(x), dim=-1)}
+        """Return the queries of images [B, 3, H, W], ``query`` [B, d], L2-normalised; and the tokens at P_S's block."""
+        kept = super().frozen_features(x) if self.first_layer else {}
+        return kept | {"query": F.normalize(self.backbone(x), dim=-1)}
 
     def local_phases(self) -> list[Phase]:
         """Train prompts and head; prototypes are made of the images."""
@@ -159,16 +170,22 @@ class PEPFedPT(ViTPromptMethod):
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits [B, C] under the client's prior."""
         mixed = self.mixed(batch.features["query"], client.prepared["prior"])
-        logits: Tensor = self.head(self.backbone(batch.x, mixed, self.shared_prompt))
+        if not self.first_layer:
+            return self.classify(batch.x, mixed)
+        kept = batch.features["tokens"].to(self.dtype)
+        features = self.backbone.from_tokens(kept, mixed, self.shared_prompt, first_layer=self.first_layer)
+        logits: Tensor = self.head(features)
+        return logits
+
+    def classify(self, x: Tensor, mixed: Prompts) -> Tensor:
+        """Return logits [B, C] of images [B, 3, H, W] with each image's mix of the class prompts."""
+        logits: Tensor = self.head(self.backbone(x, mixed, self.shared_prompt))
         return logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C] of images [B, 3, H, W] under a uniform prior."""
         prior = x.new_full((self.num_classes,), 1 / self.num_classes)
-        logits: Tensor = self.head(
-            self.backbone(x, self.mixed(self.frozen_features(x)["query"], prior), self.shared_prompt)
-        )
-        return logits
+        return self.classify(x, self.mixed(self.frozen_features(x)["query"], prior))
 
     def make_server(self) -> ServerRule:
         """Return the server with the prototypes."""

@@ -103,3 +103,22 @@ def test_a_class_that_no_client_holds_keeps_its_prompt() -> None:
 def test_a_block_that_the_tower_has_not_is_named_by_its_option() -> None:
     with pytest.raises(ValueError, match=r"PEPFedPT: mix_block=9, but the tower \(vit\) has 3 blocks; give 1 to 3"):
         build("PEPFedPT", *FEW, "--model.init_args.mix_block=9")
+
+
+def test_shared_prompts_from_a_block_on_take_kept_tokens_and_give_the_same_numbers() -> None:
+    kept, _ = trained("first_block=2", rounds=1)
+    assert kept.inputs == ("features", "own_images")
+    anew, data = build("PEPFedPT", *FEW, "--model.init_args.first_block=2", "--data.cache_features=false")
+    fit(anew, data, 1)
+    for name, value in learned(kept).items():
+        torch.testing.assert_close(value, learned(anew)[name], equal_nan=True)
+    x = torch.randn(3, 3, 32, 32)
+    inputs = kept.frozen_features(x)
+    mixed = kept.mixed(inputs["query"], torch.full((kept.num_classes,), 1 / kept.num_classes))
+    late = kept.backbone.from_tokens(inputs["tokens"].float(), mixed, kept.shared_prompt, first_layer=1)
+    torch.testing.assert_close(kept.head(late), kept(x), atol=5e-3, rtol=1e-2)
+
+
+def test_images_are_not_mixed_before_the_shared_prompts_stand() -> None:
+    with pytest.raises(ValueError, match=r"mix_block must be first_block \(3\) or later; got 2"):
+        build("PEPFedPT", *FEW, "--model.init_args.first_block=3")
