@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.parts import Prompts
-from benchmark.contract import Client, MiniBatch, Phase, Stage
+from benchmark.contract import Client, Input, MiniBatch, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.ranges import Few, FewOrNone, NonNegativeFloat, PositiveFloat
@@ -101,7 +101,7 @@ class PEPFedPT(ViTPromptMethod):
     """
 
     shared = ("shared_prompt", "class_prompts", "head", *SUMMED)
-    inputs = ("images", "features", "own_images")
+    inputs: tuple[Input, ...] = ("images", "features", "own_images")
 
     def __init__(
         self,
