@@ -1,7 +1,7 @@
 """Empty figures, and pictures that are written whole or not at all."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmark.files import replacing
 
@@ -17,6 +17,11 @@ def new_figure(width: float, height: float) -> "Figure":
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour and dash of a line, by its number from 0: ten colours, then the same with other dashes."""
+    return {"color": f"C{number % 10}", "linestyle": ("-", "--", ":", "-.")[number // 10 % 4]}
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:

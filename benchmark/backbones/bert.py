@@ -218,6 +218,29 @@ class BertTowers(TwoTowers):
         made: Tensor = self.text(tokens, prompts.there)
         return made
 
+    def image_features(self, x: Tensor, *parts: TowerPart | Tensor, normalize: bool = True) -> Tensor:
+        """Features of a batch of images.
+
+        Args:
+            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
+            parts: refused.
+            normalize: whether features have length 1.
+
+        Returns:
+            [B, e].
+
+        Raises:
+            ConfigurationError: images of another shape, or parts.
+        """
+        if parts:
+            raise self._lacks("prompts or other parts in its image tower")
+        features = self.encoded(x)
+        return F.normalize(features, dim=-1) if normalize else features
+
+    def encoded(self, x: Tensor) -> Tensor:
+        """Return features [B, e] of images [B, 3, H, W], not normalised."""
+        raise NotImplementedError
+
     def pooled(self, tokens: Tensor, there: Tensor) -> Tensor:
         """Return features [..., C, e] of tokens [..., C, T, w], not normalised; ``there`` is bool [C, T]."""
         raise NotImplementedError

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.backbones.bert import Bert, BertTowers, mean_of_tokens
-from benchmark.backbones.parts import TowerPart
 from benchmark.backbones.weights import unfit_tensors
 from benchmark.backbones.wordpiece import WordPiece
 from benchmark.errors import ConfigurationError
@@ -96,22 +94,8 @@ class BertCLIP(BertTowers):
         features: Tensor = self.projection(read)
         return features
 
-    def image_features(self, x: Tensor, *parts: TowerPart | Tensor, normalize: bool = True) -> Tensor:
-        """Features of a batch of images.
-
-        Args:
-            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
-            parts: refused.
-            normalize: whether features have length 1.
-
-        Returns:
-            [B, e].
-
-        Raises:
-            ConfigurationError: images of another shape, or parts.
-        """
-        if parts:
-            raise self._lacks("prompts or other parts in its image tower")
+    def encoded(self, x: Tensor) -> Tensor:
+        """Return features of images of the tower's size, projected."""
         if x.shape[1:] != (3, *self.image_size):
             height, width = self.image_size
             raise ConfigurationError(
@@ -119,7 +103,7 @@ class BertCLIP(BertTowers):
                 "the backbone's image_size"
             )
         features: Tensor = self.visual(x)
-        return F.normalize(features, dim=-1) if normalize else features
+        return features
 
 
 def _download(repository: str) -> Path:

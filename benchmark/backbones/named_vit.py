@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from benchmark.backbones.bert import Bert, BertTowers, mean_of_tokens
 from benchmark.backbones.class_prompts import ClassPrompts
-from benchmark.backbones.parts import TowerPart
 from benchmark.backbones.vit import TimmViT
 from benchmark.backbones.wordpiece import WordPiece
 from benchmark.errors import ConfigurationError
@@ -114,24 +113,10 @@ class NamedViT(BertTowers):
 
     # ------------------------------------------------------------------ images
 
-    def image_features(self, x: Tensor, *parts: TowerPart | Tensor, normalize: bool = True) -> Tensor:
-        """Features z of a batch of images.
-
-        Args:
-            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
-            parts: refused.
-            normalize: whether features have length 1.
-
-        Returns:
-            [B, e].
-
-        Raises:
-            ConfigurationError: images of another shape, or parts.
-        """
-        if parts:
-            raise self._lacks("prompts or other parts in its image tower")
-        features = self.head(self.vit(x)).softmax(-1) @ self.names
-        return F.normalize(features, dim=-1) if normalize else features
+    def encoded(self, x: Tensor) -> Tensor:
+        """Return z of images, not normalised."""
+        features: Tensor = self.head(self.vit(x)).softmax(-1) @ self.names
+        return features
 
 
 def _classifier(path: Path, width: int) -> nn.Linear:

@@ -253,7 +253,15 @@ def _keep_objects(
                 "one of the two out, or make the run from a configuration file, where classes stand by their names"
             )
     config = {**described(method, data, rule, delivery), "trainer": trainer}
-    return _kept([f"--config={yaml.safe_dump(config, sort_keys=False)}"], run_dir, method)
+
+    class OfObjects(FederatedCLI):
+        """A run of a configuration that describes objects, whose method it compares before training."""
+
+        def before_fit(self) -> None:
+            super().before_fit()
+            check_made_again(method, self.model)
+
+    return _kept([f"--config={yaml.safe_dump(config, sort_keys=False)}"], run_dir, OfObjects)
 
 
 def _fit_objects(
@@ -326,24 +334,12 @@ def _fit_files(
     return _kept(arguments, run_dir)
 
 
-class _OfObjects(FederatedCLI):
-    """A run of a configuration that describes objects, whose method it compares before training."""
-
-    given: FederatedMethod | None = None
-
-    def before_fit(self) -> None:
-        super().before_fit()
-        if self.given is not None:
-            check_made_again(self.given, self.model)
-
-
-def _kept(arguments: Sequence[str], run_dir: str | Path, given: FederatedMethod | None = None) -> FinishedRun:
-    """Run with a directory; ``given`` is the method that the arguments describe."""
+def _kept(arguments: Sequence[str], run_dir: str | Path, kind: type[FederatedCLI] = FederatedCLI) -> FinishedRun:
+    """Run with a directory."""
     folder = user_path(run_dir)
     before = _wandb_run()
-    kind = type(FederatedCLI.__name__, (_OfObjects,), {"given": given})
     try:
-        cli: FederatedCLI = kind(["fit", *arguments, f"--run_dir={folder}"])
+        cli = kind(["fit", *arguments, f"--run_dir={folder}"])
     finally:
         run = _wandb_run()
         if run is not None and run is not before:  # else the next one in this process would go into it

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmark.drawing import new_figure, save_figure
+from benchmark.drawing import line_style, new_figure, save_figure
 from benchmark.records.words import unit_of
 
 if TYPE_CHECKING:  # slow to import
@@ -75,12 +75,10 @@ def draw_across(across: Across, path: str | Path) -> None:
 
 def _lines(axes: "Axes", across: Across, against: str) -> None:
     places = {group: place for place, group in enumerate(dict.fromkeys(across.numbers["group"]))}
-    for style, (name, rows) in enumerate(across.numbers.groupby("method", sort=False)):
+    for number, (name, rows) in enumerate(across.numbers.groupby("method", sort=False)):
         x = rows["group"].map(places) if against == "group" else rows["kB"]
-        dash = ("-", "--", ":", "-.")[style // 10 % 4] if against == "group" else ""
+        style = line_style(number) | ({} if against == "group" else {"linestyle": ""})
         bars = rows["std"].fillna(0) if rows["std"].notna().any() else None
-        axes.errorbar(
-            x, rows["value"], bars, label=str(name), color=f"C{style % 10}", linestyle=dash, marker="o", markersize=4
-        )
+        axes.errorbar(x, rows["value"], bars, label=str(name), marker="o", markersize=4, **style)
     axes.grid(alpha=0.3)
     axes.tick_params(labelsize=8)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.drawing import new_figure, save_figure
+from benchmark.drawing import line_style, new_figure, save_figure
 from benchmark.metrics import scale_of
 from benchmark.records.stored_run import StoredRun
 from benchmark.records.summary import average_by_round, clock_of
@@ -57,13 +57,12 @@ def learning_curves(
     for place, (heading, curves) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, place + 1)
         for curve in curves:
-            style = names.index(curve.name)
-            dash = ("-", "--", ":", "-.")[style // 10 % 4]
+            style = line_style(names.index(curve.name))
             mean = np.mean(curve.seeds, axis=0)
-            (lines[curve.name],) = axes.plot(curve.places, mean, color=f"C{style % 10}", linestyle=dash, linewidth=1.4)
+            (lines[curve.name],) = axes.plot(curve.places, mean, **style, linewidth=1.4)
             if len(curve.seeds) > 1:
                 spread = np.std(curve.seeds, axis=0, ddof=1)
-                axes.fill_between(curve.places, mean - spread, mean + spread, color=f"C{style % 10}", alpha=0.15, lw=0)
+                axes.fill_between(curve.places, mean - spread, mean + spread, color=style["color"], alpha=0.15, lw=0)
         axes.set_title(heading, fontsize=10)
         axes.set_xlabel(x_label)
         if place % columns == 0:
