@@ -62,8 +62,8 @@ class Phase:
         steps: at most so many mini-batches of these passes, or None for all.
         schedule: of the rates over the rounds: ``"constant"``, or ``"cosine"``, which would be 0 after the last round.
         optimizer_state: momentum that a client starts with: ``"fresh"``, none; ``"client"``, its own of the round it
-            last took part in; ``"shared"``, that of the client that trained before it (cohort width 1). Copies start
-            afresh.
+            last took part in; ``"shared"``, that of the client that trained before it (``clients_at_once: 1``). Copies
+            start afresh.
         transform: ONE client's ``(client, update) -> update``: what is added to the parameters that it names in place
             of an optimizer's step, for example its projection; the others take the step. None: all do.
         restart: personal parameters of the phase begin at their initial values in every round.

@@ -49,7 +49,7 @@ class OwnImages:
 class _OwnData:
     """The federation's data as one client knows it: the public terms, and its own images."""
 
-    cohort_width: int | Literal["auto"] = 1
+    clients_at_once: int | Literal["auto"] = 1
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one = False
     record_privacy: RecordLevelPrivacy | None = None
@@ -89,7 +89,7 @@ class Relay(ServerRule):
 
 
 class LocalClient:
-    """Trains and scores one client as the simulation does, bit for bit that of cohort width 1.
+    """Trains and scores one client as the simulation does, bit for bit as with ``clients_at_once: 1``.
 
     Every draw has the same key as there: seed, round and the client's number. Kept features agree to rounding alone: a
     simulation makes them of all clients' images together. What is the client's own leaves this object by :meth:`state`

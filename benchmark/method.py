@@ -190,8 +190,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 "training.optimizer_state 'shared' hands one momentum from client to client, so they train one after "
                 "the other:"
             )
-            if data.cohort_width != 1:
-                raise ConfigurationError(f"{said} data.cohort_width must be 1, got {data.cohort_width}")
+            if data.clients_at_once != 1:
+                raise ConfigurationError(f"{said} data.clients_at_once must be 1, got {data.clients_at_once}")
             if ranks.count > 1:
                 raise ConfigurationError(f"{said} trainer.devices must be 1, got {ranks.count} in all")
         self.requires_grad_(False)

@@ -1,8 +1,8 @@
 """Keyed randomness: every draw depends on what it is for, never on what was drawn before.
 
 A key is a tuple such as ``(seed, "order", round, client, phase, epoch)``. Two draws with the same key
-are equal in every process, on every machine, whatever the cohort width, the number of workers or the
-order of clients, and after a resume.
+are equal in every process, on every machine, whatever the number of clients at once, the number of
+workers or the order of clients, and after a resume.
 """
 
 import hashlib

@@ -51,7 +51,7 @@ class FederatedDataModule(Checked, LightningDataModule):
             the others keep every batch.
         participation: fraction of the clients that train in a round (at least one does).
         clients_per_round: the same as a number; wins over ``participation``.
-        cohort_width: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory:
+        clients_at_once: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory:
             what fits on a GPU; on a CPU several clients where their steps are small.
         eval_batch_size: images in one evaluation step: of one client, or of several with few images.
         val_fraction: part of each client's training images held out as split ``val``, to tune on; stratified where the
@@ -88,8 +88,9 @@ class FederatedDataModule(Checked, LightningDataModule):
             rounds in which no client is left. The same holds for logits that are not finite: as ``drop``, the images
             count as wrong.
         compile_steps: always None: it is gone, and stands in configurations of older runs.
+        cohort_width: older name of ``clients_at_once``, as in configurations of older runs; it wins where it is given.
         one_by_one: for a debugger: clients are stepped one after the other in plain PyTorch, without vmap, whatever
-            ``cohort_width`` says, and an error names client, round and step. Results agree up to rounding.
+            ``clients_at_once`` says, and an error names client, round and step. Results agree up to rounding.
         num_workers: loader processes that gather the images; 0 gathers on the device.
         seed: seed of the run: order of batches, selection of clients, augmentation. Linked to ``seed_everything``.
         partition_seed: seed of the partition alone, so that all seeds of a run share one split; None takes ``seed``.
@@ -107,7 +108,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         drop_last: bool = False,
         participation: AboveZero = 1.0,
         clients_per_round: PositiveInt | None = None,
-        cohort_width: PositiveInt | Literal["auto"] = "auto",
+        clients_at_once: PositiveInt | Literal["auto"] = "auto",
         eval_batch_size: PositiveInt = 256,
         val_fraction: BelowOne = 0.0,
         label_orders: PositiveInt = 1,
@@ -122,6 +123,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         cache_features: bool | str = "auto",
         on_divergence: Literal["drop", "raise"] = "drop",
         compile_steps: Any = None,
+        cohort_width: PositiveInt | Literal["auto"] | None = None,
         one_by_one: bool = False,
         num_workers: FewOrNone = 0,
         seed: Seed = 0,
@@ -146,7 +148,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.transform = self._transform = transform or ImageTransform()
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.cohort_width = 1 if one_by_one else cohort_width
+        self.clients_at_once = 1 if one_by_one else clients_at_once if cohort_width is None else cohort_width
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.label_orders = label_orders
@@ -482,5 +484,5 @@ class FederatedDataModule(Checked, LightningDataModule):
                 "the checkpoint is of another configuration: it was made with labels of other clients flipped; give "
                 "the data.label_flipping that it was made with"
             )
-        if self.loaders is not None and self.cohort_width == "auto":
+        if self.loaders is not None and self.clients_at_once == "auto":
             self.loaders.chosen = state_dict["width"]

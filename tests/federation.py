@@ -208,7 +208,7 @@ AFTERWARDS = {
     "batch_size",
     "cache_features",
     "clients_per_round",
-    "cohort_width",
+    "clients_at_once",
     "drop_last",
     "eval_batch_size",
     "evaluate_local",

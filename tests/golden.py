@@ -3,7 +3,7 @@
     python tests/golden.py write golden.json            # before a change
     python tests/golden.py compare golden.json          # after it, on the same machine
 
-All methods x cohort widths 1, 3, 8 x loader processes 0, 2, three rounds each: every shared value, client row, server
+All methods x 1, 3, 8 clients at once x loader processes 0, 2, three rounds each: every shared value, client row, server
 tensor and metric. Hashes are of bytes, so only one machine's compare. Names are written for the reader and are not
 compared, since a change of the code may rename what it keeps.
 """
@@ -38,7 +38,7 @@ def digest(value: torch.Tensor) -> str:
 def measure(conf: str, width: int, workers: int) -> dict[str, str]:
     """Hashes by name of what one method learns at one width with so many loader processes."""
     torch.manual_seed(0)
-    method, data = build(conf, f"--data.cohort_width={width}", f"--data.num_workers={workers}")
+    method, data = build(conf, f"--data.clients_at_once={width}", f"--data.num_workers={workers}")
     fit(method, data, ROUNDS)
     return {name: digest(value) for name, value in sorted(learned(method).items())}
 

@@ -35,7 +35,7 @@ TINY = (
     "--data.partition=federation.Short",
     "--data.partition.init_args.num_clients=2",
     "--data.clients_per_round=2",
-    "--data.cohort_width=2",
+    "--data.clients_at_once=2",
 )
 #: Evaluated once, after the last of two rounds.
 SETTINGS = {"num_sanity_val_steps": 0, "check_val_every_n_epoch": 2}
@@ -176,7 +176,7 @@ def recorded_round(clients: int, steps: int) -> tuple[list[str], int]:
 
     method = FedAvg(10, clients, Small(), training=LocalTraining(lr=0.1, epochs=1))
     images = RandomImages(4 * steps * clients, 10 * clients, size=4)
-    data = FederatedDataModule(images, IID(clients), ImageTransform(), batch_size=4, cohort_width=clients)
+    data = FederatedDataModule(images, IID(clients), ImageTransform(), batch_size=4, clients_at_once=clients)
     # A round in which no record is made, nor compared.
     rounds = (recorded_step.BEFORE_RECORDING + 2 * recorded_step.TIMED + 2) // steps + 2
     with PretendedGPU() as gpu, patch.object(recorded_step, "WORTHWHILE", float("inf")):  # it has a CPU's clock

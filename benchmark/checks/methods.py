@@ -37,8 +37,8 @@ class MethodUnderCheck:
     """A method that can be made again and again.
 
     Attributes:
-        make: gives a new method and its data, for options as on the command line, such as ``--data.cohort_width=3``.
-        tolerance: of what cohort widths may differ in, absolute and relative.
+        make: gives a new method and its data, for options as on the command line, such as ``--data.clients_at_once=3``.
+        tolerance: of what may differ with the clients at once, absolute and relative.
     """
 
     make: Callable[..., tuple[Any, FederatedDataModule]]
@@ -58,7 +58,7 @@ class MethodUnderCheck:
     @cached_property
     def reference(self) -> dict[str, Tensor]:
         """Return what three rounds leave behind, one client after the other."""
-        return learned(self.trained("--data.cohort_width=1"))
+        return learned(self.trained("--data.clients_at_once=1"))
 
 
 def run_rounds(
@@ -117,14 +117,14 @@ def check_run(subject: MethodUnderCheck) -> None:
     subject.trained(rounds=1)
 
 
-def check_cohort_width(subject: MethodUnderCheck) -> None:
-    """Cohort width changes nothing."""
+def check_clients_at_once(subject: MethodUnderCheck) -> None:
+    """The number of clients at once changes nothing."""
     require_same_at_width(subject, 3)
 
 
 def require_same_at_width(subject: MethodUnderCheck, width: int | str, workers: int = 0) -> FederatedMethod:
     """Require what three rounds leave behind to be that of width 1; returns the method."""
-    method = subject.trained(f"--data.cohort_width={width}", f"--data.num_workers={workers}")
+    method = subject.trained(f"--data.clients_at_once={width}", f"--data.num_workers={workers}")
     require_equal(
         subject.reference,
         learned(method),
@@ -137,7 +137,7 @@ def require_same_at_width(subject: MethodUnderCheck, width: int | str, workers: 
 def check_order_of_clients(subject: MethodUnderCheck) -> None:
     """The order of clients changes nothing."""
     with last_client_first():
-        found = learned(subject.trained("--data.cohort_width=1"))
+        found = learned(subject.trained("--data.clients_at_once=1"))
     require_equal(
         subject.reference, found, "clients hand something on to those after them: keep it in personal parameters"
     )
@@ -264,7 +264,7 @@ class Watched:
     """
 
     def __init__(self, subject: MethodUnderCheck) -> None:
-        self.method, data = subject.make("--data.cohort_width=2")
+        self.method, data = subject.make("--data.clients_at_once=2")
         data.setup()
         data.match(self.method)
         self.method.join(data)
@@ -345,9 +345,9 @@ def check_images(subject: MethodUnderCheck) -> None:
 def check_resume(subject: MethodUnderCheck) -> None:
     """A resumed run ends bit for bit like an uninterrupted one."""
     with tempfile.TemporaryDirectory() as folder:
-        method, data = subject.make("--data.cohort_width=1")
+        method, data = subject.make("--data.clients_at_once=1")
         run_rounds(method, data, 1, save_to=Path(folder))
-        resumed, data = subject.make("--data.cohort_width=1")
+        resumed, data = subject.make("--data.clients_at_once=1")
         torch.rand(5)  # the global generator is somewhere else now
         last = Path(folder) / "checkpoints" / "last.ckpt"
         settings = {"check_val_every_n_epoch": ROUNDS}
@@ -373,7 +373,7 @@ CHECKS = (
     check_messages,
     check_images,
     check_resting_clients,
-    check_cohort_width,
+    check_clients_at_once,
     check_order_of_clients,
     check_resume,
 )

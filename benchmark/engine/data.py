@@ -16,7 +16,7 @@ from benchmark.server import Declared
 class FederatedData(Protocol):
     """A data set that is divided over clients, and how it is simulated; see ``FederatedDataModule``."""
 
-    cohort_width: int | Literal["auto"]
+    clients_at_once: int | Literal["auto"]
     cache_features: bool | str
     evaluate_local: bool | None
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None

@@ -121,7 +121,7 @@ class Server(Callback):
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
             simulation,
-            data.cohort_width,
+            data.clients_at_once,
             data.num_workers,
             self.rule,
             self.next_clients,

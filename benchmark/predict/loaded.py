@@ -71,7 +71,7 @@ class KnownFederation:
     pool: _Images
     transform: Transform
     evaluate_local: bool | None
-    cohort_width: int | Literal["auto"] = 1
+    clients_at_once: int | Literal["auto"] = 1
     cache_features: bool | str = False
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
     on_divergence: Literal["drop", "raise"] = "drop"

@@ -16,7 +16,8 @@ RESULT_FREE_KEYS = frozenset(
         "enable_model_summary",
         "log_every_n_steps",
         "num_workers",
-        "cohort_width",
+        "clients_at_once",
+        "cohort_width",  # its older name
         "one_by_one",
         "val_only",  # which scores a run has, none of their values
         "data_dir",

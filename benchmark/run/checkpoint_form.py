@@ -153,13 +153,13 @@ def disagreement(content: dict[str, Any]) -> str | None:
     return next((name for name, agrees in agreeing.items() if not agrees), None)
 
 
-def check_counts(content: dict[str, Any], clients: int, cohort_width: Any, groups: Sequence[int]) -> None:
+def check_counts(content: dict[str, Any], clients: int, clients_at_once: Any, groups: Sequence[int]) -> None:
     """Refuse a checkpoint of other clients or optimizers than the run has, or of a width that it cannot have had.
 
     Args:
         content: as :func:`check_form` lets it pass.
         clients: of the run.
-        cohort_width: as the checkpoint's configuration has it.
+        clients_at_once: as the checkpoint's configuration has it.
         groups: how many the optimizer of each local phase has.
 
     Raises:
@@ -168,7 +168,7 @@ def check_counts(content: dict[str, Any], clients: int, cohort_width: Any, group
     width = content["FederatedDataModule"]["width"]
     recorder, dropped = content["callbacks"]["Recorder"], content["callbacks"]["server"]["dropped"]
     agreeing = {
-        "width": width is None or (width == cohort_width if isinstance(cohort_width, int) else width <= clients),
+        "width": width is None or (width == clients_at_once if isinstance(clients_at_once, int) else width <= clients),
         "dropped": max(dropped, default=0) < clients,
         "optimizer_states": [len(each["param_groups"]) for each in content["optimizer_states"]] == [*groups],
         "reports": all(tuple(values.shape) == (clients,) for values in recorder["reports"].values()),

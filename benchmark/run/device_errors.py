@@ -17,16 +17,16 @@ def of_device(error: BaseException | None) -> ConfigurationError | None:
             tried = re.search(r"Tried to allocate ([\d.]+ \w+)", said)
             more = "" if tried is None else f", {tried[1]} more were asked for"
             return ConfigurationError(
-                f"the GPU's memory is full{more}; step fewer clients together (--data.cohort_width), or take smaller "
-                "mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); a run's finished rounds are "
-                "kept, and benchmark resume goes on from there"
+                f"the GPU's memory is full{more}; step fewer clients at once (--data.clients_at_once), or take "
+                "smaller mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); a run's finished rounds "
+                "are kept, and benchmark resume goes on from there"
             )
         if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and "can't allocate memory" in said):
             tried = re.search(r"allocate (\d+) bytes", said)
             more = "" if tried is None else f", {int(tried[1]) / 1e9:,.1f} GB more were asked for"
             return ConfigurationError(
                 f"the machine's memory is full{more}; take smaller images (--data.source.init_args.size), step fewer "
-                "clients together (--data.cohort_width), or keep no features (--data.cache_features=false)"
+                "clients at once (--data.clients_at_once), or keep no features (--data.cache_features=false)"
             )
         operation = re.match(r"(\S+) does not have a deterministic implementation", said)
         if isinstance(each, RuntimeError) and operation:

@@ -362,7 +362,8 @@ class Recorder(Callback):
                 f"{finished}, or start without --ckpt_path"
             )
         made_with = _made_with(state)
-        width = made_with.get("data", {}).get("cohort_width")
+        images = made_with.get("data", {})
+        width = images.get("cohort_width") or images.get("clients_at_once")
         groups = [len(phase.groups) for phase in method.local_phases()]
         check_counts(checkpoint, method.num_clients, width, groups)
         asked_for = made_with.get("trainer", {}).get("max_epochs", rounds)

@@ -42,10 +42,10 @@ def pfedpt(backbone: nn.Module) -> PFedPT:
 
 
 def engine(width: int, rounds: int, method: Callable[[], FederatedMethod] = lambda: fedavg(PaperCNN())) -> float:
-    """Seconds of the best round, local training and aggregation, of the engine with this cohort width."""
+    """Seconds of the best round, local training and aggregation, of the engine with so many clients at once."""
     torch.manual_seed(0)
     data = FederatedDataModule(
-        _source(), IID(CLIENTS), ImageTransform(), batch_size=BATCH, cohort_width=width, eval_batch_size=BATCH
+        _source(), IID(CLIENTS), ImageTransform(), batch_size=BATCH, clients_at_once=width, eval_batch_size=BATCH
     )
     return fit(method(), data, rounds).best
 

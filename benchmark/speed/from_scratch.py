@@ -46,7 +46,7 @@ def run(folder: Path) -> tuple[str, list[Row]]:
         for width in (1, 10):
             torch.manual_seed(0)
             source = RandomImages(CLIENTS * IMAGES, CLIENTS)
-            data = FederatedDataModule(source, IID(CLIENTS), ImageTransform(), batch_size=BATCH, cohort_width=width)
+            data = FederatedDataModule(source, IID(CLIENTS), ImageTransform(), batch_size=BATCH, clients_at_once=width)
             seconds[width] = fit(build(), data, rounds=3).best
             rows.append(
                 Row(

@@ -115,7 +115,7 @@ def grow(clients: int, rounds: int = 20, participants: int = PARTICIPANTS, evalu
         ImageTransform(),
         batch_size=IMAGES,
         clients_per_round=participants,
-        cohort_width=participants,
+        clients_at_once=participants,
     )
     save = _SaveAtEnd()
     method = FedPer(10, clients, SmallBackbone(), training=TRAINING)
@@ -216,7 +216,7 @@ def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rou
             IID(clients),
             ImageTransform(),
             batch_size=16,
-            cohort_width=1,
+            clients_at_once=1,
         )
         names = [f"class {number}" for number in range(classes)]
         seconds[classes] = fit(PromptFL(clients, names, clip, training=TRAINING), data, rounds).best

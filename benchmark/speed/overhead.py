@@ -122,7 +122,7 @@ def parts_of_round(work: Work, clients: int, width: int, rounds: int) -> dict[st
     Args:
         work: what is trained.
         clients: N, with STEPS mini-batches each.
-        width: cohort width.
+        width: clients at once.
         rounds: at least two.
     """
     method, data = work.method(clients), work.data(clients, STEPS * work.batch, width)

@@ -100,7 +100,7 @@ def measure_engine(setting: Setting, width: int, processes: int = 1) -> Measured
         ImageTransform(normalize="half"),
         batch_size=BATCH,
         clients_per_round=setting.cohort,
-        cohort_width=width,
+        clients_at_once=width,
         eval_batch_size=EVALUATION_BATCH if device() == "cpu" else setting.test,  # a GPU takes all at once
     )
     method = FedAvg(CLASSES, setting.clients, SimpleCNN(), training=LocalTraining(lr=LR, epochs=1))

@@ -108,7 +108,7 @@ def measure_engine(setting: PromptSetting, processes: int = 1) -> PromptMeasured
         IID(setting.clients),
         ImageTransform(normalize="half"),
         batch_size=BATCH,
-        cohort_width=-(-setting.clients // 2),
+        clients_at_once=-(-setting.clients // 2),
     )
     method = make_method(setting)
     laps = fit(method, data, setting.rounds, settings=settings)

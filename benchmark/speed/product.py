@@ -66,7 +66,7 @@ def arguments(clients: int, rounds: int, run_dir: Path, watched: Path) -> list[s
         *("--model.training.epochs=1", "--data.source=noise.Noise"),
         *(f"--data.source.train={2 * clients}", f"--data.source.test={clients}", f"--data.source.size={SIZE}"),
         *("--data.partition=IID", f"--data.partition.num_clients={clients}", "--data.batch_size=2"),
-        *(f"--data.clients_per_round={PARTICIPANTS}", f"--data.cohort_width={PARTICIPANTS}"),
+        *(f"--data.clients_per_round={PARTICIPANTS}", f"--data.clients_at_once={PARTICIPANTS}"),
         *(f"--trainer.max_epochs={rounds}", f"--trainer.check_val_every_n_epoch={EVERY}"),
         *("--trainer.enable_progress_bar=false", "--trainer.callbacks=benchmark.speed.product.RoundWatch"),
         f"--trainer.callbacks.path={watched}",
@@ -126,7 +126,7 @@ def evaluation_rows(numbers: tuple[int, ...]) -> list[Row]:
             ImageTransform(),
             batch_size=2,
             clients_per_round=PARTICIPANTS,
-            cohort_width=PARTICIPANTS,
+            clients_at_once=PARTICIPANTS,
         )
         laps = fit(FedPer(10, clients, SmallBackbone(), training=TRAINING), data, 2, evaluate_every=1)
         found[clients] = (seconds(data.val_dataloader), min(laps.evaluations))

@@ -88,7 +88,7 @@ def share(devices: int, heads: bool) -> Shared:
         ImageTransform(),
         batch_size=BATCH,
         clients_per_round=CLIENTS,
-        cohort_width=max(1, CLIENTS // devices),
+        clients_at_once=max(1, CLIENTS // devices),
     )
     strategy = RanksStrategy()
     strategy.command = _command(devices, heads)

@@ -61,7 +61,7 @@ def large_frozen_vit() -> tuple[str, int]:
 
 
 def _rows(settings: Sequence[tuple[int, int]], epochs: int, peak: float) -> Iterator[Row]:
-    """Per mini-batch size and cohort width a row; those of the first one's size are compared with it."""
+    """Per mini-batch size and number of clients at once a row; those of the first one's size are compared with it."""
     reference = 0.0
     for batch, width in settings:
         row = share_row(batch, width, epochs, peak)
@@ -70,7 +70,7 @@ def _rows(settings: Sequence[tuple[int, int]], epochs: int, peak: float) -> Iter
 
 
 def run(folder: Path) -> tuple[str, Iterable[Row]]:
-    """Mini-batch size and cohort width, each with its share of the measured peak."""
+    """Mini-batch size and clients at once, each with its share of the measured peak."""
     on_gpu = device() == "cuda"
     settings = ((64, 1), (64, 2), (64, 4), (64, 8), (16, 1), (128, 1)) if on_gpu else ((16, 1), (16, 4))
     peak = matmul_peak(torch.bfloat16 if on_gpu else torch.float32)

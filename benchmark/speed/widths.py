@@ -1,4 +1,4 @@
-"""Measure a client's step by cohort width, and what unequal clients waste."""
+"""Measure a client's step by the clients at once, and what unequal clients waste."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -31,7 +31,7 @@ def round_plan(data: FederatedDataModule, width: int) -> RoundPlan:
 
 
 def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]], rounds: int, turns: int) -> list[Row]:
-    """Seconds of one client's step by cohort width; a width that does not fit into the GPU's memory has no row.
+    """Seconds of one client's step by the clients at once; a number that does not fit into the GPU's memory has no row.
 
     Args:
         work: what is trained.
@@ -73,7 +73,7 @@ def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], ro
         work: what is trained.
         clients: N.
         images: of a client, on average.
-        widths: cohort widths.
+        widths: numbers of clients at once.
         rounds: of each fit.
     """
 
@@ -100,11 +100,11 @@ def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], ro
 
 
 def run(folder: Path) -> tuple[str, list[Row]]:
-    """Four works by cohort width, and unequal clients."""
+    """Four works by clients at once, and unequal clients."""
     on_gpu = device() == "cuda"
     vit = fedvpt(*large_vit()) if on_gpu else fedvpt("micro_vit", 32)
     works = (cnn(), tiny_vit(), vit, promptfl(large_clip()))
     widths: tuple[int | Literal["auto"], ...] = (1, 2, 4, 8, 16, 32, 64, "auto")
     rows = [row for work in works for row in width_rows(work, 64, widths, rounds=3 if on_gpu else 2, turns=1)]
     rows += ragged_rows(cnn(), 64, 64, (1, 16, 64), rounds=4 if on_gpu else 2)
-    return "Clients stepped together: seconds by cohort width, against width 1", rows
+    return "Clients stepped together: seconds by their number, against one", rows

@@ -78,7 +78,7 @@ class Work:
             partition or IID(clients),
             ImageTransform(),
             batch_size=self.batch,
-            cohort_width=width,
+            clients_at_once=width,
             cache_features=cache_features,
         )
 

@@ -255,7 +255,7 @@ def test_data_named_by_a_file_are_the_same_data_in_the_resolved_configuration(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data.yaml").write_text(
-        "source: federation.TinyImages\npartition: federation.Ragged\nbatch_size: 4\ncohort_width: 3\n"
+        "source: federation.TinyImages\npartition: federation.Ragged\nbatch_size: 4\nclients_at_once: 3\n"
     )
     model = (CONF / "HeadTune.yaml").read_text()
     Path("run.yaml").write_text(f"data: data.yaml\n{model}trainer: {{accelerator: cpu, enable_progress_bar: false}}\n")

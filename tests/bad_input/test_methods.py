@@ -435,7 +435,7 @@ def test_a_mistake_in_a_method_is_named_in_one_line(kind: type, said: str) -> No
 
 
 def test_what_is_reported_of_each_image_is_refused_before_training() -> None:
-    template, data = build("FedVPT", "--data.cohort_width=auto")
+    template, data = build("FedVPT", "--data.clients_at_once=auto")
     method = ReportsEachImage(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
     said = r"client_loss reports 'label' of shape \(\d+,\), and of \(1,\) in another step; .* on the mini-batch"
     with pytest.raises(ConfigurationError, match=said):

@@ -154,7 +154,7 @@ def test_a_refused_run_leaves_no_directory(capsys: pytest.CaptureFixture[str]) -
 def test_time_that_is_up_ends_the_run_after_a_whole_round_and_it_goes_on_with_the_command_that_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = [*BASE, "--trainer.max_epochs=3", "--data.cohort_width=1", "--data.batch_size=1"]
+    long = [*BASE, "--trainer.max_epochs=3", "--data.clients_at_once=1", "--data.batch_size=1"]
     main(["fit", *long, "--run_dir=whole"])
     monkeypatch.setattr(Timer, "time_elapsed", _ten_seconds_a_look)
     capsys.readouterr()

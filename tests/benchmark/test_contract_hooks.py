@@ -130,7 +130,7 @@ def test_draws_are_a_clients_own_in_each_step_whoever_is_stepped_with_it() -> No
 def test_prepare_is_called_once_a_round_and_once_an_evaluation() -> None:
     results = []
     for width in (1, 4):
-        sizes = (f"--data.cohort_width={width}", "--data.eval_batch_size=10000")
+        sizes = (f"--data.clients_at_once={width}", "--data.eval_batch_size=10000")
         method, data = fedvpt(Preparing, *sizes, "--data.clients_per_round=4", lr=0.01)
         method.calls = []
         # in float64, where a product's rounding by its number of rows cannot hide what a client's step depends on
@@ -224,7 +224,7 @@ class Hoarding(FedVPT):
 
 def test_a_tensor_kept_with_its_graph_is_refused_before_it_spoils_a_gradient() -> None:
     # cohorts of 4 and 3 clients: torch would sum the second's gradients over its clients
-    method, data = fedvpt(Hoarding, "--data.cohort_width=4")
+    method, data = fedvpt(Hoarding, "--data.clients_at_once=4")
     with pytest.raises(RuntimeError, match="Hoarding holds a tensor of an earlier cohort with the graph that made it"):
         fit(method, data, 1)
 
@@ -242,7 +242,7 @@ class Circling(FedVPT):
 def test_a_tensor_that_is_garbage_is_let_go() -> None:
     found = []
     for kind in (Circling, FedVPT):
-        method, data = fedvpt(kind, "--data.cohort_width=4")
+        method, data = fedvpt(kind, "--data.clients_at_once=4")
         gc.disable()  # as commands do
         try:
             fit(method, data, 1)
@@ -266,7 +266,7 @@ class Counting(FedAvg):
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_totals_of_a_round_are_uploaded_and_scalars_recorded(width: int) -> None:
-    method, data = fedavg(Counting, f"--data.cohort_width={width}", "--data.clients_per_round=11")
+    method, data = fedavg(Counting, f"--data.clients_at_once={width}", "--data.clients_per_round=11")
     witness = Witness()
     trainer = fit(method, data, 1, [Server(witness)])
     (uploads,) = witness.seen
@@ -309,7 +309,7 @@ class Halved(FedVPT):
 
 
 def test_an_update_can_be_transformed() -> None:
-    overrides = ["--data.batch_size=64", "--data.clients_per_round=11", "--data.cohort_width=4"]
+    overrides = ["--data.batch_size=64", "--data.clients_per_round=11", "--data.clients_at_once=4"]
     (plain, data), (halved, other) = (fedvpt(kind, *overrides) for kind in (FedVPT, Halved))
     start = plain.prompt.tokens.detach().clone()
     fit(plain, data, 1)
@@ -425,7 +425,7 @@ class AnyClasses(FedVPT):
 
 @pytest.mark.parametrize(("conf", "width"), [("FedAvg", 1), ("FedVPT", 3)])
 def test_few_frames_lie_between_a_step_and_client_loss_and_phases_are_made_once(conf: str, width: int) -> None:
-    method, data = build(conf, f"--data.cohort_width={width}")
+    method, data = build(conf, f"--data.clients_at_once={width}")
     client_loss, local_phases = method.client_loss, method.local_phases
     stacks: list[list[str]] = []
 
@@ -508,7 +508,7 @@ class Anchored(FedVPT):
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_what_prepare_returns_stays_as_it_was(width: int) -> None:
-    template, data = build("FedVPT", f"--data.cohort_width={width}")
+    template, data = build("FedVPT", f"--data.clients_at_once={width}")
     method = Anchored(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
     trainer = fit(method, data, 1)
     moved = trainer.callbacks[0].values[1, "local", "train", "moved"]

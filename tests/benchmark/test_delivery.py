@@ -123,7 +123,7 @@ def test_late_uploads_join_from_where_the_server_is_and_survive_a_resume(tmp_pat
 
 
 #: Three cohorts of two clients at most, or of five in a round.
-FEW = ("--data.cohort_width=2", "--data.partition.init_args.num_clients=7", "--data.clients_per_round=5")
+FEW = ("--data.clients_at_once=2", "--data.partition.init_args.num_clients=7", "--data.clients_per_round=5")
 
 
 @pytest.mark.parametrize(

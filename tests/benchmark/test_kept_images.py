@@ -44,9 +44,9 @@ def final_scores(count: int, *options: str) -> dict[str, tuple[KeptImages, dict[
 
 
 def test_ranks_widths_and_batches_change_no_clinical_metric_and_no_kept_image() -> None:
-    alone = final_scores(1, "--data.cohort_width=2")  # five of six clients train
+    alone = final_scores(1, "--data.clients_at_once=2")  # five of six clients train
     assert {point: len(images.image.unique()) for point, (images, _, _) in alone.items()} == {"server": 18, "local": 16}
-    for options in ("--data.cohort_width=2",), ("--data.cohort_width=2", "--data.eval_batch_size=2"):
+    for options in ("--data.clients_at_once=2",), ("--data.clients_at_once=2", "--data.eval_batch_size=2"):
         others = final_scores(2, *options)
         for point, (images, values, pooled) in alone.items():
             found, found_values, found_pooled = others[point]

@@ -217,7 +217,7 @@ class Noisy(FedAvg):
 def test_noise_is_a_clients_own_whatever_the_cohort() -> None:
     values = []
     for width in (1, 4):
-        method, data = of_class(Noisy, f"--data.cohort_width={width}")
+        method, data = of_class(Noisy, f"--data.clients_at_once={width}")
         fit(method, data, 1)
         values.append(method.get_parameter("head.weight").clone())
     torch.testing.assert_close(values[0], values[1], rtol=0, atol=2e-5)
@@ -245,7 +245,7 @@ def test_unkeyed_randomness_in_a_step_is_refused(changed: Callable[..., torch.Te
         def client_loss(self, client: Client, batch: MiniBatch) -> torch.Tensor:
             return super().client_loss(client, replace(batch, x=changed(batch.x)))
 
-    method, data = of_class(Drawing, f"--data.cohort_width={width}")
+    method, data = of_class(Drawing, f"--data.clients_at_once={width}")
     with pytest.raises(
         ConfigurationError, match=r"Drawing\.client_loss.* draws random numbers from a global generator"
     ):
@@ -258,7 +258,7 @@ def test_unkeyed_randomness_in_an_evaluation_is_refused() -> None:
             return self(dropping(batch.x))
 
     for width in (1, 3):
-        method, data = of_class(Drawing, f"--data.cohort_width={width}", "--data.eval_batch_size=6")
+        method, data = of_class(Drawing, f"--data.clients_at_once={width}", "--data.eval_batch_size=6")
         with pytest.raises(ConfigurationError, match="draws random numbers from a global generator"):
             fit(method, data, 1)
 
@@ -306,7 +306,7 @@ def test_dropout_whose_draws_have_no_key_is_refused_and_a_keyed_mask_acts() -> N
         fit(method, data, 1)
     learned = []
     for kind, width in ((FedAvg, 1), (KeyedDrops, 1), (KeyedDrops, 4)):
-        method, data = of_class(kind, f"--data.cohort_width={width}")
+        method, data = of_class(kind, f"--data.clients_at_once={width}")
         fit(method, data, 1)
         learned.append(method.get_parameter("head.weight").clone())
     assert (learned[0] - learned[1]).abs().max() > 1e-3
@@ -372,7 +372,7 @@ def test_a_buffer_that_moves_in_a_step_is_refused(layer: Callable[[], nn.Module]
 
     if layer is Follows:
         Moving.shared = ("backbone", "head")
-    method, data = of_class(Moving, f"--data.cohort_width={width}")
+    method, data = of_class(Moving, f"--data.clients_at_once={width}")
     with pytest.raises(
         ConfigurationError, match=r"Moving\.client_l.*(changes '|into a tensor of all).*running statis"
     ) as error:
@@ -391,7 +391,7 @@ def test_an_attribute_that_counts_calls_is_refused(width: int) -> None:
             self.seen += 1
             return super().client_loss(client, batch)
 
-    method, data = of_class(Counting, f"--data.cohort_width={width}")
+    method, data = of_class(Counting, f"--data.clients_at_once={width}")
     words = r"Counting\.client_loss .*changes the attribute 'seen': it would cou.*make it a personal parameter, or what"
     with pytest.raises(ConfigurationError, match=words):
         fit(method, data, 1)
@@ -479,10 +479,12 @@ def test_adam_starts_empty_every_round() -> None:
         def local_phases(self) -> list[Phase]:
             return [LocalTraining(lr=1e-3, epochs=1, optimizer="adam").phase("head")]
 
-    method, data = of_class(WithAdam, "--data.clients_per_round=1", "--data.batch_size=64", "--data.cohort_width=1")
+    method, data = of_class(WithAdam, "--data.clients_per_round=1", "--data.batch_size=64", "--data.clients_at_once=1")
     before = method.head.weight.detach().clone()
     for rounds in (1, 2):
-        method, data = of_class(WithAdam, "--data.clients_per_round=1", "--data.batch_size=64", "--data.cohort_width=1")
+        method, data = of_class(
+            WithAdam, "--data.clients_per_round=1", "--data.batch_size=64", "--data.clients_at_once=1"
+        )
         fit(method, data, rounds)
         after = method.get_parameter("head.weight").clone()
         # Adam's very first step is lr times the sign of the gradient, whatever came before.

@@ -100,7 +100,7 @@ def fit(method: str, run: str, *options: str) -> tuple[str, ...]:
         "fit",
         *configs,
         "--trainer.max_epochs=3",
-        "--data.cohort_width=2",
+        "--data.clients_at_once=2",
         f"--run_dir={run}",
         *options,
     )

@@ -115,7 +115,7 @@ def test_a_rule_selects_once_a_round_after_the_one_before_it(monkeypatch: pytest
 
     monkeypatch.setattr(simulation, "finite_rows_and", fetched)
     monkeypatch.setattr(loaders, "RoundPlan", laid_out)
-    method, data = build("FedAvg", "--data.clients_per_round=2", "--data.cohort_width=2")
+    method, data = build("FedAvg", "--data.clients_per_round=2", "--data.clients_at_once=2")
     fit(method, data, 3, [Server(Chooses(said))], evaluate=False)
     of_round = ("selected", "laid out", "fetched", "aggregated")
     assert said == [f"{what} {number}" if what != "fetched" else what for number in (1, 2, 3) for what in of_round]
@@ -229,7 +229,7 @@ def test_a_client_of_damaged_images_is_left_out_and_changes_nothing_else(
 ) -> None:
     results = []
     for change in (Damage((2, 5)), Without((2, 5))):
-        method, data = build(conf, f"--data.cohort_width={width}", "--data.clients_per_round=11", *overrides)
+        method, data = build(conf, f"--data.clients_at_once={width}", "--data.clients_per_round=11", *overrides)
         if isinstance(change, Damage):
             with pytest.warns(UserWarning, match=r"of 2 clients were not finite in round 1 \(clients \[2, 5\]\)"):
                 fit(method, data, 2, [change])

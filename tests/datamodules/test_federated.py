@@ -265,7 +265,7 @@ def test_flips_of_labels_that_others_need_are_refused() -> None:
 
 @pytest.mark.parametrize(("given", "width"), [("2", 2), ("auto", 3)])
 def test_a_width_that_is_given_counts_when_a_run_goes_on(given: str, width: int) -> None:
-    _, data = build("FedAvg", f"--data.cohort_width={given}")
+    _, data = build("FedAvg", f"--data.clients_at_once={given}")
     data.setup()
     method, _ = build("FedAvg")
     fit(method, data, 1)

@@ -45,7 +45,7 @@ class Overheard(Callback):
 
 @pytest.mark.parametrize("conf", ["FedKgCoOp", "FedOTP", "PFedMoAP"])
 def test_a_client_alone_takes_the_steps_that_it_takes_in_the_simulation(conf: str) -> None:
-    simulated, data = build(conf, "--data.batch_size=64", "--data.clients_per_round=11", "--data.cohort_width=3")
+    simulated, data = build(conf, "--data.batch_size=64", "--data.clients_per_round=11", "--data.clients_at_once=3")
     overheard = Overheard(client=2, round=2)
     fit(simulated, data, 2, [overheard])
 

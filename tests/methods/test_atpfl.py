@@ -120,7 +120,7 @@ def test_only_the_prompts_travel() -> None:
 
 
 def test_prompts_one_step_behind_are_followed() -> None:
-    method, data = build("ATPFL", *FEW[:1], "--data.cohort_width=1", "--data.clients_per_round=1")
+    method, data = build("ATPFL", *FEW[:1], "--data.clients_at_once=1", "--data.clients_per_round=1")
     values: list[Values] = []
 
     class Spy(Callback):

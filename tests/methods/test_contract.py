@@ -99,7 +99,9 @@ def run(conf: str, *overrides: str, rounds: int = 3, callbacks: list[Callback] |
 
 @of_each(METHODS)
 @pytest.mark.parametrize("width", [3, "auto"])
-def test_cohort_width_and_workers_change_nothing(conf: str, width: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_at_once_and_workers_change_nothing(
+    conf: str, width: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = 0 if width == 3 else 2 if conf in TWO_WORKERS else 1
     monkeypatch.setattr(capacity, "CPU_STEP", 2**40)  # auto takes as many clients as there are
     method: Any = require_same_at_width(subject(conf), width, workers)

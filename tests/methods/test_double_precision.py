@@ -7,7 +7,7 @@ import torch
 from federation import CONF, build, fit, learned
 
 METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base")
-TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.cohort_width=2")
+TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.clients_at_once=2")
 DOUBLE = {"num_sanity_val_steps": 0, "precision": "64-true"}
 
 

@@ -100,7 +100,7 @@ def test_with_one_client_fedavg_is_local_training_and_plain_sgd() -> None:
 
 def test_a_client_of_local_does_not_know_the_others_data() -> None:
     # With cohorts of one: stacked clients are summed in another order.
-    settings = ["--data.cohort_width=1", "--data.clients_per_round=11"]
+    settings = ["--data.clients_at_once=1", "--data.clients_per_round=11"]
     method, data = build("Local", *settings)
     fit(method, data, 2)
     other, data = build("Local", *settings)

@@ -120,7 +120,7 @@ def test_with_no_change_of_its_own_the_contrast_depends_on_the_hand_written_prom
 
 
 def test_the_hand_written_prompts_are_encoded_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, data = build("FedPGP", "--data.cohort_width=2")
+    method, data = build("FedPGP", "--data.clients_at_once=2")
     encoded = []
     features = method.clip.text_features
 

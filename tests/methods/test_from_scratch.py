@@ -63,7 +63,7 @@ def test_moon_is_fedavg_in_its_first_round_and_not_in_its_third() -> None:
 
 
 def test_moon_remembers_each_clients_own_last_model() -> None:
-    method, data = build("MOON", "--data.clients_per_round=11", "--data.cohort_width=4")
+    method, data = build("MOON", "--data.clients_per_round=11", "--data.clients_at_once=4")
     witness = Witness()
     method.make_server = lambda: witness
     fit(method, data, 2)

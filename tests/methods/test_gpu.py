@@ -125,7 +125,7 @@ def test_rounded_convolutions_as_a_graph_resumed_and_alone(conf: str, tmp_path: 
     """The same bits as a graph and after a resume; near the CPU's numbers, and near those of clients alone."""
     with patch.object(recorded_step, "BEFORE_RECORDING", 10**9):
         written = trained(conf, FOUR_EPOCHS)
-        alone = trained(conf, FOUR_EPOCHS, "--data.cohort_width=1")
+        alone = trained(conf, FOUR_EPOCHS, "--data.clients_at_once=1")
     with patch.object(recorded_step, "BEFORE_RECORDING", 1), repeated_steps() as repeated:
         require_equal(trained(conf, FOUR_EPOCHS), written)
     assert len(repeated) > 1
@@ -191,7 +191,9 @@ def test_a_recorded_step_as_a_graph_changes_no_bit(conf: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("conf", METHODS)
 def test_clients_together_give_what_they_give_alone(conf: str) -> None:
-    require_close(trained(conf, "--data.cohort_width=auto"), trained(conf, "--data.cohort_width=1"), tolerance(conf))
+    require_close(
+        trained(conf, "--data.clients_at_once=auto"), trained(conf, "--data.clients_at_once=1"), tolerance(conf)
+    )
 
 
 @pytest.mark.parametrize("conf", TRAINED)

@@ -15,7 +15,7 @@ from benchmark.seeds import torch_generator
 from methods.hilora import HiLoRA, TierRule, overlap
 from methods.subspaces import basis, distances, gaps, mean_product, spectral_clusters
 
-FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4", "--data.cohort_width=2")
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4", "--data.clients_at_once=2")
 #: a round in each of the first two stages
 ONE_EACH = "--model.init_args.cluster_rounds=1"
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
@@ -206,7 +206,7 @@ def test_a_newcomer_joins_the_nearest_cluster_with_the_servers_root() -> None:
     assert method.simulation.phases[Stage.ADAPT]
 
 
-@pytest.mark.parametrize("change", ["--data.cohort_width=3", "--data.num_workers=1"])
+@pytest.mark.parametrize("change", ["--data.clients_at_once=3", "--data.num_workers=1"])
 def test_neither_width_nor_workers_change_what_comes_of_three_stages(change: str) -> None:
     left, right = (learned(staged(3, *options)) for options in ((), (change,)))
     assert left.keys() == right.keys()

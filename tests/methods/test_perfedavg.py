@@ -50,7 +50,7 @@ def one_after_another(rounds: int, alpha: float) -> Values:
 @pytest.mark.parametrize("width", [1, 4])
 def test_agrees_with_two_backward_passes_client_by_client(width: int) -> None:
     expected = one_after_another(2, 0.05)
-    method, data = build("PerFedAvg", f"--data.cohort_width={width}")
+    method, data = build("PerFedAvg", f"--data.clients_at_once={width}")
     fit(method, data, 2)
     for name, value in zip(method.roles.shared, expected.values(), strict=True):
         torch.testing.assert_close(method.get_parameter(name), value, rtol=1e-4, atol=2e-6)
@@ -140,7 +140,7 @@ def test_mini_batches_of_one_image_are_fedavgs(width: int) -> None:
     results = []
     for conf in ("PerFedAvg", "FedAvg"):
         clip = "--model.init_args.training.clip=1"
-        method, data = build(conf, "--data.batch_size=1", f"--data.cohort_width={width}", clip)
+        method, data = build(conf, "--data.batch_size=1", f"--data.clients_at_once={width}", clip)
         fit(method, data, 1)
         results.append(method)
     per, average = results

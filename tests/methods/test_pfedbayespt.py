@@ -362,12 +362,12 @@ def test_both_parts_are_recorded_and_the_encoder_has_its_own_rate() -> None:
         ["importance_samples=2", "mixing_draws=2", "instance_prompts=2", "global_depth=2", "instance_depth=3"],
     ],
 )
-def test_other_settings_do_not_depend_on_the_cohort_width_or_the_cache(arguments: list[str]) -> None:
+def test_other_settings_do_not_depend_on_the_clients_at_once_or_the_cache(arguments: list[str]) -> None:
     results = []
     for width, cached in ((1, "false"), (4, "true")):
         given = [f"--model.init_args.{argument}" for argument in ["training.epochs=1", *arguments]]
         method, data = build(
-            "PFedBayesPT", *given, f"--data.cohort_width={width}", f"--data.cache_features={cached}", *THREE
+            "PFedBayesPT", *given, f"--data.clients_at_once={width}", f"--data.cache_features={cached}", *THREE
         )
         fit(method, data, 1)
         results.append({n: method.get_parameter(n).detach().clone() for n in method.roles.shared})

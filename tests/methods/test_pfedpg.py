@@ -255,7 +255,7 @@ def test_nothing_of_a_new_client_outlives_its_evaluation() -> None:
     arguments = [*NEW, "--model.init_args.server_optimizer=adam"]
     results = []
     for width, adapts in ((1, True), (3, True), (3, False)):
-        method, data = build("PFedPG", *arguments, f"--data.cohort_width={width}")
+        method, data = build("PFedPG", *arguments, f"--data.clients_at_once={width}")
         if not adapts:
             method.finetune_phases = lambda new: []
         # New clients are evaluated before this round, too. In float64: some processors round by the number of rows.

@@ -101,7 +101,7 @@ def test_without_the_attention_it_is_promptfl_and_always_sends_what_promptfl_sen
 
 @pytest.mark.parametrize("overrides", [[], ["--data.cache_features=false"], ["--data.transform.augment=clip"]])
 def test_the_evaluation_agrees_with_a_loop_over_clients(overrides: list[str]) -> None:
-    method, data = build("PFedPrompt", *overrides, "--data.cohort_width=4")
+    method, data = build("PFedPrompt", *overrides, "--data.clients_at_once=4")
     trainer = fit(method, data, 1)
     losses = trainer.callbacks[0].values[1, "server", "test", "loss"]
     clip, text = method.clip, method.text_features("test")

@@ -250,7 +250,14 @@ def test_moons_contrast_is_log_2_at_the_first_participation_alone(monkeypatch: p
     original = methods.moon.model_contrast
     monkeypatch.setattr(methods.moon, "model_contrast", spy)
     # One by one: a step that is recorded and repeated calls nobody.
-    everybody = [*FEW, prompt(), SHORT, "--data.one_by_one=true", "--data.cohort_width=1", "--data.clients_per_round=4"]
+    everybody = [
+        *FEW,
+        prompt(),
+        SHORT,
+        "--data.one_by_one=true",
+        "--data.clients_at_once=1",
+        "--data.clients_per_round=4",
+    ]
     method, data = build("MOON", *everybody)
     fit(method, data, 2)
     far = [(values - math.log(2)).abs().max().item() for values in seen]
@@ -341,15 +348,17 @@ def test_pfedpts_default_is_the_papers_frame() -> None:
 
 
 @pytest.mark.parametrize("kind", ["FixedPatchPrompt", "RandomPatchPrompt"])
-def test_cohort_width_changes_nothing_with_a_patch(kind: str) -> None:
-    one, three = (learned(run("PFedPT", prompt(kind), SHORT, f"--data.cohort_width={width}")) for width in (1, 3))
+def test_clients_at_once_changes_nothing_with_a_patch(kind: str) -> None:
+    one, three = (learned(run("PFedPT", prompt(kind), SHORT, f"--data.clients_at_once={width}")) for width in (1, 3))
     assert one.keys() == three.keys()
     for name, value in one.items():
         torch.testing.assert_close(value, three[name], rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
 def test_a_random_patch_is_somewhere_else_in_every_step_and_for_every_client() -> None:
-    method, data = build("PFedPT", prompt("RandomPatchPrompt"), "--data.clients_per_round=11", "--data.cohort_width=11")
+    method, data = build(
+        "PFedPT", prompt("RandomPatchPrompt"), "--data.clients_per_round=11", "--data.clients_at_once=11"
+    )
     corners: dict[Stage, list[torch.Tensor]] = {Stage.TRAIN: [], Stage.EVALUATE: []}
     draw = method.draw_noise
 

@@ -23,7 +23,7 @@ from methods.prompt_aggregator import aggregated
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
-FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4", "--data.cohort_width=2")
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4", "--data.clients_at_once=2")
 OWN = {"own_context", "own_image_prompts"}
 GLOBAL = {"context", "image_prompts"}
 

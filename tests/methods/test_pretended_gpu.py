@@ -31,7 +31,7 @@ CASES = {
             "--model.init_args.training.schedule=cosine",
         ),
     ),
-    "one by one": ("FedRep", ("--data.cohort_width=1",)),
+    "one by one": ("FedRep", ("--data.clients_at_once=1",)),
     "flipped and turned": ("FedAvg", ("--data.transform.augment=fedbn",)),
     "cropped": ("PromptFL", ("--data.transform.augment=clip",)),
     "a loader process": ("FedAvg", ("--data.num_workers=1",)),

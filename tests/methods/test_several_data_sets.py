@@ -44,7 +44,7 @@ def made(conf: str, *options: str) -> Any:
 def test_the_width_of_cohorts_changes_nothing(conf: str) -> None:
     found = []
     for width in (1, 3):
-        method, data = made(conf, f"--data.cohort_width={width}")
+        method, data = made(conf, f"--data.clients_at_once={width}")
         fit(method, data, 1, evaluate=width == 3)
         found.append(clients_and_server(method))
     assert found[0].keys() == found[1].keys()
@@ -56,7 +56,7 @@ def test_the_width_of_cohorts_changes_nothing(conf: str) -> None:
 
 
 def test_a_cohort_has_one_label_space() -> None:
-    method, data = made("PromptFL", "--data.cohort_width=3", "--data.clients_per_round=6")
+    method, data = made("PromptFL", "--data.clients_at_once=3", "--data.clients_per_round=6")
     fit(method, data, 0)
     together = [clients for clients, *_ in data.loaders.training(1).cohorts]
     assert sorted(map(sorted, together)) == [[0, 2, 4], [1], [3, 5]]
@@ -130,14 +130,14 @@ def test_images_held_out_and_clients_that_never_train_have_the_spaces_of_trainin
 
 
 def test_ranks_change_nothing() -> None:
-    alone, over = (run_over(count, "FedPGP", *OWN, "--data.cohort_width=2")[0] for count in (1, 2))
+    alone, over = (run_over(count, "FedPGP", *OWN, "--data.clients_at_once=2")[0] for count in (1, 2))
     assert alone.keys() == over.keys()
     for name, value in alone.items():
         torch.testing.assert_close(value, over[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def test_a_live_client_is_that_of_the_simulation() -> None:
-    options = ("FedTPG", "--data.cohort_width=1", "--data.cache_features=false")
+    options = ("FedTPG", "--data.clients_at_once=1", "--data.cache_features=false")
     method, data = made(*options)
     fit(method, data, 0)
     of_all = method.evaluation.scores["server", "test"].compute()["loss"]

@@ -288,10 +288,10 @@ def test_a_prompt_momentum_of_one_freezes_the_group_prompts() -> None:
     assert not torch.equal(method.get_parameter("shared_prompts"), start["shared_prompts"])
 
 
-def test_a_global_head_and_majorities_do_not_depend_on_the_cohort_width() -> None:
+def test_a_global_head_and_majorities_do_not_depend_on_the_clients_at_once() -> None:
     overrides = [f"{MODEL}head=global", f"{MODEL}batch_majority=true"]
-    left, _, start = run(2, *overrides, "--data.cohort_width=1")
-    right, _, _ = run(2, *overrides, "--data.cohort_width=3")
+    left, _, start = run(2, *overrides, "--data.clients_at_once=1")
+    right, _, _ = run(2, *overrides, "--data.clients_at_once=3")
     assert {"head.weight", "head.bias"} <= set(start)
     assert left.roles.personal == ()
     for name, value in learned(left).items():

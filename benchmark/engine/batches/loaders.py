@@ -29,7 +29,7 @@ class Loaders:
 
     Args:
         simulation: whose clients and phases.
-        cohort_width: clients stepped together; ``"auto"`` picks by memory.
+        clients_at_once: clients stepped together; ``"auto"`` picks by memory.
         workers: loader processes that gather the images; 0 gathers on the device.
         rule: the server's, started.
         select: gives the clients of a round, by its number.
@@ -39,7 +39,7 @@ class Loaders:
     def __init__(
         self,
         simulation: Simulation,
-        cohort_width: int | Literal["auto"],
+        clients_at_once: int | Literal["auto"],
         workers: int,
         rule: ServerRule,
         select: Callable[[int], list[int]],
@@ -51,7 +51,7 @@ class Loaders:
         self.select = select
         self.is_last = is_last
         #: what ``auto`` chose; part of a checkpoint, for bit-identical arithmetic
-        self.chosen: int | None = None if cohort_width == "auto" else cohort_width
+        self.chosen: int | None = None if clients_at_once == "auto" else clients_at_once
         #: of this rank's clients together, in the round that was laid out last
         self.local_steps = 0
         self._evaluation: Share | None = None
@@ -64,10 +64,10 @@ class Loaders:
         """Clients stepped together."""
         if self.chosen is None:
             simulation, ranks = self.simulation, self.simulation.ranks
-            most = min(ranks.everybody("the cohort width", widest(simulation, self.rule, resident=not self.workers)))
+            most = min(ranks.everybody("the clients at once", widest(simulation, self.rule, resident=not self.workers)))
             sizes = simulation.holdings.train_sizes
             self.chosen = balanced(most, [sizes[client] for client in self.select(1)], ranks.count)
-            log.info("cohorts of up to %d clients are stepped together, by memory", self.chosen)
+            log.info("up to %d clients are stepped at once, by memory", self.chosen)
         return self.chosen
 
     def training(self, number: int) -> Share:

@@ -193,7 +193,7 @@ def test_text_prompts_are_learned_on_it(folder: Path, name: str) -> None:
     options += ["--model.clip.image_size=32", "--model.num_context=3"]
     found = []
     for width in (1, 3):
-        method, data = build(name, *options, f"--data.cohort_width={width}")
+        method, data = build(name, *options, f"--data.clients_at_once={width}")
         before = {n: value.clone() for n, value in method.named_parameters() if n.startswith(method.shared)}
         fit(method, data, 1)
         assert before

@@ -182,7 +182,7 @@ def test_methods_learn_a_context_of_it_at_every_width(conf: str, files: dict[str
     short = [] if conf == "FedCoCoOp" else ["--model.num_context=3"]
     found = []
     for width in (1, 3):
-        method, data = build(conf, *clip(files), *short, f"--data.cohort_width={width}")
+        method, data = build(conf, *clip(files), *short, f"--data.clients_at_once={width}")
         frozen = {name: value.clone() for name, value in method.clip.named_parameters()}
         fit(method, data, 1)
         assert all(torch.equal(value, frozen[name]) for name, value in method.clip.named_parameters())

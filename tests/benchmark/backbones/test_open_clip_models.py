@@ -108,7 +108,7 @@ def test_a_method_learns_a_context_at_every_width(name: str) -> None:
     size = [f"--model.clip.image_size={SIZES[name]}"] if name in SIZES else []
     options = [f"--model.clip.name={name}", "--model.clip.weights=random", *size, "--model.num_context=3"]
     for width in (1, 3):
-        method, data = build("PromptFL", *options, f"--data.cohort_width={width}")
+        method, data = build("PromptFL", *options, f"--data.clients_at_once={width}")
         frozen = {key: value.clone() for key, value in method.clip.state_dict().items()}
         start = method.context.detach().clone()
         fit(method, data, 2)

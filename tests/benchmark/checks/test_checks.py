@@ -72,7 +72,7 @@ def test_a_good_method_holds_and_bad_ones_are_told_apart(capsys: pytest.CaptureF
     leaks = [line for line in lines(capsys, "checked_module.Leaks", 1) if line.startswith("FAILED")]
     assert any("mine, which is uploaded, is own of a client, which is personal" in line for line in leaks)
     counts = [line for line in lines(capsys, "checked_module.Counts", 1) if line.startswith("FAILED")]
-    assert any("Cohort width changes nothing" in line for line in counts)
+    assert any("The number of clients at once changes nothing" in line for line in counts)
 
 
 def test_a_draw_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:

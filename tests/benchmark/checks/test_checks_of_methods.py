@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmark.checks.methods import (
     MethodUnderCheck,
-    check_cohort_width,
+    check_clients_at_once,
     check_images,
     check_messages,
     check_order_of_clients,
@@ -155,7 +155,7 @@ def subject(kind: type[FedPer], *fixed: str, steps: int | None = None) -> Method
 
 FAULTS: dict[str, tuple[Callable[[MethodUnderCheck], None], MethodUnderCheck, str]] = {
     "order": (check_order_of_clients, subject(Handing), "clients hand something on to those after them"),
-    "width": (check_cohort_width, subject(Crowding), "a client's step must depend on its own tensors alone"),
+    "width": (check_clients_at_once, subject(Crowding), "a client's step must depend on its own tensors alone"),
     "frozen": (check_roles, subject(MovingFrozen), "head.bias is not shared but moved on the server"),
     "untrained": (check_roles, subject(Resting), r"\['head.weight', 'head.bias'\] are never trained"),
     "resting": (check_resting_clients, subject(Touching), "head.bias of clients that were not selected moved"),

@@ -108,23 +108,23 @@ def test_two_compressions_are_refused() -> None:
 def test_a_resume_and_ranks_change_no_bit_and_fewer_bytes_are_sent(delivery: Any, tmp_path: Path) -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> Any:
         store = WholeStore()
-        method, data = build("FedPer", "--data.cohort_width=1")
+        method, data = build("FedPer", "--data.clients_at_once=1")
         settings = {"devices": count, "strategy": strategy}
         fit(method, data, 3, [Server(None, delivery()), store], settings=settings, evaluate=False)
         return learned(method) | store.rows, method.server.traffic.rounds
 
     (whole, sent), (over, sent_over) = work(RanksStrategy(), count=1), over_ranks(2, work)[0]
-    stopped, data = build("FedPer", "--data.cohort_width=1")
+    stopped, data = build("FedPer", "--data.clients_at_once=1")
     fit(stopped, data, 3, [Server(None, delivery()), StopAfterTwo()], save_to=tmp_path, evaluate=False)
     assert stopped.server.finished_rounds == 2
-    again, data = build("FedPer", "--data.cohort_width=1")
+    again, data = build("FedPer", "--data.clients_at_once=1")
     fit(again, data, 3, [Server(None, delivery())], str(tmp_path / "checkpoints" / "last.ckpt"), evaluate=False)
     resumed = learned(again)
     for name, value in whole.items():
         for other in (over, resumed):
             if name in other:
                 assert torch.equal(torch.nan_to_num(value), torch.nan_to_num(other[name])), name
-    plain, data = build("FedPer", "--data.cohort_width=1")
+    plain, data = build("FedPer", "--data.clients_at_once=1")
     fit(plain, data, 3, evaluate=False)
     assert sent == sent_over
     for row, whole_row in zip(sent, plain.server.traffic.rounds, strict=True):

@@ -35,7 +35,7 @@ from benchmark.records.stored_run import verify_record
 ROUNDS = 2
 #: Kept features are made of all images together in a simulation, and may round by where an image stands among them.
 FEW = ("--data.partition=federation.Few",)  # six clients instead of eleven
-OPTIONS = ("--data.clients_per_round=4", "--data.cohort_width=1", "--data.cache_features=false")
+OPTIONS = ("--data.clients_per_round=4", "--data.clients_at_once=1", "--data.cache_features=false")
 
 
 def agreement(conf: str, *options: str) -> Agreement:
@@ -177,7 +177,7 @@ def test_the_table_of_messages_says_who_is_refused(
 
 
 def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any) -> None:
-    agreed = agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11")
+    agreed = agreement("FedVPT", "--data.clients_at_once=1", "--data.clients_per_round=11")
     server, wire = deployed(agreed)
     name = min(server.shared)
     right = server.shared[name]
@@ -238,7 +238,7 @@ def test_strange_scores_are_refused_and_the_others_count(deployed: Any) -> None:
 
 def test_privacy_is_accounted_for_in_what_is_written(deployed: Any, tmp_path: Path) -> None:
     private = ("--server=UserLevelPrivacy", "--server.noise_multiplier=1.0", "--server.noise_seed=entropy")
-    agreed = agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11", *private)
+    agreed = agreement("FedVPT", "--data.clients_at_once=1", "--data.clients_per_round=11", *private)
     server, _ = deployed(agreed)
     server.meet()
     server.round(1)
@@ -277,7 +277,7 @@ def test_strangers_are_told_apart_before_they_train(deployed: Any) -> None:
 
 
 def test_a_round_may_be_asked_for_again_and_none_before_it(deployed: Any) -> None:
-    server, _ = deployed(agreement("FedPer", "--data.cohort_width=1"))
+    server, _ = deployed(agreement("FedPer", "--data.clients_at_once=1"))
     server.meet()
     server.round(1)
     before = {name: value.clone() for name, value in server.shared.items()}
@@ -385,7 +385,7 @@ def test_a_site_uses_its_own_model_as_a_simulations_client(conf: str, deployed: 
 
 
 def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deployed: Any, tmp_path: Path) -> None:
-    server, wire = deployed(agreement("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11"))
+    server, wire = deployed(agreement("FedVPT", "--data.clients_at_once=1", "--data.clients_per_round=11"))
     pool = TinyImages().load()
     for row in range(8):
         split, folder = ("train", "test")[row % 2], f"class{int(pool.labels[row])}"

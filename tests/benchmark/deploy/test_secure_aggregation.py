@@ -32,7 +32,7 @@ from benchmark.records.record_file import read_record
 OPTIONS = (
     "--data.partition=federation.Few",
     "--data.clients_per_round=4",
-    "--data.cohort_width=1",
+    "--data.clients_at_once=1",
     "--data.cache_features=false",
 )
 

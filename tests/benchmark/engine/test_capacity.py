@@ -1,4 +1,4 @@
-"""The memory that one more client takes, and the cohort width that ``auto`` makes of it."""
+"""The memory that one more client takes, and the clients at once that ``auto`` makes of it."""
 
 import gc
 from collections.abc import Callable
@@ -134,7 +134,7 @@ class AsksInside(Callback):
 def test_asking_for_the_width_changes_no_cohort_in_progress() -> None:
     states = []
     for callbacks in ([], [AsksInside()]):
-        method, data = build("FedPer", "--data.cohort_width=2")
+        method, data = build("FedPer", "--data.clients_at_once=2")
         fit(method, data, 1, callbacks=callbacks)
         states.append({n: method.store.all_rows(n).clone() for n in method.store.names} | method.simulation.shared())
     assert states[0].keys() == states[1].keys()
@@ -143,14 +143,14 @@ def test_asking_for_the_width_changes_no_cohort_in_progress() -> None:
 
 @pytest.mark.parametrize(("room", "width"), [(0, 1), (2.5, 2), (3.5, 3), (1e9, 7)])
 def test_the_automatic_width_is_what_fits(room: float, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, data = build("FedAvg", "--data.cohort_width=auto")
+    method, data = build("FedAvg", "--data.clients_at_once=auto")
     data.setup()
     largest = min(data.batch_size, max(data.train_sizes.values()))
     simulation = method.join(data)
     need, _ = bytes_per_client(simulation, common(simulation), largest)
     assert data.participants == 7
     monkeypatch.setattr(capacity, "CPU_STEP", int(room * need))
-    method, data = build("FedAvg", "--data.cohort_width=auto")
+    method, data = build("FedAvg", "--data.clients_at_once=auto")
     fit(method, data, 1)
     assert data.loaders is not None
     assert data.loaders.width == width
@@ -167,7 +167,7 @@ def test_a_kept_momentum_of_what_the_loss_does_not_use_can_be_counted() -> None:
             self.idle = nn.Linear(2, 2)
 
     kept = LocalTraining(lr=0.1, epochs=1, momentum=0.9, optimizer_state="client")
-    template, data = build("FedAvg", "--data.cohort_width=auto")
+    template, data = build("FedAvg", "--data.clients_at_once=auto")
     fit(Idle(template.backbone), data, 1)
     assert data.loaders is not None
     assert data.loaders.width == 7

@@ -71,13 +71,13 @@ def test_every_clients_own_model_scores_its_corrupted_images() -> None:
 @pytest.mark.parametrize("conf", ["FedPer", "FedBABU", "PFedBayesPT", "HeadTune", "PromptAMP"])
 def test_corruptions_change_no_other_number_and_no_width_theirs(conf: str) -> None:
     local = ("--data.evaluate_local=true", STREAM)
-    made, left = run(conf, CORRUPTED, *local, "--data.cohort_width=3")
-    _, before = run(conf, *local, "--data.cohort_width=3")
+    made, left = run(conf, CORRUPTED, *local, "--data.clients_at_once=3")
+    _, before = run(conf, *local, "--data.clients_at_once=3")
     more = {key for key in left if key.split("/")[-1] in MADE}
     assert {*left} - more == {*before}
     assert all(torch.equal(before[key], left[key]) or before[key].isnan().any() for key in before)
     assert {key.split("/")[0] for key in more} == {"metric.1"}  # nothing before training
-    other, _ = run(conf, CORRUPTED, *local, "--data.cohort_width=1", "--data.num_workers=1")
+    other, _ = run(conf, CORRUPTED, *local, "--data.clients_at_once=1", "--data.num_workers=1")
     for key, scores in made.evaluation.scores.items():
         values, others = scores.compute(), other.evaluation.scores[key].compute()
         for name in MADE:
@@ -90,7 +90,7 @@ def test_corruptions_change_no_other_number_and_no_width_theirs(conf: str) -> No
 
 
 def test_ranks_change_no_corrupted_accuracy() -> None:
-    options = (CORRUPTED, "--data.evaluate_local=true", "--data.cohort_width=2")
+    options = (CORRUPTED, "--data.evaluate_local=true", "--data.clients_at_once=2")
 
     def work(strategy: RanksStrategy) -> Any:
         method, _ = run("FedPer", *options, settings={"devices": 2, "strategy": strategy})

@@ -81,7 +81,7 @@ def test_generators_are_made_only_for_those_who_draw(conf: str, most: int, monke
         return torch_generator(seed, *key, **named)
 
     monkeypatch.setattr(noise, "torch_generator", counted)
-    method, data = build(conf, "--data.cohort_width=3")
+    method, data = build(conf, "--data.clients_at_once=3")
     fit(method, data, 1)
     assert max(count for key, count in made.items() if key[1] == "train") == most
 

@@ -62,12 +62,12 @@ KINDS = ("FedPer", "FedBABU", "PFedBayesPT", "HeadTune", "PromptAMP", "FOCoOp")
 
 @pytest.mark.parametrize("conf", KINDS)
 def test_the_stream_changes_no_other_number_and_no_width_its_scores(conf: str) -> None:
-    made, left = run(conf, STREAM, "--data.evaluate_local=true", "--data.cohort_width=3")
-    _, before = run(conf, "--data.evaluate_local=true", "--data.cohort_width=3")
+    made, left = run(conf, STREAM, "--data.evaluate_local=true", "--data.clients_at_once=3")
+    _, before = run(conf, "--data.evaluate_local=true", "--data.clients_at_once=3")
     more = {key for key in left if key.split("/")[-1] in OF_STREAMS}
     assert {*left} - more == {*before}
     assert all(torch.equal(before[key], left[key]) or before[key].isnan().any() for key in before)
-    other, _ = run(conf, STREAM, "--data.evaluate_local=true", "--data.cohort_width=1", "--data.num_workers=1")
+    other, _ = run(conf, STREAM, "--data.evaluate_local=true", "--data.clients_at_once=1", "--data.num_workers=1")
     for key, scores in made.evaluation.scores.items():
         rows, others = scores.stream.rows, other.evaluation.scores[key].stream.rows
         clients = 6 if key[0] == "server" else 5  # one has never trained
@@ -91,7 +91,7 @@ def test_features_of_the_stream_are_kept_and_give_the_same_scores_as_made_anew(
 
 
 def test_ranks_change_no_score() -> None:
-    options = (STREAM, "--data.evaluate_local=true", "--data.cohort_width=2")
+    options = (STREAM, "--data.evaluate_local=true", "--data.clients_at_once=2")
 
     def work(strategy: RanksStrategy) -> Any:
         method, _ = run("FedPer", *options, settings={"devices": 2, "strategy": strategy})

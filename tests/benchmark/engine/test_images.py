@@ -32,7 +32,7 @@ def assert_equal(one: MiniBatch, other: MiniBatch) -> None:
 @pytest.mark.parametrize(("arguments", "together"), CASES)
 @pytest.mark.parametrize("room", [2**24, 2**17, 1])
 def test_steps_that_are_made_in_one_are_those_of_each(arguments: tuple[str, ...], together: bool, room: int) -> None:
-    method, data = build(*arguments, "--data.cohort_width=4")
+    method, data = build(*arguments, "--data.clients_at_once=4")
     fit(method, data, 1)
     phases, facts, images = method.simulation.phases[Stage.TRAIN], data.federation, method.simulation.images
     plan = RoundPlan(

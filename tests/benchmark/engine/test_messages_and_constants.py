@@ -161,7 +161,7 @@ def test_bytes_of_messages_and_answers_are_counted_apart() -> None:
 def test_the_number_of_ranks_changes_no_bit(kind: type[Any]) -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> Any:
         whole = WholeStore()
-        method, data = made(kind, "--data.cohort_width=2", "--data.clients_per_round=5")
+        method, data = made(kind, "--data.clients_at_once=2", "--data.clients_per_round=5")
         fit(method, data, 2, [whole], settings={"devices": count, "strategy": strategy})
         return learned(method) | whole.rows, method.server.traffic.rounds, method.server.traffic.ends
 

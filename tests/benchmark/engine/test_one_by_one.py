@@ -21,7 +21,7 @@ DOUBLE = {"precision": "64-true"}
 def both(conf: str, rounds: int = 1) -> list[dict[str, Tensor]]:
     """Return the learned values of a run with cohorts of three, and of the same run one by one."""
     found = []
-    for option in ("--data.cohort_width=3", "--data.one_by_one=true"):
+    for option in ("--data.clients_at_once=3", "--data.one_by_one=true"):
         method, data = build(conf, option, "--data.clients_per_round=4")
         fit(method, data, rounds, settings=DOUBLE)
         found.append(learned(method))
@@ -97,7 +97,7 @@ def test_an_error_names_client_round_and_step() -> None:
 def test_without_it_an_error_names_the_clients_that_were_stepped_together() -> None:
     # those with the most images first
     for width, whose in ((3, "clients 7, 2, 10 together"), (11, "clients 7, 2, 10, 5, 4, ... together")):
-        method, data = build("FedVPT", "--data.clients_per_round=11", f"--data.cohort_width={width}")
+        method, data = build("FedVPT", "--data.clients_per_round=11", f"--data.clients_at_once={width}")
         with (
             patch.object(type(method), "client_loss", side_effect=ZeroDivisionError("mine")),
             pytest.raises(ZeroDivisionError) as error,
@@ -119,3 +119,16 @@ def test_a_run_of_cohorts_goes_on_one_by_one(tmp_path: Path) -> None:
 
 def test_it_is_no_part_of_a_runs_settings() -> None:
     assert config_hash({"data": {"one_by_one": True}}) == config_hash({"data": {}})
+
+
+def test_the_older_name_of_clients_at_once_still_works(tmp_path: Path) -> None:
+    method, data = build("FedVPT", "--data.cohort_width=3")
+    assert data.clients_at_once == 3
+    fit(method, data, 1, save_to=tmp_path, evaluate=False)
+    assert data.loaders is not None and data.loaders.width == 3
+    method, data = build("FedVPT", "--data.clients_at_once=3")
+    fit(method, data, 2, ckpt_path=str(tmp_path / "checkpoints/last.ckpt"), evaluate=False)
+    whole, data = build("FedVPT", "--data.cohort_width=3")
+    fit(whole, data, 2, evaluate=False)
+    for name, value in learned(whole).items():
+        assert torch.equal(value, learned(method)[name]), name

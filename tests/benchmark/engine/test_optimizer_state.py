@@ -48,7 +48,7 @@ def naive(state: str, method: Any, data: Any, start: nn.ModuleDict) -> Values:
 
 @pytest.mark.parametrize(("state", "width"), [("client", 1), ("client", 3), ("shared", 1)])
 def test_momentum_outlives_the_round_as_in_a_naive_loop(state: str, width: int) -> None:
-    method, data = fedavg(state, f"--data.cohort_width={width}")
+    method, data = fedavg(state, f"--data.clients_at_once={width}")
     start = copy.deepcopy(nn.ModuleDict({"backbone": method.backbone, "head": method.head}))
     fit(method, data, ROUNDS)
     chosen = [sorted(method.server.rule.select(number)) for number in range(1, ROUNDS + 1)]
@@ -83,8 +83,8 @@ def test_kept_momentum_resumes_bit_for_bit(tmp_path: Path) -> None:
     [
         (("client", "--model.init_args.training.momentum=0.0"), "keeps the momentum of SGD.*momentum \\[0.0\\]"),
         (("client", "--model.init_args.training.optimizer=adam"), "keeps the momentum of SGD.*optimizer is adam"),
-        (("shared", "--data.cohort_width=3"), "data.cohort_width must be 1, got 3"),
-        (("shared", "--data.cohort_width=auto"), "data.cohort_width must be 1, got auto"),
+        (("shared", "--data.clients_at_once=3"), "data.clients_at_once must be 1, got 3"),
+        (("shared", "--data.clients_at_once=auto"), "data.clients_at_once must be 1, got auto"),
     ],
 )
 def test_state_that_cannot_be_kept_is_refused(overrides: tuple[str, ...], message: str) -> None:

@@ -35,7 +35,7 @@ KINDS = {
     "PFedMoAP": (),
     "FedRep": ("--data.new_clients=0.3", "--data.clients_per_round=4"),
 }
-WIDTH = "--data.cohort_width=2"
+WIDTH = "--data.clients_at_once=2"
 #: Six clients, five of them in a round, in three cohorts.
 FEW = (WIDTH, "--data.partition=federation.Few", "--data.clients_per_round=5")
 
@@ -197,7 +197,7 @@ def test_ranks_that_come_to_different_values_are_told_so() -> None:
 def test_one_momentum_for_all_is_refused_over_ranks() -> None:
     def work(strategy: RanksStrategy) -> Any:
         shared = ("--model.init_args.training.momentum=0.9", "--model.init_args.training.optimizer_state=shared")
-        method, data = build("FedAvg", "--data.cohort_width=1", *shared)
+        method, data = build("FedAvg", "--data.clients_at_once=1", *shared)
         fit(method, data, 2, settings={"devices": 2, "strategy": strategy})
 
     for ended in over_ranks(2, work):

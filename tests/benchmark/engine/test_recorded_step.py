@@ -25,9 +25,9 @@ from benchmark.server import ServerRule
 from methods.fedavg import FedAvg
 
 #: Clients one after the other, few of them: that is many steps of a kind.
-ONE_BY_ONE = ("--data.cohort_width=1", "--data.partition=federation.Few", "--data.clients_per_round=4")
+ONE_BY_ONE = ("--data.clients_at_once=1", "--data.partition=federation.Few", "--data.clients_per_round=4")
 #: Two cohorts of three.
-BY_THREES = ("--data.cohort_width=3", "--data.partition=federation.Few", "--data.clients_per_round=6")
+BY_THREES = ("--data.clients_at_once=3", "--data.partition=federation.Few", "--data.clients_per_round=6")
 QUICK = ("FedAvg", "FedBABU", "PFedPT")
 #: which the quick test of autocast leaves out
 OTHERS = sorted(set(methods.__all__) - {"FedAvg", "FedVPT", "TPFL", "ZeroShotCLIP"})
@@ -88,7 +88,7 @@ def test_a_repeated_step_is_equal_in_every_bit(conf: str, overrides: tuple[str, 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("conf", sorted(set(methods.__all__) - {*QUICK, "ZeroShotCLIP"}))
 def test_so_it_is_with_every_method(conf: str, width: int, repeated: list[str]) -> None:
-    require_equal(conf, f"--data.cohort_width={width}")
+    require_equal(conf, f"--data.clients_at_once={width}")
     assert repeated
 
 
@@ -276,13 +276,13 @@ def test_a_record_that_is_given_up_as_slow_is_not_compared_any_more(monkeypatch:
     compared: list[bool] = []
     monkeypatch.setattr(recorded_step, "WORTHWHILE", 0.0)
     monkeypatch.setattr(recorded_step, "equal", lambda *made: compared.append(True) or len(compared) == 1)
-    results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9)
+    results("FedAvg", "--data.clients_at_once=1", recorded=True, rounds=9)
     assert compared
 
 
 def test_a_loss_that_reads_the_round_is_left_as_it_is(repeated: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "benchmark"):
-        require_equal("FedAvg", "--data.cohort_width=1", change=become(asks=True))
+        require_equal("FedAvg", "--data.clients_at_once=1", change=become(asks=True))
     assert not repeated
     assert "the loss reads client.round.number, where prepare could" in caplog.text
 
@@ -305,7 +305,7 @@ def test_kernels_that_add_in_a_changing_order_are_no_fault_of_the_method(
     record = recorded_step.recorded
     monkeypatch.setattr(recorded_step, "recorded", unsteady)
     with caplog.at_level(logging.DEBUG, "benchmark"):
-        results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=become())
+        results("FedAvg", "--data.clients_at_once=1", recorded=True, rounds=9, change=become())
     assert "is taken as it is written: its kernels give other bits each time" in caplog.text
     assert len(calls) > 8
 
@@ -331,7 +331,7 @@ def test_nor_is_a_step_whose_record_alone_gives_the_same_bits_each_time(
         method.__class__ = Unsteady
 
     with caplog.at_level(logging.DEBUG, "benchmark"):
-        results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=change)
+        results("FedAvg", "--data.clients_at_once=1", recorded=True, rounds=9, change=change)
     assert "is taken as it is written: its kernels give other bits each time" in caplog.text
 
 
@@ -358,4 +358,4 @@ def test_what_changes_outside_of_the_method_is_refused_sooner_or_later(monkeypat
 
     monkeypatch.setattr(Scaled, "make_server", lambda self: Moving())
     with pytest.raises(ConfigurationError, match=r"Scaled\.client_loss depends on something outside of the method"):
-        results("FedAvg", "--data.cohort_width=1", recorded=True, rounds=9, change=become(outside=True))
+        results("FedAvg", "--data.clients_at_once=1", recorded=True, rounds=9, change=become(outside=True))

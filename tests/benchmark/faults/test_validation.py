@@ -128,14 +128,14 @@ def test_a_refused_client_keeps_its_own_or_goes_back() -> None:
         assert torch.equal(rows[3], before[name][3]), name
         assert torch.equal(rows[others], kept[name][others]), name
     assert any(not torch.equal(before[name][3], plain[name][3]) for name in before)
-    one_by_one = own_values(2, refusing("revert"), "--data.cohort_width=1")
+    one_by_one = own_values(2, refusing("revert"), "--data.clients_at_once=1")
     for name, rows in back.items():
         torch.testing.assert_close(one_by_one[name][3], rows[3], rtol=1e-5, atol=1e-6)
 
 
 def test_clients_go_back_wherever_they_are_stepped() -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> dict[str, torch.Tensor]:
-        method, data = build("FedVPT", "--data.clients_per_round=11", "--data.cohort_width=1", *MOMENTUM)
+        method, data = build("FedVPT", "--data.clients_per_round=11", "--data.clients_at_once=1", *MOMENTUM)
         delivery, store = Validation(personal_fault="revert", inner=InjectedFaults("nan", clients=[3, 8])), WholeStore()
         callbacks = [Server(method.make_server(), delivery), store]
         fit(method, data, 1, callbacks, settings={"devices": count, "strategy": strategy}, evaluate=False)
@@ -222,7 +222,7 @@ def test_every_family_rides_out_a_storm(conf: str) -> None:
 
 @pytest.mark.parametrize("conf", ["PFedPG", "FedVPT"])
 def test_a_storm_goes_on_from_a_kill(conf: str, tmp_path: Path) -> None:
-    given = ("--data.clients_per_round=8", "--data.cohort_width=1")
+    given = ("--data.clients_per_round=8", "--data.clients_at_once=1")
     method, data = build(conf, *given)
     fit(method, data, 4, [Server(method.make_server(), storm())], evaluate=False)
     whole = learned(method)

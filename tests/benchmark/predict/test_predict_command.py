@@ -146,7 +146,7 @@ def test_a_new_client_is_what_the_run_would_have_made_of_it(runs: Runs, tmp_path
 
 @pytest.mark.parametrize("conf", ["PFedPG", "PFedBayesPT"])
 def test_clients_of_the_run_that_never_train_are_fitted_as_they_were(conf: str, runs: Runs) -> None:
-    live = runs(conf, "--data.new_clients=0.34", "--data.clients_per_round=2", "--data.cohort_width=1")
+    live = runs(conf, "--data.new_clients=0.34", "--data.clients_per_round=2", "--data.clients_at_once=1")
     run = TrainedRun(live.run_dir)
     recorded = read_metrics(live.run_dir).query("split == 'new' and metric == 'accuracy' and client >= 0")
     assert len(recorded) == 2

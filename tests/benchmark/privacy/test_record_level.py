@@ -170,7 +170,7 @@ def test_gradients_of_single_images_add_up_to_that_of_a_mini_batch(conf: str) ->
 def test_without_noise_and_a_far_norm_it_is_training_as_usual(conf: str) -> None:
     found = []
     for options in ((), (PLAIN,)):
-        method, data = build(conf, *EVEN, "--data.cohort_width=3", *options)
+        method, data = build(conf, *EVEN, "--data.clients_at_once=3", *options)
         fit(method, data, 1, evaluate=False)
         found.append(clients_and_server(method))
     for name, value in found[0].items():
@@ -366,7 +366,7 @@ def test_the_automatic_width_is_chosen_with_private_steps(conf: str) -> None:
     """The default, which looks at the memory of steps that nobody has accounted for."""
     found = []
     for width in (1, "auto"):
-        method, data = build(conf, *FEW, NOISY, f"--data.cohort_width={width}")
+        method, data = build(conf, *FEW, NOISY, f"--data.clients_at_once={width}")
         fit(method, data, 1, evaluate=False)
         found.append(clients_and_server(method))
     assert data.loaders.width > 1
@@ -378,14 +378,14 @@ def test_the_automatic_width_is_chosen_with_private_steps(conf: str) -> None:
 def test_neither_the_width_nor_a_resume_changes_what_is_learned(conf: str, tmp_path: Path) -> None:
     found = []
     for width, workers in ((1, 0), (3, 1)):
-        method, data = build(conf, *FEW, NOISY, f"--data.cohort_width={width}", f"--data.num_workers={workers}")
+        method, data = build(conf, *FEW, NOISY, f"--data.clients_at_once={width}", f"--data.num_workers={workers}")
         fit(method, data, 3, evaluate=False)
         found.append(clients_and_server(method))
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
-    method, data = build(conf, *FEW, NOISY, "--data.cohort_width=3", "--data.num_workers=1")
+    method, data = build(conf, *FEW, NOISY, "--data.clients_at_once=3", "--data.num_workers=1")
     fit(method, data, 3, [StopAfterTwo()], save_to=tmp_path, evaluate=False)
-    method, data = build(conf, *FEW, NOISY, "--data.cohort_width=3", "--data.num_workers=1")
+    method, data = build(conf, *FEW, NOISY, "--data.clients_at_once=3", "--data.num_workers=1")
     fit(method, data, 3, ckpt_path=str(next(tmp_path.glob("**/*.ckpt"))), save_to=tmp_path / "on", evaluate=False)
     again = clients_and_server(method)
     assert all(torch.equal(again[name], value) for name, value in found[1].items())
@@ -406,7 +406,7 @@ def test_a_recorded_step_repeats_every_bit(monkeypatch: pytest.MonkeyPatch) -> N
     for before in (10**9, 2):
         assert not repeated
         monkeypatch.setattr(recorded_step, "BEFORE_RECORDING", before)
-        method, data = build("FedVPT", *EVEN, NOISY, "--data.cohort_width=3")
+        method, data = build("FedVPT", *EVEN, NOISY, "--data.clients_at_once=3")
         fit(method, data, 4, evaluate=False)
         found.append(clients_and_server(method))
     assert len(repeated) >= 4
@@ -415,7 +415,7 @@ def test_a_recorded_step_repeats_every_bit(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_number_of_ranks_changes_no_bit() -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> dict[str, Tensor]:
-        method, data = build("FedVPT", *FEW, NOISY, "--data.cohort_width=2")
+        method, data = build("FedVPT", *FEW, NOISY, "--data.clients_at_once=2")
         store = WholeStore()
         fit(method, data, 2, [store], settings={"devices": count, "strategy": strategy}, evaluate=False)
         trainings = torch.tensor(list(method.server.account.trainings.values()))

@@ -301,14 +301,16 @@ def test_a_resume_and_the_width_change_no_bit(conf: str, given: dict[str, Any], 
         inner = FedAvgM() if given.get("inner") else None
         return UserLevelPrivacy(**given | {"inner": inner})
 
-    whole = learned(run(conf, rule(), 3, *FEW, "--data.cohort_width=1"))
-    stopped, data = build(conf, *FEW, "--data.cohort_width=1")
+    whole = learned(run(conf, rule(), 3, *FEW, "--data.clients_at_once=1"))
+    stopped, data = build(conf, *FEW, "--data.clients_at_once=1")
     fit(stopped, data, 3, [Server(rule()), StopAfterTwo()], save_to=tmp_path, evaluate=False)
     assert stopped.server.finished_rounds == 2
-    resumed = run(conf, rule(), 3, *FEW, "--data.cohort_width=1", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    resumed = run(
+        conf, rule(), 3, *FEW, "--data.clients_at_once=1", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt")
+    )
     for name, value in learned(resumed).items():
         assert torch.equal(torch.nan_to_num(value), torch.nan_to_num(whole[name])), name
-    wide = run(conf, rule(), 3, *FEW, "--data.cohort_width=3")
+    wide = run(conf, rule(), 3, *FEW, "--data.clients_at_once=3")
     for name, value in learned(wide).items():
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
 
@@ -316,7 +318,7 @@ def test_a_resume_and_the_width_change_no_bit(conf: str, given: dict[str, Any], 
 def test_the_number_of_ranks_changes_no_bit() -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> Any:
         store = WholeStore()
-        method, data = build("FedVPT", "--data.cohort_width=1")
+        method, data = build("FedVPT", "--data.clients_at_once=1")
         rule = UserLevelPrivacy(noise_multiplier=0.1, sampling="poisson")
         settings = {"devices": count, "strategy": strategy}
         fit(method, data, 2, [Server(rule), store], settings=settings, evaluate=False)

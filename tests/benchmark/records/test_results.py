@@ -349,11 +349,11 @@ def test_keep_refuses_unfinished_and_changed_runs(run_dir: Path, tmp_path: Path)
 
 
 def test_config_hash_ignores_what_cannot_change_a_result() -> None:
-    config = {"model": {"lr": 0.1}, "data": {"cohort_width": 1, "num_workers": 0}, "trainer": {"max_epochs": 5}}
+    config = {"model": {"lr": 0.1}, "data": {"clients_at_once": 1, "num_workers": 0}, "trainer": {"max_epochs": 5}}
     same = {
         "trainer": {"max_epochs": 5, "logger": [{"class_path": "WandbLogger"}], "default_root_dir": "there"},
         "run_dir": "elsewhere",
-        "data": {"num_workers": 4, "cohort_width": "auto"},
+        "data": {"num_workers": 4, "clients_at_once": "auto", "cohort_width": 3},
         "model": {"lr": 0.1},
     }
     assert config_hash(config) == config_hash(same)

@@ -227,7 +227,7 @@ def test_a_robust_rule_learns_what_honest_clients_teach_and_the_mean_does_not() 
 def test_the_number_of_ranks_changes_no_bit() -> None:
     def work(strategy: RanksStrategy, count: int = 2) -> Any:
         store = WholeStore()
-        method, data = build("FedVPT", "--data.cohort_width=1", "--data.clients_per_round=11")
+        method, data = build("FedVPT", "--data.clients_at_once=1", "--data.clients_per_round=11")
         callbacks = [
             Server(RobustAggregation(2, aggregator="caf", pre=["bucketing"]), Byzantine("gaussian", 0.2)),
             store,

@@ -167,8 +167,8 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
         ),
         (["--data.partition=IID", "--data.partition.num_clients=100"], "client"),
         (
-            ["--data.cohort_width=0"],
-            "data.cohort_width: expected a whole number from 1 to 1,000,000,000 or auto, got 0",
+            ["--data.clients_at_once=0"],
+            "data.clients_at_once: expected a whole number from 1 to 1,000,000,000 or auto, got 0",
         ),
         (["--data.participation=0"], "data.participation: expected a number above 0 and at most 1, got 0"),
         (["--data.clients_per_round=12"], "between 1 and the number of clients that train, 11; got 12"),
@@ -261,7 +261,7 @@ def test_the_progress_display_shows_round_step_clients_loss_and_accuracy(capsys:
         patch.object(sys.stdout, "isatty", lambda: True),
         patch.dict("os.environ", {"COLUMNS": "200", "TERM": "xterm"}),
     ):
-        slow = ["--data.batch_size=1", "--data.cohort_width=1"]  # the screen is drawn four times a second
+        slow = ["--data.batch_size=1", "--data.clients_at_once=1"]  # the screen is drawn four times a second
         fit("--trainer.enable_progress_bar=true", "--trainer.max_epochs=2", *slow)
     shown = capsys.readouterr().out
     for part in ("round 2/2 · local training, step ", " of ", "loss ", "clients ", "aggregation", "100 % of 2 rounds"):

@@ -34,7 +34,7 @@ QUIET: Any = {"accelerator": "cpu", "enable_progress_bar": False}
 
 def tiny() -> FederatedDataModule:
     """The data of tests/conf/base.yaml."""
-    settings: Any = {"batch_size": 4, "cohort_width": 3, "clients_per_round": 7, "eval_batch_size": 4}
+    settings: Any = {"batch_size": 4, "clients_at_once": 3, "clients_per_round": 7, "eval_batch_size": 4}
     return FederatedDataModule(TinyImages(), Ragged(), **settings, seed=3)
 
 

@@ -99,8 +99,8 @@ def test_the_display_changes_no_number_and_a_log_has_no_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = ["--trainer.enable_progress_bar=true", "--data.cohort_width=2"]
-    main(["fit", *BASE, "--data.cohort_width=2", "--run_dir=silent"])
+    more = ["--trainer.enable_progress_bar=true", "--data.clients_at_once=2"]
+    main(["fit", *BASE, "--data.clients_at_once=2", "--run_dir=silent"])
     main(["fit", *BASE, *more, "--run_dir=lines"])
     written = capsys.readouterr().out
     with patch.object(display, "in_terminal", return_value=True), patch.dict(os.environ, {"COLUMNS": "80"}):
@@ -124,12 +124,16 @@ def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["--trainer.enable_progress_bar=true", "--trainer.check_val_every_n_epoch=3", "--data.cohort_width=auto"]
+    options = [
+        "--trainer.enable_progress_bar=true",
+        "--trainer.check_val_every_n_epoch=3",
+        "--data.clients_at_once=auto",
+    ]
     main(["fit", *BASE, *options, "--run_dir=a run"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["run directory: a run", "reading TinyImages"]
     assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 10 training images")
-    assert any(line.startswith("cohorts of up to ") for line in lines)
+    assert any(line.startswith("up to ") for line in lines)
     assert any(line.startswith("keeping what frozen parts make of 125 images") for line in lines)
     assert any(line.startswith("before training  accuracy after aggregation ") for line in lines)
     (second,) = [line for line in lines if line.startswith("round 2/3  ")]

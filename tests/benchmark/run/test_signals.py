@@ -21,7 +21,7 @@ from benchmark.run.signals import Interrupted, interrupting_signal, termination_
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "benchmark.run.cli"]
-BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--data.cohort_width=1"]
+BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--data.clients_at_once=1"]
 
 
 def test_the_signal_is_found_among_errors_that_are_made_of_each_other() -> None:

@@ -70,7 +70,7 @@ def test_dropout_is_the_published_one_and_each_clients_own() -> None:
     for width in (1, 2):
         torch.manual_seed(0)
         data = FederatedDataModule(
-            peers.SettingImages(TINY), IID(6), ImageTransform(), batch_size=10, cohort_width=width
+            peers.SettingImages(TINY), IID(6), ImageTransform(), batch_size=10, clients_at_once=width
         )
         method = DropoutFedAvg(10, 6, SimpleCNN(), training=LocalTraining(lr=0.1, epochs=1))
         fit(method, data, 1)
