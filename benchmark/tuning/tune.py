@@ -1,10 +1,10 @@
 """Tunes every row of a table with the same number of trials, and sets the tuned rows beside the untuned ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmark.cells.identity import cell_command, with_overrides
+from benchmark.cells.identity import Cell, cell_command, with_overrides
 from benchmark.cells.outcome import Outcome, said_of_code
 from benchmark.cells.queue import run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
@@ -100,51 +100,100 @@ def tune_table(
         for group in chosen.data
         for row in rows_of(table, chosen)
     }
-    asked = sorted({task.rounds for task in tasks.values() if task.choices})
-    if len(asked) > 1:
-        raise ConfigurationError(
-            f"rows of {where} train for {' and '.join(map(str, asked))} rounds; give --rounds, so that trials of all "
-            "rows have the same number"
-        )
+    _check_rounds(tasks.values(), where)
     for task in tasks.values():
         _check_values(task, folder)
     stem = f"{Path(name).stem}_{preset}"
     make_folder(results / "tables")
     every_trial = make_folder(results / "tuning") / f"{stem}.csv"
-    found = {task.name: task for task in tasks.values() if task.choices}
-    there = kept_trials(every_trial, found.values()) if kept and not rerun_changed else {}
-    studies = _open({name: task for name, task in found.items() if name not in there}, work)
-    try:
-        course = Studies(list(studies.values()))
-        run_cells(course.first(), work, jobs, place, course)
-        there |= {name: study.trials for name, study in studies.items()}
-        for line in said_of_code([record for study in studies.values() for record in study.records]):
-            print(f"trials: {line}", flush=True)
-    finally:
-        for study in studies.values():
-            study.close()
-    errors = {name: study.error for name, study in studies.items()}
-    tuned = {
-        key: Tuned.by(task, there[task.name], errors.get(task.name, "")) if task.choices else Tuned(task)
-        for key, task in tasks.items()
-    }
-    write_text(every_trial, trials_csv(tuned.values()))
+    tuning = _Tuning(tasks, every_trial, work, jobs, place)
+    tuned = tuning.tune(kept)
+    cells, outcomes = tuning.run(untuned, tuned)
     both, preset_of_both = _side_by_side(table, chosen, tuned, trials, val_fraction)
-    cells, outcomes = dict(untuned), {}
-    for (group_name, label, seed), cell in untuned.items():
-        entry = tuned[group_name, label]
-        again = with_overrides(cell, entry.arguments)
-        if entry.error:  # its values are not known, and the run with the row's own is another cell
-            again = replace(cell, name=f"{cell.name}-not-tuned")
-            outcomes[again.name] = Outcome(None, entry.error)
-        cells[group_name, label + TUNED, seed] = again
-    outcomes |= run_cells([cell for cell in cells.values() if cell.name not in outcomes], work, jobs, place)
     rendered = render(
         Path(name).stem, both, preset, preset_of_both, cells, outcomes,
         lambda lines: [tuning_block(tuned, lines, both, TUNED)],
     )  # fmt: skip
     stopped = {entry.task.name: entry.error for entry in tuned.values() if entry.error}
     return TuningResult(write_table(f"{stem}_tuned", results, both, rendered, outcomes), every_trial, stopped)
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """The two parts of a tuned table that run something: the trials of all rows, then the runs on the test images.
+
+    Attributes:
+        tasks: of each row on each data group, by group and row; one without choices has nothing to tune.
+        every_trial: the CSV of all trials.
+        work: folders and command.
+        jobs: runs at a time.
+        place: where the runs are done.
+    """
+
+    tasks: dict[tuple[str, str], Task]
+    every_trial: Path
+    work: Work
+    jobs: int | None
+    place: Place
+
+    def tune(self, kept: bool) -> dict[tuple[str, str], Tuned]:
+        """Do the trials of all rows, write them, and return the values that each row has from them.
+
+        Args:
+            kept: take a row's trials from the CSV where all stand there.
+        """
+        found = {task.name: task for task in self.tasks.values() if task.choices}
+        there = kept_trials(self.every_trial, found.values()) if kept and not self.work.rerun_changed else {}
+        studies = _open({name: task for name, task in found.items() if name not in there}, self.work)
+        try:
+            course = Studies(list(studies.values()))
+            run_cells(course.first(), self.work, self.jobs, self.place, course)
+            there |= {name: study.trials for name, study in studies.items()}
+            for line in said_of_code([record for study in studies.values() for record in study.records]):
+                print(f"trials: {line}", flush=True)
+        finally:
+            for study in studies.values():
+                study.close()
+        errors = {name: study.error for name, study in studies.items()}
+        tuned = {
+            key: Tuned.by(task, there[task.name], errors.get(task.name, "")) if task.choices else Tuned(task)
+            for key, task in self.tasks.items()
+        }
+        write_text(self.every_trial, trials_csv(tuned.values()))
+        return tuned
+
+    def run(
+        self, untuned: dict[tuple[str, str, int], Cell], tuned: dict[tuple[str, str], Tuned]
+    ) -> tuple[dict[tuple[str, str, int], Cell], dict[str, Outcome]]:
+        """Run each row with its own values and with the tuned ones; a row whose study failed has the former alone.
+
+        Args:
+            untuned: the table's cells, by group, row and seed.
+            tuned: values of each row, by group and row.
+
+        Returns:
+            The cells of both, the tuned ones under :data:`TUNED` behind the row's label; and all outcomes, by name.
+        """
+        cells, outcomes = dict(untuned), {}
+        for (group, label, seed), cell in untuned.items():
+            entry = tuned[group, label]
+            again = with_overrides(cell, entry.arguments)
+            if entry.error:  # its values are not known, and the run with the row's own is another cell
+                again = replace(cell, name=f"{cell.name}-not-tuned")
+                outcomes[again.name] = Outcome(None, entry.error)
+            cells[group, label + TUNED, seed] = again
+        left = [cell for cell in cells.values() if cell.name not in outcomes]
+        return cells, outcomes | run_cells(left, self.work, self.jobs, self.place)
+
+
+def _check_rounds(tasks: Iterable[Task], where: str) -> None:
+    """Refuse trials of different lengths."""
+    asked = sorted({task.rounds for task in tasks if task.choices})
+    if len(asked) > 1:
+        raise ConfigurationError(
+            f"rows of {where} train for {' and '.join(map(str, asked))} rounds; give --rounds, so that trials of all "
+            "rows have the same number"
+        )
 
 
 def _task(
