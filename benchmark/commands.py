@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from benchmark.boards import command as boards
 from benchmark.cells.places import add_place, chosen_place
 from benchmark.command_parser import CommandParser
+from benchmark.config.class_names import Named, check_names, names_in_files
 from benchmark.deploy import command as deploy
 from benchmark.errors import ConfigurationError, printable
 from benchmark.figures.pfedpt import check_figure
 from benchmark.paths import check_present_folder, user_path
 from benchmark.predict.command import add_commands
-from benchmark.run.class_names import Named, check_names, names_in_files
-from benchmark.run.process_numbers import check_numbers
+from benchmark.ranks.process_numbers import check_numbers
 from benchmark.run.terminal import outliving_readers
 from benchmark.shipped import configuration, configurations, version
 from benchmark.tables.layout import check_classes
@@ -308,7 +308,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def init(arguments: argparse.Namespace) -> int:
     """Look at a folder of images, and write the configuration of a first run on them."""
-    from benchmark.run.first_config import init as write_first
+    from benchmark.config.first_config import init as write_first
 
     return write_first(arguments)
 

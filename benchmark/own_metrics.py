@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, with_config
 
+from benchmark.config.yaml_files import as_declared
 from benchmark.counts import ScoredBatch
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import METRICS, SETS, Metric, know_metric, metrics_of
-from benchmark.yaml_files import as_declared
 
 if TYPE_CHECKING:  # slow to import
     import torchmetrics

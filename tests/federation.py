@@ -19,11 +19,11 @@ from benchmark.backbones.vit import PromptedViT, TimmViT
 from benchmark.checks.methods import clients_and_server as clients_and_server
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
+from benchmark.config.parser import FederatedParser
 from benchmark.engine.plan.work import Share, Step
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.method import FederatedMethod
 from benchmark.run.cli import FederatedCLI
-from benchmark.run.parser import FederatedParser
 from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import ClientSplits, Partition

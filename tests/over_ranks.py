@@ -16,8 +16,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from benchmark.run.meeting import OneFolder
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.meeting import OneFolder
+from benchmark.ranks.strategy import RanksStrategy
 
 FORK = multiprocessing.get_context("fork")
 

@@ -21,6 +21,7 @@ import datamodules
 import methods
 from benchmark import commands
 from benchmark.cells.places import chosen_place
+from benchmark.config.yaml_files import read_mapping
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
@@ -35,7 +36,6 @@ from benchmark.run.command import resolved
 from benchmark.server import ServerRule
 from benchmark.speed.__main__ import CASES
 from benchmark.tables.print_cell import cell_configuration
-from benchmark.yaml_files import read_mapping
 from datamodules import DigitDomains, ImagePool, ImageSource, Partition, SeveralDataSets, Sites
 
 ROOT = Path(__file__).parents[1]

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, with_config
 
+from benchmark.config.yaml_files import as_declared
 from benchmark.errors import ConfigurationError, no_such
 from benchmark.files import make_folder, parse_json, read_regular, write_json
 from benchmark.metrics import METRICS
 from benchmark.records.grouped_runs import Run, read_run
 from benchmark.records.hashes import config_hash
-from benchmark.yaml_files import as_declared
 
 #: Where boards lie below the folder of results, and the runs of their rows.
 FOLDER, RUNS = "boards", "runs"

@@ -24,7 +24,7 @@ from typing import IO, Any
 from unittest.mock import patch
 
 from benchmark.cells.lock import CellLock
-from benchmark.run.command import PROGRAM
+from benchmark.config.overview import PROGRAM
 
 #: What the server of forks imports.
 IMPORTED = "benchmark.run.imported"

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.config_files import inlined, read_content, read_layers
+from benchmark.config.files import inlined, read_content, read_layers
+from benchmark.config.yaml_files import parse_yaml
 from benchmark.errors import ConfigurationError
 from benchmark.shipped import shipped
-from benchmark.yaml_files import parse_yaml
 
 #: Options that the runner of a cell sets itself.
 RUNNER_OPTIONS = ("--config", "--run_dir", "--seed_everything", "--ckpt_path")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.cells.given_options import given_options
-from benchmark.run.command import PROGRAM
+from benchmark.config.overview import PROGRAM
 from benchmark.run.run_directory import last_checkpoint
 
 

@@ -21,7 +21,7 @@ from benchmark.files import check_no_links, refuse_link
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
 from benchmark.run.run_directory import last_checkpoint
-from benchmark.run.signals import termination_as_interrupt
+from benchmark.signals import termination_as_interrupt
 
 
 def run_cells(

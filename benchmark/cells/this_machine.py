@@ -19,7 +19,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import refuse_link
 from benchmark.records.record_file import is_finished
 from benchmark.records.source_code import changed_files
-from benchmark.run.signals import end_with_parent
+from benchmark.signals import end_with_parent
 
 #: Cells at a time by default where there is no GPU: each takes one or two gigabytes.
 CPU_JOBS = 4

@@ -9,8 +9,8 @@ from typing import Protocol
 from benchmark.cells.identity import Cell
 from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome
+from benchmark.config.overview import PROGRAM
 from benchmark.records.record_file import is_finished
-from benchmark.run.command import PROGRAM
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.backbones.vit import PromptedViT
 from benchmark.checks import methods, metrics, partitions, privacy, sources
 from benchmark.checks.outcome import FailedCheck, own_errors, printed
-from benchmark.config_files import read_layers
+from benchmark.config.choices import NOT_GIVEN, constructor_parameters
+from benchmark.config.files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.own_metrics import chosen_metrics, declared
-from benchmark.run.choices import NOT_GIVEN, constructor_parameters
 from benchmark.run.cli import FederatedCLI, prepare_process, reported
 from benchmark.run.command import resolved
 from benchmark.run.phases import quiet

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from lightning.pytorch import seed_everything
 
+from benchmark.config.yaml_files import MOST_BYTES, as_declared
 from benchmark.engine.batches.pool import Transform
 from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
@@ -25,7 +26,6 @@ from benchmark.run.phases import quiet
 from benchmark.run.reload import data_of
 from benchmark.server import ServerRule
 from benchmark.shipped import version
-from benchmark.yaml_files import MOST_BYTES, as_declared
 from datamodules.pixels import Decoding
 from datamodules.sites import declared_alone
 from datamodules.split_record import SplitRecord

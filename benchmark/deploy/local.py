@@ -17,7 +17,7 @@ from benchmark.deploy.machines import client_command, connection, installed, ser
 from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_text
 from benchmark.records.record_file import is_finished
-from benchmark.run.signals import end_with_parent, termination_as_interrupt
+from benchmark.signals import end_with_parent, termination_as_interrupt
 from datamodules.split_record import SplitRecord
 
 LOOPBACK = "127.0.0.1"

@@ -9,6 +9,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 import methods
+from benchmark.config.yaml_files import read_mapping
 from benchmark.deploy.agreement import Agreement
 from benchmark.deploy.in_process import FIRST, InProcess
 from benchmark.deploy.server import LiveServer
@@ -16,7 +17,6 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_json, write_text
 from benchmark.records.environment import environment
 from benchmark.shipped import configurations
-from benchmark.yaml_files import read_mapping
 
 TITLE = "Messages of the second round, per client"
 CLIENTS = 2

@@ -18,6 +18,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
+from benchmark.config.choices import LINKED, constructor_parameters
+from benchmark.config.parser import FederatedParser
+from benchmark.config.yaml_files import read_mapping
 from benchmark.delivery import Delivery
 from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.batches.pool import Images, Transform
@@ -29,16 +32,13 @@ from benchmark.method import FederatedMethod
 from benchmark.predict.site import SiteModel
 from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.records.record_file import is_finished, read_record
-from benchmark.run.choices import LINKED, constructor_parameters
 from benchmark.run.cli import reported
 from benchmark.run.data_folder import moved
 from benchmark.run.federation_file import FederationFacts
-from benchmark.run.parser import FederatedParser
 from benchmark.run.phases import quiet
 from benchmark.run.reload import join, last_round, load, restore, trainer_settings
 from benchmark.run.resume import config_of
 from benchmark.server import ServerRule
-from benchmark.yaml_files import read_mapping
 from datamodules.transform import ImageTransform
 
 

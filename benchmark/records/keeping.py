@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
+from benchmark.config.yaml_files import parse_yaml
 from benchmark.errors import ConfigurationError
 from benchmark.files import json_bytes, make_folder, parse_json, read_regular, refuse_link, write_bytes
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.predictions import CLASSES
 from benchmark.records.record_file import FILES, LARGEST, file_entry, is_finished
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, StoredRun
-from benchmark.yaml_files import parse_yaml
 
 #: Where folders and files of weights are named: the entry, and in it what stands before its value and its key. A long
 #: value goes on in further lines, which are indented more than the key.

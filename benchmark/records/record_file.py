@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmark.config.yaml_files import MOST_BYTES, read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, reason, write_bytes, write_json
 from benchmark.records.hashes import canonical, config_hash
@@ -13,7 +14,6 @@ from benchmark.records.metrics_table import readable, write_parquet
 from benchmark.records.predictions import CLASSES, PREDICTIONS, by_class, classes_parquet_of, parse_predictions
 from benchmark.records.record import RunRecord, parse_record
 from benchmark.records.summary import summarize
-from benchmark.yaml_files import MOST_BYTES, read_mapping
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd

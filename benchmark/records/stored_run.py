@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmark.config.yaml_files import parse_yaml
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
 from benchmark.metrics import EVALUATED, POOLED_CLIENT, STATISTICS
@@ -17,7 +18,6 @@ from benchmark.records.metrics_table import NAMED, check_clients, parse_table, r
 from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, parse_predictions
 from benchmark.records.record_file import FILES, LARGEST, MORE_FILES, file_entry, read_record
 from benchmark.records.summary import summarize
-from benchmark.yaml_files import parse_yaml
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from benchmark.config.yaml_files import read_mapping
 from benchmark.metrics import STATISTICS, within_clients
 from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, flat, tell_apart
@@ -25,7 +26,6 @@ from benchmark.report.readings import (
 )
 from benchmark.shipped import SHIPPED
 from benchmark.tables.numbers import mean_std
-from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd

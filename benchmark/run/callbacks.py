@@ -11,7 +11,7 @@ from benchmark.engine.refusals.trainer_callbacks import given_callbacks
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
-from benchmark.run.process_numbers import is_first_process
+from benchmark.ranks.process_numbers import is_first_process
 from benchmark.run.progress import RoundProgress
 from benchmark.run.recorder import Recorder
 from benchmark.server import ServerRule

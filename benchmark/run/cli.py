@@ -19,6 +19,10 @@ from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from benchmark.config.choices import LINKED, check_classes, choices_asked_for
+from benchmark.config.given_files import with_files_read
+from benchmark.config.overview import PARSERS, PROGRAM
+from benchmark.config.parser import RETIRED, FederatedParser, with_strategy
 from benchmark.delivery import Delivery
 from benchmark.engine.device.allocator import keep_freed_memory
 from benchmark.engine.device.repeatable import repeatable_kernels
@@ -35,6 +39,9 @@ from benchmark.files import write_text
 from benchmark.method import FederatedMethod
 from benchmark.paths import check_present_folder, user_path
 from benchmark.ranges import Seed
+from benchmark.ranks.process_numbers import check_first, check_numbers, check_started, is_first_process
+from benchmark.ranks.pulse import OtherRankError
+from benchmark.ranks.strategy import RanksStrategy, are_connected
 from benchmark.records.record import Tuning
 from benchmark.records.record_file import is_finished
 from benchmark.run.alone import alone
@@ -46,26 +53,18 @@ from benchmark.run.checkpoint import (
     read_checkpoint,
     round_checkpoint,
 )
-from benchmark.run.choices import LINKED, check_classes, choices_asked_for
-from benchmark.run.command import PROGRAM
 from benchmark.run.device_errors import of_device
 from benchmark.run.ending import OUT_OF_TIME, StoppedError, closing_lines, end_process
-from benchmark.run.given_files import with_files_read
 from benchmark.run.loggers import configured, open_files, place, take_back
-from benchmark.run.overview import PARSERS
-from benchmark.run.parser import RETIRED, FederatedParser, with_strategy
 from benchmark.run.phases import phases_printed, quiet
-from benchmark.run.process_numbers import check_first, check_numbers, check_started, is_first_process
-from benchmark.run.pulse import OtherRankError
 from benchmark.run.recorder import Recorder
 from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
 from benchmark.run.run_directory import claimed, last_checkpoint
 from benchmark.run.scores import print_scores
-from benchmark.run.signals import interrupting_signal, termination_as_interrupt
-from benchmark.run.strategy import RanksStrategy, are_connected
 from benchmark.run.terminal import outliving_readers
 from benchmark.server import ServerRule
 from benchmark.shipped import version
+from benchmark.signals import interrupting_signal, termination_as_interrupt
 from datamodules.federated import FederatedDataModule
 
 TRAINER_DEFAULTS: dict[str, Any] = {

@@ -1,16 +1,12 @@
-"""The command of one run: its program, and the configuration that its arguments make."""
+"""The configuration that arguments of ``lightning-cli`` make."""
 
 import contextlib
 import io
-import sys
 from collections.abc import Sequence
 from typing import Any
 
+from benchmark.config.yaml_files import parse_yaml
 from benchmark.errors import ConfigurationError
-from benchmark.yaml_files import parse_yaml
-
-#: What stands in front of ``fit``.
-PROGRAM = (sys.executable, "-m", "benchmark.run.cli")
 
 
 def resolved(arguments: Sequence[str]) -> dict[str, Any]:

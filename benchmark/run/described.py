@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmark.config.choices import LINKED
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import arguments_of
-from benchmark.run.choices import LINKED
 from datamodules.federated import FederatedDataModule
 
 if TYPE_CHECKING:

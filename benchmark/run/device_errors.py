@@ -18,8 +18,8 @@ def of_device(error: BaseException | None) -> ConfigurationError | None:
             more = "" if tried is None else f", {tried[1]} more were asked for"
             return ConfigurationError(
                 f"the GPU's memory is full{more}; step fewer clients at once (--data.clients_at_once), or take "
-                "smaller mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); a run's finished rounds "
-                "are kept, and benchmark resume goes on from there"
+                "smaller mini-batches (--data.batch_size, in evaluations --data.eval_batch_size); a run's finished "
+                "rounds are kept, and benchmark resume goes on from there"
             )
         if isinstance(each, MemoryError) or (isinstance(each, RuntimeError) and "can't allocate memory" in said):
             tried = re.search(r"allocate (\d+) bytes", said)

@@ -9,10 +9,10 @@ from statistics import harmonic_mean
 from typing import Any, NoReturn
 
 from benchmark.metrics import STATISTICS
+from benchmark.ranks.strategy import are_connected
 from benchmark.records.record_file import read_record
 from benchmark.records.words import POINT_WORDS, metric_number
 from benchmark.run.run_directory import last_checkpoint
-from benchmark.run.strategy import are_connected
 
 #: Exit status of a run that ``trainer.max_time`` ended, as of ``timeout``.
 OUT_OF_TIME = 124

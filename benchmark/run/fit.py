@@ -20,6 +20,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from benchmark.config.parser import FederatedParser
+from benchmark.config.yaml_files import read_mapping
 from benchmark.delivery import Delivery
 from benchmark.engine.refusals.author_errors import check_constructed
 from benchmark.engine.refusals.trainer_callbacks import given_callbacks
@@ -37,14 +39,12 @@ from benchmark.run.callbacks import round_callbacks
 from benchmark.run.cli import TRAINER_DEFAULTS, FederatedCLI, of_the_trainer, prepare_process, reported
 from benchmark.run.described import check_made_again, described
 from benchmark.run.ending import score_lines
-from benchmark.run.parser import FederatedParser
 from benchmark.run.predictions import predictions_of
 from benchmark.run.recorder import Recorder
 from benchmark.run.reload import client_values
-from benchmark.run.signals import interrupting_signal
 from benchmark.server import ServerRule
 from benchmark.shipped import configuration
-from benchmark.yaml_files import read_mapping
+from benchmark.signals import interrupting_signal
 from datamodules.federated import FederatedDataModule
 
 if TYPE_CHECKING:  # slow to import

@@ -8,23 +8,23 @@ from pydoc import locate
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from benchmark.config.yaml_files import read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.run.command import resolved
 from benchmark.run.data_folder import moved
 from benchmark.run.phases import quiet
 from benchmark.run.resume import config_of
 from benchmark.run.run_directory import last_checkpoint
-from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:  # slow to import
     import torch
     from torch import Tensor
 
+    from benchmark.config.parser import FederatedParser
     from benchmark.engine.data import FederatedData
     from benchmark.federation import Values
     from benchmark.method import FederatedMethod
     from benchmark.run.cli import FederatedCLI
-    from benchmark.run.parser import FederatedParser
     from datamodules.federated import FederatedDataModule
 
 
@@ -258,7 +258,7 @@ def _data_parser() -> "FederatedParser":
     from jsonargparse import ActionConfigFile
 
     import datamodules  # noqa: F401  (makes sources and partitions known by their short names)
-    from benchmark.run.parser import FederatedParser
+    from benchmark.config.parser import FederatedParser
     from datamodules.federated import FederatedDataModule
 
     parser = FederatedParser(exit_on_error=False)

@@ -10,12 +10,12 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+from benchmark.config.yaml_files import read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.files import check_no_links
 from benchmark.paths import user_path
 from benchmark.records.record_file import is_finished
 from benchmark.run.run_directory import last_checkpoint
-from benchmark.yaml_files import read_mapping
 
 #: The whole name of a class.
 CLASS = re.compile(r"[A-Za-z_]\w*(\.\w+)+")

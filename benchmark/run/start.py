@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from benchmark.config.given_files import with_files_read
+from benchmark.config.overview import overview
 from benchmark.errors import ConfigurationError
 from benchmark.paths import check_present_folder
-from benchmark.run.given_files import with_files_read
-from benchmark.run.overview import overview
-from benchmark.run.process_numbers import check_numbers
+from benchmark.ranks.process_numbers import check_numbers
 from benchmark.run.resume import run_dir_of_fit, what_is_kept, with_config_of_run
 from benchmark.run.run_directory import last_checkpoint
 

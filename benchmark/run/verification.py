@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmark.config.overview import PROGRAM
+from benchmark.config.yaml_files import read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.records.environment import other_versions
 from benchmark.records.hashes import config_hash
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import is_finished, read_record
 from benchmark.records.stored_run import read_metrics, stored_run, verify_record
-from benchmark.run.command import PROGRAM, resolved
+from benchmark.run.command import resolved
 from benchmark.run.data_folder import moved
 from benchmark.run.differences import differences
-from benchmark.yaml_files import read_mapping
 
 if TYPE_CHECKING:
     import pandas as pd

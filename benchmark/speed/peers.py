@@ -31,8 +31,8 @@ import torch
 
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
-from benchmark.run.process_numbers import is_first_process
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.process_numbers import is_first_process
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.speed.measure import Row, device, fit
 from benchmark.speed.peer_scripts.cifar10_setting import (
     BATCH,

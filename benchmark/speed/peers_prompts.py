@@ -25,8 +25,8 @@ from benchmark.backbones.vit import TimmViT
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
-from benchmark.run.process_numbers import is_first_process
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.process_numbers import is_first_process
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.speed.measure import Row, fit
 from benchmark.speed.peer_scripts.prompt_setting import (
     BATCH,

@@ -16,8 +16,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
+from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
-from benchmark.run.command import PROGRAM
 from benchmark.speed.growth import SIZE, TRAINING, SmallBackbone
 from benchmark.speed.measure import RandomImages, Row, fit, seconds
 from datamodules.federated import FederatedDataModule

@@ -18,9 +18,9 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmark.backbones.cnn import PaperCNN
 from benchmark.contract import LocalTraining
-from benchmark.run.process_numbers import is_first_process
-from benchmark.run.processes import ProcessRanks
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.process_numbers import is_first_process
+from benchmark.ranks.processes import ProcessRanks
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.speed import growth
 from benchmark.speed.measure import RandomImages, Row, device, fit, last_line_of
 from datamodules.federated import FederatedDataModule

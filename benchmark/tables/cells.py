@@ -3,10 +3,10 @@
 from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import Cell, cell_command, content_hash
 from benchmark.cells.work import Work
+from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
-from benchmark.run.command import PROGRAM
 from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
 from benchmark.tables.readings import of_configuration, of_record
 

@@ -66,12 +66,12 @@ from typing import Literal
 from pydantic import ConfigDict, with_config
 
 from benchmark.cells.given_options import check_override, given_options
+from benchmark.config.class_names import Named, check_names, names_in_files
+from benchmark.config.yaml_files import as_declared, read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import GAINS, METRICS, STATISTICS, pooled_by
 from benchmark.own_metrics import know_declared
-from benchmark.run.class_names import Named, check_names, names_in_files
 from benchmark.shipped import shipped, table_file
-from benchmark.yaml_files import as_declared, read_mapping
 
 #: Label of the row that gains are over where a column names none.
 ALONE = "Local"

@@ -9,10 +9,10 @@ from benchmark.cells.outcome import Outcome
 from benchmark.cells.queue import run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
+from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_text
 from benchmark.paths import user_path
-from benchmark.run.command import PROGRAM
 from benchmark.tables.across import draw_across
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.config_files import read_layers
+from benchmark.config.files import read_layers
 from benchmark.errors import ConfigurationError
 
 
@@ -44,7 +44,7 @@ def read_space(configs: Sequence[str], row: str) -> dict[str, list[Any]]:
     """The search space in the last of a run's configuration files that has one, by option.
 
     Args:
-        configs: files, as for :func:`benchmark.config_files.read_layers`.
+        configs: files, as for :func:`benchmark.config.files.read_layers`.
         row: what to call the run in errors.
 
     Raises:

@@ -9,9 +9,10 @@ from benchmark.cells.outcome import Outcome, said_of_code
 from benchmark.cells.queue import run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
+from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_text
-from benchmark.run.command import PROGRAM, resolved
+from benchmark.run.command import resolved
 from benchmark.tables.cells import check_readings, make_cell, make_cells
 from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
 from benchmark.tables.render import render

@@ -9,9 +9,9 @@ import datamodules
 import methods
 from benchmark import compression, faults, privacy, robust
 from benchmark.commands import main as benchmark_main
+from benchmark.config.class_names import Named, check_names, names_in, names_in_files
 from benchmark.errors import ConfigurationError
 from benchmark.run import start
-from benchmark.run.class_names import Named, check_names, names_in, names_in_files
 from benchmark.shipped import SHIPPED, configurations
 from benchmark.tables.layout import check_classes, load_table
 from methods import servers

@@ -13,12 +13,12 @@ from refusal import refused
 from benchmark.backbones.vit import TimmViT
 from benchmark.checks.command import check
 from benchmark.commands import main as benchmark_main
+from benchmark.config.given_files import with_files_read
 from benchmark.errors import ConfigurationError
 from benchmark.paths import user_path
 from benchmark.run import start
 from benchmark.run.cli import main
 from benchmark.run.device_errors import of_device
-from benchmark.run.given_files import with_files_read
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "~no-such-user-here/x"

@@ -15,11 +15,11 @@ from lightning.pytorch.callbacks import Timer
 from refusal import refused
 
 from benchmark import commands
+from benchmark.config.parser import FederatedParser
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.cli import FederatedCLI, main
-from benchmark.run.parser import FederatedParser
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--run_dir=run"]
 

@@ -17,7 +17,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.faults import Dropouts
 from benchmark.federation import Facts, Parcel, Round, Terms, Uploads, Values
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.server import ServerRule, WrappedRule
 
 POINTS = ("before_download", "after_download", "after_training")

@@ -16,6 +16,7 @@ from benchmark.engine.kept_images import KeptImages
 from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import POOLED_CLIENT, metrics_of
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import read_table
 from benchmark.records.predictions import PREDICTIONS, by_class, confusion, images_of
@@ -23,7 +24,6 @@ from benchmark.records.record_file import MORE_FILES, read_record
 from benchmark.records.stored_run import StoredRun, stored_run, verify_record
 from benchmark.run.cli import main
 from benchmark.run.fit import fit as run_from_python
-from benchmark.run.strategy import RanksStrategy
 
 NONE = math.nan
 CLINICAL = ("--data.metrics=[clinical, own_measures.MeanRank]", "--data.evaluate_local=true")

@@ -10,10 +10,10 @@ import timm
 from federation import terms
 from jsonargparse import ArgumentParser
 
-from benchmark.config_files import read_layers
+from benchmark.config.files import read_layers
+from benchmark.config.yaml_files import read_mapping
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.yaml_files import read_mapping
 from datamodules.federated import FederatedDataModule
 from datamodules.transform import STATISTICS
 

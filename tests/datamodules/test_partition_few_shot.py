@@ -7,7 +7,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from benchmark.config_files import read_layers
+from benchmark.config.files import read_layers
 from benchmark.errors import ConfigurationError
 from benchmark.records.hashes import manifest_hash
 from benchmark.seeds import numpy_generator

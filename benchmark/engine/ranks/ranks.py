@@ -18,7 +18,7 @@ PART = 2**22
 
 
 class Ranks:
-    """One process alone; ``benchmark.run.processes`` has those of many.
+    """One process alone; ``benchmark.ranks.processes`` has those of many.
 
     Every function with a ``label`` is called by all ranks, in the same order, and waits for all of them.
 

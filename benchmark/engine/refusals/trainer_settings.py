@@ -18,7 +18,8 @@ PRECISIONS = ("32-true", "32", "64-true", "64", "bf16-mixed", "bf16")
 
 #: The strategy for several devices, by its name and by its class's.
 RANKS = "ranks"
-RANKS_CLASSES = ("benchmark.run.strategy.RanksStrategy",)
+#: where the class is, and where configurations of older runs look for it
+RANKS_CLASSES = ("benchmark.ranks.strategy.RanksStrategy", "benchmark.run.strategy.RanksStrategy")
 #: Most processes for each CPU core: they take turns, and each has its own copy of the images.
 PER_CORE = 4
 

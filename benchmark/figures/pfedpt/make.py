@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.queue import run_cells
 from benchmark.cells.work import Work
+from benchmark.config.overview import PROGRAM
 from benchmark.drawing import save_figure
 from benchmark.errors import ConfigurationError
 from benchmark.figures.grad_cam import INSTALL
@@ -27,7 +28,6 @@ from benchmark.figures.pfedpt.tsne import tsne_figure
 from benchmark.files import write_text
 from benchmark.paths import user_path
 from benchmark.records.grouped_runs import read_run
-from benchmark.run.command import PROGRAM
 from benchmark.tables.cells import make_cell
 from benchmark.tables.layout import Preset, Table, load_table, preset_of, rows_of
 from benchmark.tables.run_table import run_table

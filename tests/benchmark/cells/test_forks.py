@@ -18,8 +18,8 @@ from forked_cells import CONF, cells
 from waiting import until
 
 from benchmark.cells.forks import can_fork
+from benchmark.config.overview import PROGRAM
 from benchmark.run.cli import main
-from benchmark.run.command import PROGRAM
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux")
@@ -243,7 +243,7 @@ from benchmark.cells.forks import Fork
 from benchmark.cells.lock import CellLock
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Work
-from benchmark.run.command import PROGRAM
+from benchmark.config.overview import PROGRAM
 
 def children():
     return [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]

@@ -10,9 +10,9 @@ from jsonargparse import ArgumentParser, Namespace, lazy_instance
 
 from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import content_hash
-from benchmark.config_files import read_layers
+from benchmark.config.files import read_layers
+from benchmark.config.parser import load
 from benchmark.errors import ConfigurationError
-from benchmark.run.parser import load
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,7 +14,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.faults import VirtualClock
 from benchmark.federation import Round, Uploads
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.strategy import RanksStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

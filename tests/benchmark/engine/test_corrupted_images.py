@@ -12,11 +12,11 @@ from torch.func import functional_call
 from benchmark.engine.plan.work import Shown
 from benchmark.engine.scores import ClientScores
 from benchmark.metrics import METRICS, POOLED_CLIENT
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.cli import main
-from benchmark.run.strategy import RanksStrategy
 
 CORRUPTED = "--data.corruptions={kinds: [contrast, gaussian_noise], severities: [1, 5], images: 3}"
 STREAM = "--data.ood={source: federation.ForeignImages, images: 10}"

@@ -13,12 +13,12 @@ from torch.func import functional_call
 
 from benchmark.engine.plan.work import Shown
 from benchmark.metrics import METRICS, POOLED_CLIENT
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.records.metrics_table import read_table
 from benchmark.records.record_file import read_record
 from benchmark.records.run_intervals import lines_of
 from benchmark.records.stored_run import stored_run, verify_record
 from benchmark.run.cli import main
-from benchmark.run.strategy import RanksStrategy
 
 STREAM = "--data.ood={source: federation.ForeignImages, images: 10}"
 FEW = ("--data.partition=federation.Few", "--data.clients_per_round=5")

@@ -18,7 +18,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Parcel, Round, Terms, Uploads, Values
 from benchmark.masked import cross_entropy
 from benchmark.method import FederatedMethod
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.seeds import torch_generator
 from benchmark.server import ServerRule, weighted_mean
 

@@ -125,7 +125,8 @@ def test_the_older_name_of_clients_at_once_still_works(tmp_path: Path) -> None:
     method, data = build("FedVPT", "--data.cohort_width=3")
     assert data.clients_at_once == 3
     fit(method, data, 1, save_to=tmp_path, evaluate=False)
-    assert data.loaders is not None and data.loaders.width == 3
+    assert data.loaders is not None
+    assert data.loaders.width == 3
     method, data = build("FedVPT", "--data.clients_at_once=3")
     fit(method, data, 2, ckpt_path=str(tmp_path / "checkpoints/last.ckpt"), evaluate=False)
     whole, data = build("FedVPT", "--data.cohort_width=3")

@@ -17,9 +17,9 @@ from benchmark.engine.device.capacity import balanced
 from benchmark.engine.ranks.ranks import dealt, fingerprint
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
+from benchmark.ranks.pulse import OtherRankError
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.run.checkpoint import finished_rounds
-from benchmark.run.pulse import OtherRankError
-from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule
 
 #: One of each kind: whole models of some clients, personal heads, a generator on the server, reported posteriors, text

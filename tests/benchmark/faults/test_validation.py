@@ -17,8 +17,8 @@ from benchmark.errors import ConfigurationError
 from benchmark.faults import Dropouts, InjectedFaults, Validation, VirtualClock
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Round, Uploads, Values
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.robust import Byzantine
-from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule
 
 pytestmark = pytest.mark.filterwarnings(

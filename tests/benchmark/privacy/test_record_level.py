@@ -29,7 +29,7 @@ from benchmark.federation import Round
 from benchmark.method import FederatedMethod
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.privacy.record_level import RecordAccount, RecordLevelPrivacy, Training
-from benchmark.run.strategy import RanksStrategy
+from benchmark.ranks.strategy import RanksStrategy
 from methods.fedavg import FedAvg
 from methods.losses import masked_mean
 

@@ -17,8 +17,8 @@ from benchmark.errors import ConfigurationError
 from benchmark.faults import Dropouts, Validation, VirtualClock
 from benchmark.federation import Round, Uploads, Values
 from benchmark.privacy import UserLevelPrivacy
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.robust import Byzantine
-from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule, WrappedRule
 from methods.servers import FedAvgM
 

@@ -16,6 +16,7 @@ import yaml
 from finished_run import write_finished_run
 
 from benchmark import files
+from benchmark.config.yaml_files import read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json, write_text
 from benchmark.metrics import METRICS
@@ -29,7 +30,6 @@ from benchmark.records.record import POINTS, RunRecord
 from benchmark.records.record_file import is_finished, read_record, write_record
 from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
 from benchmark.records.summary import average_by_round, client_values, summarize
-from benchmark.yaml_files import read_mapping
 
 
 def table(values: dict[int, list[float | None]], point: str = "server", metric: str = "accuracy", split: str = "test"):

@@ -120,7 +120,7 @@ def test_what_may_change_when_a_run_goes_on_makes_no_other_experiment(tmp_path: 
     for name, seed in (("a", 0), ("b", 1)):
         write_run(tmp_path / "runs" / name, "FedVPT", seed, [0.5, 0.7, 0.9])
     runs = read_runs([tmp_path / "runs"])[0]
-    longer = {"max_time": {"hours": 3}, "strategy": {"class_path": "benchmark.run.strategy.RanksStrategy"}}
+    longer = {"max_time": {"hours": 3}, "strategy": {"class_path": "benchmark.ranks.strategy.RanksStrategy"}}
     again = replace(runs[1], config={**runs[1].config, "trainer": longer})
     assert [len(each.runs) for each in group([runs[0], again])] == [2]
 

@@ -16,9 +16,9 @@ from benchmark.errors import ConfigurationError
 from benchmark.faults import Validation
 from benchmark.federation import Round, Uploads, Values
 from benchmark.privacy import UserLevelPrivacy
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.robust import Byzantine, RobustAggregation
 from benchmark.robust.byzfl import aggregator, attack, pre_aggregator
-from benchmark.run.strategy import RanksStrategy
 from benchmark.server import ServerRule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")

@@ -10,12 +10,12 @@ from lightning.pytorch import callbacks as lightning
 from lightning.pytorch.callbacks import Callback
 from refusal import refused
 
+from benchmark.config.yaml_files import read_mapping
 from benchmark.engine.refusals import trainer_callbacks
 from benchmark.engine.refusals.trainer_callbacks import REFUSED, check_callbacks
 from benchmark.errors import ConfigurationError
 from benchmark.records.stored_run import read_metrics, verify_record
 from benchmark.run.cli import FederatedCLI, main
-from benchmark.yaml_files import read_mapping
 
 BASE = [f"--config={CONF / name}.yaml" for name in ("base", "HeadTune")]
 PATH = "lightning.pytorch.callbacks"

@@ -13,6 +13,7 @@ from lightning import seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor
 
 from benchmark.commands import main as benchmark_main
+from benchmark.config.yaml_files import read_mapping
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.faults import Dropouts
@@ -23,7 +24,6 @@ from benchmark.run.described import described
 from benchmark.run.fit import fit
 from benchmark.run.reload import restore
 from benchmark.run.start import main
-from benchmark.yaml_files import read_mapping
 from datamodules import DigitDomains, DomainPerClient
 from datamodules.federated import FederatedDataModule
 from methods import FedVPT

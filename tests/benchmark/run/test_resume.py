@@ -9,10 +9,10 @@ from federation import CONF
 from refusal import refused
 
 from benchmark import commands
+from benchmark.config.parser import FederatedParser
 from benchmark.records.record_file import read_record
 from benchmark.run import cli
-from benchmark.run.parser import FederatedParser
-from benchmark.run.signals import Interrupted
+from benchmark.signals import Interrupted
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmark.config.yaml_files import DEEPEST, read_mapping, read_yaml
 from benchmark.errors import ConfigurationError
-from benchmark.yaml_files import DEEPEST, read_mapping, read_yaml
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -91,7 +91,7 @@ def test_what_is_legal_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(Path(__file__).parents[2].glob("configs/**/*.yaml")), ids=lambda path: path.stem
+    "path", sorted(Path(__file__).parents[3].glob("configs/**/*.yaml")), ids=lambda path: path.stem
 )
 def test_every_configuration_is_read_as_the_library_reads_it(path: Path) -> None:
     assert read_mapping(path) == yaml.safe_load(path.read_text())

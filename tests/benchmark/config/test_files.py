@@ -13,12 +13,12 @@ from refusal import refused
 
 import methods
 from benchmark.commands import main as benchmark_main
-from benchmark.config_files import read_content, read_layers
+from benchmark.config.files import read_content, read_layers
+from benchmark.config.given_files import with_files_read
 from benchmark.errors import ConfigurationError
 from benchmark.run.cli import main
-from benchmark.run.given_files import with_files_read
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 METHODS = {path.stem: path for path in sorted(CONFIGS.glob("methods/*.yaml"))}
 SUITES = sorted(CONFIGS.glob("suites/*.yaml"))
 SCALES = sorted(CONFIGS.glob("scales/*.yaml"))

@@ -28,14 +28,15 @@ from torch import distributed as dist
 from waiting import until
 
 from benchmark.errors import ConfigurationError
+from benchmark.ranks import meeting
+from benchmark.ranks.meeting import Arrival, Member, OneFolder, OnePort, Way
+from benchmark.ranks.plain_values import decode, encode
+from benchmark.ranks.processes import ProcessRanks
+from benchmark.ranks.pulse import OtherRankError, Pulse
+from benchmark.ranks.strategy import RanksStrategy
 from benchmark.records.stored_run import verify_record
-from benchmark.run import meeting, start
+from benchmark.run import start
 from benchmark.run.cli import main
-from benchmark.run.meeting import Arrival, Member, OneFolder, OnePort, Way
-from benchmark.run.plain_values import decode, encode
-from benchmark.run.processes import ProcessRanks
-from benchmark.run.pulse import OtherRankError, Pulse
-from benchmark.run.strategy import RanksStrategy
 
 ROOT = Path(__file__).parents[3]
 BASE = ["fit", "--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--trainer.max_epochs=2"]
@@ -434,3 +435,9 @@ def test_more_ranks_than_clients_or_than_a_machine_serves_are_refused(
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(subprocess, "Popen", None)  # nothing is started
     assert said in refused(capsys, main, [*BASE, *settings, f"--run_dir={tmp_path}/run"])
+
+
+def test_configurations_of_older_runs_name_the_strategy_where_it_was(tmp_path: Path) -> None:
+    older = "--trainer.strategy={class_path: benchmark.run.strategy.RanksStrategy, init_args: {timeout: 100}}"
+    main([*BASE, older, f"--run_dir={tmp_path}/run", "--trainer.max_epochs=1"])
+    assert verify_record(tmp_path / "run") == []

@@ -8,12 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from benchmark.config_files import Layer, Reading, names_file, read_content, read_layers, real
+from benchmark.config.class_names import Named, check_names, names_in
+from benchmark.config.files import Layer, Reading, names_file, read_content, read_layers, real
+from benchmark.config.overview import COMMANDS, GROUPS, OTHER_WORDS
+from benchmark.config.yaml_files import mapping_of, parse_yaml
 from benchmark.errors import ConfigurationError, no_such
-from benchmark.run.class_names import Named, check_names, names_in
-from benchmark.run.overview import COMMANDS, GROUPS, OTHER_WORDS
 from benchmark.shipped import configuration, no_such_configuration
-from benchmark.yaml_files import mapping_of, parse_yaml
 
 #: Options whose value may be a file.
 FILES = ("--config", "--data", "--trainer")
@@ -62,9 +62,9 @@ def check_file(path: Path, place: str = "") -> None:
         place: the option whose value it holds, such as ``data``; empty for a whole configuration.
 
     Raises:
-        ConfigurationError: it cannot be read as a mapping (see :func:`benchmark.yaml_files.read_mapping`), contains
-            itself or too much (see :class:`benchmark.config_files.Reading`), or gives what is no name as the name of a
-            class.
+        ConfigurationError: it cannot be read as a mapping (see :func:`benchmark.config.yaml_files.read_mapping`),
+            contains itself or too much (see :class:`benchmark.config.files.Reading`), or gives what is no name as the
+            name of a class.
     """
     reading = Reading()
     _check_entries(mapping_of(reading.content(path), path), place, path, (real(path),), reading)

@@ -31,9 +31,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from benchmark.config.yaml_files import DEEPEST, mapping_of, read_yaml
 from benchmark.errors import ConfigurationError
 from benchmark.shipped import configuration, shipped
-from benchmark.yaml_files import DEEPEST, mapping_of, read_yaml
 
 #: What is no option of a run.
 KEYS = frozenset({"base", "method", "per_method", "search"})
@@ -63,8 +63,8 @@ class Reading:
             inside: the files that name it, one the other.
 
         Raises:
-            ConfigurationError: it cannot be read (:func:`benchmark.yaml_files.read_yaml`), too many files are named, or
-                they name each other too deeply.
+            ConfigurationError: it cannot be read (:func:`benchmark.config.yaml_files.read_yaml`), too many files are
+                named, or they name each other too deeply.
         """
         self.named += 1
         if self.named > MOST_NAMED:

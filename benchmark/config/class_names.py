@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmark.config_files import read_layers
+from benchmark.config.files import read_layers
 from benchmark.errors import ConfigurationError, did_you_mean
 from benchmark.shipped import SHIPPED, configurations
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.errors import ConfigurationError, printable
 from benchmark.federation import Values
-from benchmark.run.links import Links, Work
-from benchmark.run.plain_values import decode, encode
-from benchmark.run.pulse import BROKEN, OtherRankError, Pulse
+from benchmark.ranks.links import Links, Work
+from benchmark.ranks.plain_values import decode, encode
+from benchmark.ranks.pulse import BROKEN, OtherRankError, Pulse
 
 T = TypeVar("T")
 

@@ -19,10 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 
-from benchmark.engine.refusals.trainer_settings import RANKS_CLASSES
-from benchmark.errors import ConfigurationError, causes
-from benchmark.ranges import expected
-from benchmark.run.choices import (
+from benchmark.config.choices import (
     CHOICES,
     LINKED,
     LINKED_OPTIONS,
@@ -31,9 +28,12 @@ from benchmark.run.choices import (
     no_such_class,
     no_type,
 )
-from benchmark.run.given_files import check_file
-from benchmark.run.overview import COMMANDS
-from benchmark.yaml_files import check_yaml
+from benchmark.config.given_files import check_file
+from benchmark.config.overview import COMMANDS
+from benchmark.config.yaml_files import check_yaml
+from benchmark.engine.refusals.trainer_settings import RANKS_CLASSES
+from benchmark.errors import ConfigurationError, causes
+from benchmark.ranges import expected
 
 #: Options of earlier versions, which the configurations of their runs hold as null.
 RETIRED = ("optimizer", "lr_scheduler", "weights_only")

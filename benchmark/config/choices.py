@@ -13,10 +13,10 @@ from jsonargparse import Namespace
 import datamodules
 import methods
 from benchmark import compression, faults, privacy, robust
+from benchmark.config.class_names import file_of_name
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError, did_you_mean
 from benchmark.method import FederatedMethod
-from benchmark.run.class_names import file_of_name
 from benchmark.server import ServerRule
 from datamodules.partition import Partition
 from datamodules.source import ImageSource

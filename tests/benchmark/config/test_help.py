@@ -8,9 +8,9 @@ from refusal import refused
 
 import datamodules
 import methods
+from benchmark.config.overview import COMMANDS
 from benchmark.run import start
 from benchmark.run.cli import main
-from benchmark.run.overview import COMMANDS
 from methods import servers
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]

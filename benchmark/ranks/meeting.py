@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from benchmark.errors import ConfigurationError
-from benchmark.run.links import Links, SocketLinks
+from benchmark.ranks.links import Links, SocketLinks
 
 T = TypeVar("T")
 

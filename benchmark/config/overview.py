@@ -1,11 +1,14 @@
 """The help text of ``lightning-cli`` and its commands; imports no library, so that ``--help`` answers at once."""
 
 import argparse
+import sys
 from typing import Any
 
 from benchmark.shipped import version
 
-PROGRAM = "Personalized federated prompt learning on images: runs of one method on one federation, recorded."
+#: What stands in front of ``fit``, in a process of this environment.
+PROGRAM = (sys.executable, "-m", "benchmark.run.cli")
+DESCRIPTION = "Personalized federated prompt learning on images: runs of one method on one federation, recorded."
 
 COMMANDS = {
     "fit": "train a method on a federation, score it after every round and record it",
@@ -55,7 +58,7 @@ Tables, figures and what was recorded: benchmark --help
 """
 
 #: Arguments of jsonargparse's parsers, by command; the rest is the program's.
-PARSERS: dict[str, Any] = {"description": PROGRAM} | {
+PARSERS: dict[str, Any] = {"description": DESCRIPTION} | {
     name: {
         "description": f"{said[0].upper()}{said[1:]}. {OPTIONS}",
         "usage": f"lightning-cli {name} [--config FILE ...] [--OPTION=VALUE ...]",
@@ -68,7 +71,7 @@ def overview() -> argparse.ArgumentParser:
     """The program and its commands, without their options."""
     top = argparse.ArgumentParser(
         prog="lightning-cli",
-        description=PROGRAM,
+        description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

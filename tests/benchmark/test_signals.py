@@ -17,9 +17,9 @@ from processes import Forked
 from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import finished_rounds, read_checkpoint
 from benchmark.run.resume import fit_again
-from benchmark.run.signals import Interrupted, interrupting_signal, termination_as_interrupt
+from benchmark.signals import Interrupted, interrupting_signal, termination_as_interrupt
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "benchmark.run.cli"]
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml"), "--data.clients_at_once=1"]
 
