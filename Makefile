@@ -20,7 +20,7 @@ TABLES := $(subst _,-,$(basename $(notdir $(wildcard configs/tables/*.yaml))))
 FIGURES ?= $(addprefix pfedpt_fig,4 5 6 8 9 10 11)
 # A developer's loop: files of units and equations, whose tests are quick, and the contract of two methods.
 FAST := methods/test_contract methods/test_alone methods/test_fedkgcoop methods/test_fedotp methods/test_variational
-FAST += $(addprefix benchmark/test_,placing seeds ranges yaml_files server)
+FAST += $(addprefix benchmark/test_,placing seeds ranges server) benchmark/config/test_yaml_files
 FAST += $(addprefix benchmark/engine/test_,plans metrics straight_line)
 FAST += benchmark/backbones/test_prompts benchmark/backbones/test_pixel_prompts benchmark/tables/test_paired
 FAST += $(addprefix datamodules/test_,partition partition_few_shot partition_domains split_record federated manifest)
