@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.predictions import CLASSES
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # slow to import
 Averaged = Mapping[int, tuple[int, ...]]
 
 
-def averaged_classes(classes: "pd.DataFrame", min_support: int) -> dict[tuple[str, str], Averaged]:
+def averaged_classes(classes: "pd.DataFrame", min_support: int) -> Mapping[tuple[str, str], Averaged]:
     """Return by point and split which classes each client's mean AUROC is of; none where it is not defined.
 
     Args:
@@ -24,12 +24,13 @@ def averaged_classes(classes: "pd.DataFrame", min_support: int) -> dict[tuple[st
         min_support: images of a class, and of others beside it, from which it is part of the mean.
     """
     made: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
-    for (point, split, client), rows in classes.groupby(["point", "split", "client"], sort=True):
+    for place, rows in classes.groupby(["point", "split", "client"], sort=True):
+        point, split, client = cast("tuple[str, str, int]", place)
         enough = (rows["support"] >= min_support) & (rows["support"].sum() - rows["support"] >= min_support)
         counted = enough & rows["auroc"].notna()
         if len(rows) == 2:  # the value of the second, no mean
             counted &= rows["class"] == 1
-        made.setdefault((str(point), str(split)), {})[int(client)] = tuple(map(int, rows.loc[counted, "class"]))
+        made.setdefault((point, split), {})[int(client)] = tuple(map(int, rows.loc[counted, "class"]))
     return made
 
 

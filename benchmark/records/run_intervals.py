@@ -76,7 +76,7 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
         means = [line for line in lines if line.classes is not None]
         title = printable(metric_words(split, metric, point) + unit_of(metric) + _of_round(run))
         counted = [Column("auroc_classes", no_wrap=True)] if means else []
-        heads = ["", "images", *counted, "value", "95 % from", "to", "by"]
+        heads: list[str | Column] = ["", "images", *counted, "value", "95 % from", "to", "by"]
         shown = Table(*heads, title=title)
         for line in lines:
             numbers = [

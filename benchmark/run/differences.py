@@ -20,7 +20,7 @@ def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, An
     if isinstance(before, dict) and isinstance(now, dict):
         free = RESULT_FREE_KEYS - OF_THE_FILES
         names = sorted(n for n in (set(before) | set(now)) - free if not n.startswith("__"))
-        pairs = {n: [side.get(n, LATER_DEFAULTS.get(n)) for side in (before, now)] for n in names}
-        found = [differences(*pair, f"{key}.{n}".lstrip(".")) for n, pair in pairs.items()]
+        one, other = ({n: side.get(n, LATER_DEFAULTS.get(n)) for n in names} for side in (before, now))
+        found = [differences(one[n], other[n], f"{key}.{n}".lstrip(".")) for n in names]
         return [difference for part in found for difference in part]
     return [(key, before, now)]

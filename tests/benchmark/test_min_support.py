@@ -193,6 +193,13 @@ def test_the_page_says_where_clients_are_not_ranked(results: Path, tmp_path: Pat
     assert page.count("AUROC and AP do not rank the clients: they average over different classes (amazon over 3") == 1
 
 
+def test_the_page_says_what_keeps_images(tmp_path: Path) -> None:
+    told = {"metrics": "clinical", "keep_predictions": "none"}
+    write_run(tmp_path / "runs" / "a", "FedPer", 0, [0.6, 0.5, 2 / 3], data=told)
+    page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    assert "No images are kept of FedPer: run with <code>data.keep_predictions=last</code> for their curves." in page
+
+
 def test_intervals_and_summary_have_the_number_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configs = [f"--config={CONF / name}" for name in ("base.yaml", "HeadTune.yaml")]
     given = ["fit", *configs, "--data.metrics=clinical", "--data.min_support=2", "--trainer.max_epochs=1"]
