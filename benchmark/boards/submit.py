@@ -71,7 +71,7 @@ def submit(
     runs = [_checked(folder, board, point) for folder in run_dirs]
     if why := differing(board.setting, setting_of(runs)):
         raise ConfigurationError(f"not on this board: {why}")
-    _check_support(board, runs[0], results_dir)
+    check_support(board, runs[0], results_dir)
     by_seed = {str(run.record.seed): run for run in runs}
     if len(by_seed) < len(runs) or by_seed.keys() != board.setting.splits.keys():
         raise ConfigurationError(
@@ -116,8 +116,12 @@ def _checked(folder: Path, board: Board, point: str) -> Run:
     return run
 
 
-def _check_support(board: Board, run: Run, results_dir: Path) -> None:
-    """Require that a mean over classes is of classes with as many images as in the board's rows."""
+def check_support(board: Board, run: Run, results_dir: Path) -> None:
+    """Require that a mean over classes is of classes with as many images as in the board's rows.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
     if board.metric not in MEANS_OVER_CLASSES:
         return
     first = next(iter(runs_of(board.rows[0], results_dir).values()))

@@ -14,9 +14,10 @@ from recorded_results import kept_images
 from benchmark.boards.board import Board, names_of_boards, read_board
 from benchmark.boards.freeze import freeze
 from benchmark.boards.ranking import long_form, ranking, scored
-from benchmark.boards.submit import submit
+from benchmark.boards.submit import check_support, submit
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
+from benchmark.records.grouped_runs import read_run
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import RunRecord
@@ -200,6 +201,13 @@ def few_images(folder: Path) -> list[Path]:
 def best_on_val(folder: Path) -> list[Path]:
     """Runs that keep the images of the round that was best on held-out images, the first."""
     return given(folder, kept_round=1, data={"keep_predictions": "best_on_val"})
+
+
+def test_a_mean_over_classes_is_of_classes_with_as_many_images(board: Board, results: Path, tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "s0", 0, KEPT, data={"min_support": 5}))
+    with pytest.raises(ConfigurationError, match=r"auroc with data\.min_support=5, expected data\.min_support=1"):
+        check_support(replace(board, metric="auroc"), run, results)
+    check_support(board, run, results)  # of accuracy
 
 
 def no_manifest(folder: Path) -> list[Path]:
