@@ -136,6 +136,8 @@ def show(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from benchmark.metrics import STATISTICS
+    from benchmark.records.averaged_classes import classes_of_means
+    from benchmark.records.stored_run import stored_run
     from benchmark.records.words import ROUND_WORDS, metric_number, metric_words, unit_of
 
     console = Console(highlight=False, markup=False)
@@ -177,6 +179,8 @@ def show(arguments: argparse.Namespace) -> int:
             shown.add_row(*map(Text, (f"  {label}", *numbers)))
         shown.add_section()
     console.print(shown)
+    for line in classes_of_means(stored_run(arguments.run_dir)):
+        console.print(Text(_text(line)))
     return 0
 
 

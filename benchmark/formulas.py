@@ -160,21 +160,45 @@ def ranked_classes(images: ScoredBatch, times: "Tensor") -> RankedClasses:
     return RankedClasses(auroc, ap, support)
 
 
-def _mean_over_classes(values: "Tensor") -> "Tensor":
-    """Return the mean over classes where it is defined, [draws]; of two classes the value of the second.
+def classes_in_mean(images: ScoredBatch, min_support: int) -> "Tensor":
+    """Return which classes a mean over classes is of, bool [C]; of two classes the second at most.
+
+    Of each there are at least ``min_support`` images, and as many of other classes: with fewer, one image moves the
+    area by much, and yet the class counts as much as the others.
+    """
+    positives = images.y.bincount(minlength=images.classes)
+    chosen = (positives >= min_support) & (len(images.y) - positives >= min_support)
+    if images.classes == 2:
+        chosen[0] = False
+    return chosen
+
+
+def _mean_over_classes(values: "Tensor", images: ScoredBatch, min_support: int) -> "Tensor":
+    """Return the mean over classes with enough images where it is defined, [draws]; of two classes the second's value.
 
     The means of torchmetrics count a class without images as 0.
     """
-    return values[:, 1] if values.shape[1] == 2 else values.nanmean(1)
+    return values.where(classes_in_mean(images, min_support), float("nan")).nanmean(1)
 
 
-def auroc(images: ScoredBatch, times: "Tensor") -> "Tensor":
-    """Return the area under the ROC curve of one class against the rest, mean over classes, [draws]."""
-    return _mean_over_classes(ranked_classes(images, times).auroc)
+def auroc(images: ScoredBatch, times: "Tensor", min_support: int = 1) -> "Tensor":
+    """Return the area under the ROC curve of one class against the rest, mean over classes, [draws].
+
+    Args:
+        images: logits [n, C], labels [n].
+        times: how often each image is in each draw, [draws, n].
+        min_support: of a class with fewer images, or beside which there are fewer others, the mean is not. The images
+            themselves are counted, not those of a draw: all draws are of the same mean, but for classes of which a draw
+            has no image.
+    """
+    return _mean_over_classes(ranked_classes(images, times).auroc, images, min_support)
 
 
 def auroc_weighted(images: ScoredBatch, times: "Tensor") -> "Tensor":
-    """Return the area under the ROC curve of one class against the rest, mean weighted by images, [draws]."""
+    """Return the area under the ROC curve of one class against the rest, mean weighted by images, [draws].
+
+    No class is left out for having few images, whatever the run's ``min_support``: its weight is as small.
+    """
     ranked = ranked_classes(images, times)
     weights = ranked.support.where(ranked.auroc.isfinite(), 0.0)
     return (ranked.auroc.nan_to_num(0.0) * weights).sum(1) / weights.sum(1)
@@ -240,6 +264,6 @@ def separation(own: "Tensor", foreign: "Tensor") -> Separation:
     )
 
 
-def average_precision(images: ScoredBatch, times: "Tensor") -> "Tensor":
-    """Return the average precision of one class against the rest, mean over classes, [draws]."""
-    return _mean_over_classes(ranked_classes(images, times).ap)
+def average_precision(images: ScoredBatch, times: "Tensor", min_support: int = 1) -> "Tensor":
+    """Return the average precision of one class against the rest, mean over classes, [draws]; as :func:`auroc`."""
+    return _mean_over_classes(ranked_classes(images, times).ap, images, min_support)

@@ -35,6 +35,7 @@ class OwnImages:
         evaluate_local: whether it is scored as local training left it too; None: as the method says.
         metrics: which set of metrics its scores have.
         cache_features: whether to keep what frozen parts make of the images.
+        min_support: images of a class, and beside it, from which its AUROC is part of their mean.
     """
 
     pool: Images
@@ -44,6 +45,7 @@ class OwnImages:
     evaluate_local: bool | None = None
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
     cache_features: bool | str = "auto"
+    min_support: int = 1
 
 
 class _OwnData:
@@ -56,6 +58,7 @@ class _OwnData:
     others: Mapping[Shown, Images] = MappingProxyType({})
     num_workers = 0
     loaders: Loaders | None = None
+    keeps_images = False
 
     def __init__(self, number: int, own: OwnImages, terms: Terms) -> None:
         labels = own.pool.labels[torch.from_numpy(own.train)]
@@ -64,7 +67,7 @@ class _OwnData:
         held = {split: {number: rows} for split, rows in own.held_out.items()}
         self.federation = Federation(terms, Holdings({number: own.train}, {number: len(own.train)}, held, counts))
         self.pool, self.transform = own.pool, own.transform
-        self.metrics = own.metrics
+        self.metrics, self.min_support = own.metrics, own.min_support
         self.evaluate_local, self.cache_features = own.evaluate_local, own.cache_features
 
 

@@ -205,7 +205,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
         self.simulation = Simulation(
             self, self.roles, self.slots, self.store, federation, images, data.one_by_one, data.record_privacy
         )
-        self.evaluation = Evaluation(self.simulation, chosen_metrics(data.metrics))
+        metrics = chosen_metrics(data.metrics, data.min_support)
+        self.evaluation = Evaluation(self.simulation, metrics, data.keeps_images)
         self.train(self.training)
         return self.simulation
 

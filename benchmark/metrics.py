@@ -4,6 +4,7 @@ Engine, records, tables, report, tuning and loggers read all of this here. To ad
 :data:`METRICS`; to add a statistic, add one to :data:`STATISTICS`. Importing this module loads neither torch nor NumPy.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -48,7 +49,8 @@ class Metric:
         of_images: instead of both: makes one value of n > 0 images, logits [n, C] and labels [n] in the order of
             the images, each with a prediction; NaN where it is not defined.
         of_draws: makes a value for each of some draws of such images, float64 [draws], given how often each image is in
-            each draw, [draws, n]. None where ``of_images`` must be asked for each.
+            each draw, [draws, n]. None where ``of_images`` must be asked for each. NaN where a drawn image has no
+            prediction is added by whoever asks.
         lower_is_better: direction, for the worst client, the best round and tuning.
         per_cent: people read it in per cent; files keep fractions.
         pooled: how it is made of all clients' images together: ``"images"``, the mean weighted by test images, which is
@@ -172,6 +174,18 @@ def metrics_of(chosen: str) -> tuple[Metric, ...]:
     """Return the metrics of one of :data:`SETS`."""
     sets = SETS[: SETS.index(chosen) + 1]
     return tuple(metric for metric in METRICS.values() if metric.first_in in sets)
+
+
+#: Metrics that are means over classes of which some may have few images, and what makes them given how many are enough.
+MEANS_OVER_CLASSES = {"auroc": formulas.auroc, "ap": formulas.average_precision}
+
+
+def with_support(metric: Metric, min_support: int) -> Metric:
+    """Return a metric as a run with ``data.min_support`` has it: a mean over classes with enough images alone."""
+    mean = MEANS_OVER_CLASSES.get(metric.name)
+    if mean is None or min_support == 1:
+        return metric
+    return _ranked(metric.name, functools.partial(mean, min_support=min_support))
 
 
 def know_metric(name: str, lower_is_better: bool) -> None:

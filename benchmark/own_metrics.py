@@ -18,7 +18,7 @@ from pydantic import ConfigDict, with_config
 from benchmark.config.yaml_files import as_declared
 from benchmark.counts import ScoredBatch
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import METRICS, SETS, Metric, know_metric, metrics_of
+from benchmark.metrics import METRICS, SETS, Metric, know_metric, metrics_of, with_support
 
 if TYPE_CHECKING:  # slow to import
     import torchmetrics
@@ -91,8 +91,12 @@ def declared(given: Given) -> list[OwnMetric]:
     return found
 
 
-def chosen_metrics(given: Given) -> tuple[Metric, ...]:
+def chosen_metrics(given: Given, min_support: int = 1) -> tuple[Metric, ...]:
     """Return the metrics that ``data.metrics`` asks for, and make its own ones known by name.
+
+    Args:
+        given: what ``data.metrics`` is.
+        min_support: what ``data.min_support`` is (see :func:`benchmark.metrics.with_support`).
 
     Raises:
         ConfigurationError: see :func:`declared` and :func:`found`.
@@ -101,7 +105,8 @@ def chosen_metrics(given: Given) -> tuple[Metric, ...]:
     own = [_metric(each) for each in declared(given)]
     for metric in own:
         METRICS[metric.name] = metric
-    return (*metrics_of(max(sets, key=SETS.index, default="basic")), *own)
+    suites = metrics_of(max(sets, key=SETS.index, default="basic"))
+    return (*(with_support(metric, min_support) for metric in suites), *own)
 
 
 def know_declared(given: Given) -> None:

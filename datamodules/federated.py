@@ -17,9 +17,10 @@ from benchmark.engine.plan.work import Share, Shown
 from benchmark.errors import ConfigurationError
 from benchmark.federation import CorruptedRows, Federation, Holdings, Terms
 from benchmark.hostile import hostile_clients
-from benchmark.own_metrics import check_own_metrics, chosen_metrics
+from benchmark.own_metrics import chosen_metrics
 from benchmark.privacy.record_level import RecordLevelPrivacy
 from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
+from benchmark.records.kept_rounds import Keep
 from benchmark.seeds import numpy_generator
 from datamodules.corruptions import CorruptedTests
 from datamodules.label_orders import flipped, reordered
@@ -27,6 +28,7 @@ from datamodules.manifest import OF_THE_STREAM, FromManifest, record_split
 from datamodules.ood_stream import ForeignImages, OODStream
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
+from datamodules.scoring import checked_scoring
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
@@ -70,7 +72,12 @@ class FederatedDataModule(Checked, LightningDataModule):
         metrics: ``clinical`` scores more than accuracies and loss: sensitivity, specificity, predictive values, kappa,
             Matthews' coefficient, AUROC, average precision, calibration error and Brier score, per client and pooled.
             None is ``basic``. A list may hold ``clinical`` and metrics of your own: dotted paths, or
-            :class:`benchmark.own_metrics.OwnMetric` with its arguments. The images of the last evaluation are kept.
+            :class:`benchmark.own_metrics.OwnMetric` with its arguments.
+        min_support: images of a class, and others beside it, from which ``auroc`` and ``ap``, means over classes, are
+            of the class, too: with fewer one image moves its area by much. 1: of every class that occurs beside others.
+        keep_predictions: whose scored images are kept in ``predictions.parquet``: of no evaluation (``none``), the
+            ``last`` one, the one with the best mean accuracy on split ``val`` (``best_on_val``), or ``all``. None:
+            those of the last one where metrics are made of them, as clinical and own ones are.
         ood: foreign images that each client's model scores in every evaluation, beside the client's own images of split
             ``test``, ``val`` or ``new``: how well it tells them apart (see
             :class:`datamodules.ood_stream.OODStream`), for example ``{source: datamodules.Letters, images: 500}``.
@@ -117,6 +124,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         val_only: bool = False,
         evaluate_local: bool | None = None,
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
+        min_support: PositiveInt = 1,
+        keep_predictions: Keep | None = None,
         ood: OODStream | None = None,
         corruptions: CorruptedTests | Literal["default"] | None = None,
         new_clients: BelowOne = 0.0,
@@ -157,7 +166,11 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.val_only = val_only
         self.evaluate_local = evaluate_local
         self.metrics = metrics
-        check_own_metrics(chosen_metrics(metrics), len(source.class_names))
+        self.min_support, self.keep_predictions = min_support, keep_predictions
+        scoring = metrics, min_support, keep_predictions, val_fraction, len(source.class_names)
+        #: evaluations whose images are kept
+        self.kept_rounds = checked_scoring(*scoring)
+        self.keeps_images = self.kept_rounds != "none"
         self.ood = ood
         if ood is not None:
             ood.check_classes(source)
@@ -356,6 +369,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         """Refuse what compares classes where clients count labels among different ones."""
         further = chosen_metrics(self.metrics) != chosen_metrics(None)
         asked = {"metrics": further, "ood": self.ood is not None, "record_privacy": self.record_privacy is not None}
+        asked["keep_predictions"] = self.keeps_images
         for what, given in asked.items():
             if given and self.own_spaces:
                 raise ConfigurationError(

@@ -31,9 +31,10 @@ def write_run(
     source: str = "CIFAR10",
     arguments: Mapping[str, Any] = {},
     kept: pd.DataFrame | None = None,
+    data: Mapping[str, Any] = {},
     **fields: Any,
 ) -> None:
-    """A run of three clients with further arguments of the method and fields; the last one's name is hostile.
+    """A run of three clients with further arguments of the method, of data, and fields; the last one's name is hostile.
 
     With ``kept`` images it has three classes, of which the last one's name is hostile, too.
     """
@@ -46,6 +47,7 @@ def write_run(
             "partition": {"class_path": "datamodules.DirichletShared", "init_args": {"alpha": 0.1}},
             "clients_per_round": 2,
             "batch_size": 8,
+            **data,
         },
     }
     write_json(folder / "config.yaml", config)  # JSON is YAML

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from benchmark.boards.board import RUNS, Board, BoardRow, differing, read_board, setting_of, write_board
+from benchmark.boards.board import RUNS, Board, BoardRow, differing, read_board, runs_of, setting_of, write_board
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import METRICS, Metric
+from benchmark.metrics import MEANS_OVER_CLASSES, Metric
 from benchmark.records.grouped_runs import Run, group, read_run
 from benchmark.records.keeping import keep_record
 from benchmark.records.predictions import PREDICTIONS, images_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
 #: Files of a run that it is checked with, and how they come to be there.
-NEEDED = {PREDICTIONS: "run it with --data.metrics=clinical", "manifest.json": "submit the run's own folder"}
+NEEDED = {PREDICTIONS: "run it with --data.keep_predictions=last", "manifest.json": "submit the run's own folder"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def submit(
     runs = [_checked(folder, board, point) for folder in run_dirs]
     if why := differing(board.setting, setting_of(runs)):
         raise ConfigurationError(f"not on this board: {why}")
+    check_support(board, runs[0], results_dir)
     by_seed = {str(run.record.seed): run for run in runs}
     if len(by_seed) < len(runs) or by_seed.keys() != board.setting.splits.keys():
         raise ConfigurationError(
@@ -100,14 +101,35 @@ def _checked(folder: Path, board: Board, point: str) -> Run:
         raise ConfigurationError(f"{folder} does not verify: {stored.problems[0]}")
     values = client_values(run.metrics, run.record, point, "test", board.metric, "last")
     rows = stored.predictions
+    if len(rows) and rows["round"].iloc[0] != run.metrics["round"].max():
+        raise ConfigurationError(
+            f"{folder}: its images are of round {rows['round'].iloc[0]}, and a board reads the last one; run it with "
+            "--data.keep_predictions=last"
+        )
     rows = rows[(rows["split"] == "test") & (rows["point"] == point)]
     once = rows.groupby("client")["image"].nunique().to_dict()
     if len(rows) != sum(once.values()) or once != {c: n for c, n in enumerate(run.record.test_sizes) if n}:
         raise ConfigurationError(
             f"{folder}: {PREDICTIONS} does not have every test image of every client once at the point {point!r}"
         )
-    _compare(folder, rows, METRICS[board.metric], values)
+    _compare(folder, rows, stored.metric(board.metric), values)
     return run
+
+
+def check_support(board: Board, run: Run, results_dir: Path) -> None:
+    """Require that a mean over classes is of classes with as many images as in the board's rows.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if board.metric not in MEANS_OVER_CLASSES:
+        return
+    first = next(iter(runs_of(board.rows[0], results_dir).values()))
+    asked, given = (each.get("data.min_support", 1) for each in (first, run))
+    if asked != given:
+        raise ConfigurationError(
+            f"not on this board: {board.metric} with data.min_support={given}, expected data.min_support={asked}"
+        )
 
 
 def _compare(folder: Path, rows: "pd.DataFrame", metric: Metric, values: Sequence[float]) -> None:

@@ -162,6 +162,7 @@ class Site:
     def _own_images(self, transform: Transform) -> OwnImages:
         settings = self.agreement.config["data"]
         chosen = {name: settings[name] for name in ("evaluate_local", "metrics", "cache_features")}
+        chosen["min_support"] = settings.get("min_support", 1)  # older agreements have none
         if "data" in self.settings:
             root = user_path(str(self.settings["data"]))
             parts = [labelled_images(root / split, self.agreement.facts, self.number) for split in ("train", "test")]

@@ -20,6 +20,7 @@ class FederatedData(Protocol):
     cache_features: bool | str
     evaluate_local: bool | None
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None
+    min_support: int
     on_divergence: Literal["drop", "raise"]
     one_by_one: bool
     record_privacy: RecordLevelPrivacy | None
@@ -33,6 +34,10 @@ class FederatedData(Protocol):
     @property
     def pool(self) -> Images:
         """The images, once they are read."""
+
+    @property
+    def keeps_images(self) -> bool:
+        """Tell whether an evaluation keeps its images, also where no metric is made of them."""
 
     @property
     def others(self) -> Mapping[Shown, Images]:

@@ -31,12 +31,13 @@ class Evaluation:
     Args:
         simulation: whose clients.
         metrics: what they are scored by.
+        keeps_images: keep the images with their logits, also where no metric is made of them.
     """
 
-    def __init__(self, simulation: Simulation, metrics: tuple[Metric, ...]) -> None:
+    def __init__(self, simulation: Simulation, metrics: tuple[Metric, ...], keeps_images: bool = False) -> None:
         self.simulation = simulation
         self.metrics = metrics
-        self.keeps_images = keep_images(metrics)
+        self.keeps_images = keeps_images or keep_images(metrics)
         #: per point and split
         self.scores: dict[tuple[str, str], ClientScores] = {}
         #: called after every step, for displays
@@ -123,7 +124,8 @@ class Evaluation:
         """Return scores of no image."""
         clients, holdings = self.simulation.terms.num_clients, self.simulation.holdings
         versions = holdings.corrupted.versions if split == "test" else ()
-        scores = ClientScores(clients, classes, self.metrics, split in holdings.streams, versions)
+        stream, keeps = split in holdings.streams, self.keeps_images
+        scores = ClientScores(clients, classes, self.metrics, stream, versions, keeps)
         return scores.to(self.simulation.device)
 
     def values(self, part: Part, received: Broadcast) -> Values:

@@ -12,6 +12,7 @@ from benchmark.engine.kept_images import KeptImages
 from benchmark.engine.plan.work import Shown
 from benchmark.engine.stream_scores import StreamScores
 from benchmark.errors import ConfigurationError
+from benchmark.formulas import classes_in_mean
 from benchmark.metrics import CORRUPTED_ACCURACY, CORRUPTED_DROP, keep_images, metrics_of, value_of_images
 from benchmark.metrics import Metric as MetricOfClients
 from benchmark.placing import placed
@@ -33,6 +34,7 @@ class ClientScores(Metric):
         chosen: which metrics: one of :data:`benchmark.metrics.SETS`, or themselves.
         stream: whether the images are held against a stream of foreign ones.
         versions: what the accuracies on corrupted versions of images are called; the first is of images as they were.
+        keeps_images: keep images with their logits, also where no metric is made of them.
     """
 
     full_state_update = False
@@ -46,11 +48,12 @@ class ClientScores(Metric):
         chosen: str | tuple[MetricOfClients, ...] = "basic",
         stream: bool = False,
         versions: Sequence[str] = (),
+        keeps_images: bool = False,
     ) -> None:
         super().__init__(sync_on_compute=False)  # ranks gather scores by themselves
         self.num_classes = num_classes
         self.metrics = metrics_of(chosen) if isinstance(chosen, str) else chosen
-        self.keeps_images = keep_images(self.metrics)
+        self.keeps_images = keeps_images or keep_images(self.metrics)
         self._kept = [KeptImages.none(num_classes)]
         self.stream = StreamScores() if stream else None
         used = (kind for metric in self.metrics for kind in metric.counts)
@@ -181,6 +184,19 @@ class ClientScores(Metric):
         made |= {} if self.stream is None else self.stream.pooled()
         of_versions = self._of_versions(lambda counts: counts.sum(0, keepdim=True))
         return made | {name: value.item() for name, value in of_versions.items()}
+
+    def averaged_classes(self, min_support: int) -> dict[int, tuple[int, ...]]:
+        """Return the classes that each client's mean AUROC is of, where images are kept; none where it has no value.
+
+        Args:
+            min_support: images of a class, and of others beside it, from which it is part of the mean.
+        """
+        made = {}
+        for client, images in self._by_client().items():
+            batch = ScoredBatch(images.logits, images.label)
+            counted = classes_in_mean(batch, min_support) & (batch.predictions < batch.classes).all()
+            made[client] = tuple(counted.nonzero().flatten().tolist())
+        return made
 
     def _by_client(self) -> dict[int, KeptImages]:
         """Return the images of each client of whom any are kept."""

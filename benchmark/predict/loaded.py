@@ -74,6 +74,8 @@ class KnownFederation:
     clients_at_once: int | Literal["auto"] = 1
     cache_features: bool | str = False
     metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None
+    min_support: int = 1
+    keeps_images: bool = False
     on_divergence: Literal["drop", "raise"] = "drop"
     one_by_one: bool = False
     record_privacy: RecordLevelPrivacy | None = None

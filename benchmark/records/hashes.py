@@ -23,6 +23,7 @@ RESULT_FREE_KEYS = frozenset(
         "data_dir",
         "root",
         "cache",  # where decoded images are kept
+        "keep_predictions",  # which scored images a run keeps
     }
 )
 
@@ -41,6 +42,9 @@ LATER_KEYS = frozenset(
         "class_templates",
     }
 )
+
+#: A key of one of these names with this value is as good as absent: older configurations do not have it.
+LATER_DEFAULTS = {"min_support": 1}
 
 #: A key of one of these names with None is hashed as this value, which older configurations write out.
 WRITTEN_OUT = {"pretrained_tag": "openai"}
@@ -81,6 +85,7 @@ def config_hash(config: dict[str, Any]) -> str:
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
             absent = RESULT_FREE_KEYS | {key for key in LATER_KEYS if value.get(key) is None}
+            absent |= {key for key, usual in LATER_DEFAULTS.items() if value.get(key) == usual}
             given = {key: WRITTEN_OUT.get(key) if entry is None else entry for key, entry in value.items()}
             if isinstance(given.get(FOLDER_OR_AUTO), str):
                 given[FOLDER_OR_AUTO] = "auto"

@@ -1,16 +1,20 @@
-"""Scored images of a run's last evaluation, one a row, and what is made of them by class."""
+"""Scored images of a run's evaluations, one a row, and what is made of them by class."""
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
+from benchmark.files import read_regular
 from benchmark.metrics import POOLED_CLIENT
-from benchmark.records.metrics_table import MOST_ROWS
+from benchmark.records.metrics_table import MOST_ROWS, readable
 from benchmark.records.record import POINTS
 
 if TYPE_CHECKING:  # slow to import
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from benchmark.counts import ScoredBatch
 
@@ -23,7 +27,7 @@ COLUMNS = (*NAMES, "round", "client", "image", "group", "label", "prediction", "
 """Columns of ``predictions.parquet``: point and split as in ``metrics.parquet``, round int32, client int32, image int64
 (row of the image pool, as the manifest counts), group int64 (images with an equal value show the same thing), label and
 prediction int32 (within the label space of the split; a prediction of -1: the logits have no largest one), logits
-float32 [C]. Rows are sorted by point, split, client and image."""
+float32 [C]. Rows are sorted by point, split, round, client and image; most runs keep the images of one round."""
 BY_CLASS = ("sensitivity", "specificity", "ppv", "npv", "auroc", "ap")
 """Columns of ``classes.parquet`` that may be undefined (null), behind point, split, client (-1: all clients' images
 together), class, support (images of the class), predicted (images that were predicted to be of it) and tp (both)."""
@@ -31,6 +35,43 @@ together), class, support (images of the class), predicted (images that were pre
 
 def parquet_of(predictions: "pd.DataFrame") -> bytes:
     """Return the content of ``predictions.parquet``. The same rows give the same bytes."""
+    return _bytes(_table(predictions))
+
+
+def merged(parts: "Sequence[Path]", stream: BinaryIO) -> None:
+    """Write ``predictions.parquet`` of files of one round each, of which one at a time is in memory.
+
+    Args:
+        parts: the files, in the order of rounds; at least one.
+        stream: is written to.
+
+    Raises:
+        ConfigurationError: one of them cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    places: set[tuple[str, ...]] = set()
+    for path in parts:
+        names = _part(path, NAMES)
+        places |= set(names.drop_duplicates().itertuples(index=False, name=None))
+    writer = None
+    for place in sorted(places):
+        for path in parts:
+            rows = _part(path)
+            table = _table(rows[(rows["point"] == place[0]) & (rows["split"] == place[1])])
+            writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd")
+            if len(table):
+                writer.write_table(table)
+    assert writer is not None
+    writer.close()
+
+
+def _part(path: Path, columns: Sequence[str] = COLUMNS) -> "pd.DataFrame":
+    with readable(path, "table of predictions"):
+        return parse_predictions(read_regular(path, MOST_BYTES), columns=columns)
+
+
+def _table(predictions: "pd.DataFrame") -> "pa.Table":
     import numpy as np
     import pyarrow as pa
 
@@ -47,20 +88,37 @@ def parquet_of(predictions: "pd.DataFrame") -> bytes:
         else pa.array(predictions[name].to_numpy("int64"), kinds.get(name, pa.int64()))
         for name in COLUMNS
     ]
-    return _bytes(pa.Table.from_arrays(arrays, names=list(COLUMNS)))
+    return pa.Table.from_arrays(arrays, names=list(COLUMNS))
 
 
-def parse_predictions(content: bytes) -> "pd.DataFrame":
-    """Return the rows of ``predictions.parquet``.
+def parse_predictions(content: bytes, every: bool = False, columns: Sequence[str] = COLUMNS) -> "pd.DataFrame":
+    """Return rows of ``predictions.parquet``.
+
+    Args:
+        content: of the file.
+        every: those of all rounds that it has, in place of those of the last one alone.
+        columns: names of those that are wanted.
 
     Raises:
         OSError: it is no Parquet file.
         ValueError: it has other columns, or more rows than a run's could have.
     """
-    return _parsed(content, COLUMNS)
+    import pyarrow.compute as pc
+
+    file = _opened(content, COLUMNS)
+    groups = list(range(file.metadata.num_row_groups))
+    rounds = [file.read_row_group(number, columns=["round"])["round"] for number in groups]
+    last = max((pc.max(each).as_py() for each in rounds if len(each)), default=0)
+    if not every:
+        groups = [number for number, each in zip(groups, rounds, strict=True) if pc.any(pc.equal(each, last)).as_py()]
+    table = file.read_row_groups(groups, columns=[*{*columns, *NAMES, "round"}], use_pandas_metadata=False)
+    if not every:
+        table = table.filter(pc.equal(table["round"], last))
+    return _frame(table)[list(columns)]
 
 
-def _parsed(content: bytes, columns: tuple[str, ...]) -> "pd.DataFrame":
+def _opened(content: bytes, columns: tuple[str, ...]) -> "pq.ParquetFile":
+    """Return a file that is of this form and not too large."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(io.BytesIO(content))
@@ -72,7 +130,11 @@ def _parsed(content: bytes, columns: tuple[str, ...]) -> "pd.DataFrame":
     size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
     if size > MOST_BYTES:
         raise ValueError(f"it holds {size:,} bytes; at most {MOST_BYTES:,} are read")
-    table = file.read(use_pandas_metadata=False).to_pandas()
+    return file
+
+
+def _frame(arrow: "pa.Table") -> "pd.DataFrame":
+    table = arrow.to_pandas()
     points = sorted(set(table["point"]) - set(POINTS))
     if points:
         raise ValueError(f"point is one of {', '.join(POINTS)}, got {points[0]!r:.40}")
@@ -201,4 +263,5 @@ def parse_classes(content: bytes) -> "pd.DataFrame":
         OSError: it is no Parquet file.
         ValueError: it has other columns.
     """
-    return _parsed(content, (*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS))
+    file = _opened(content, (*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS))
+    return _frame(file.read(use_pandas_metadata=False))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmark import intervals
 from benchmark.errors import ConfigurationError, printable
 from benchmark.intervals import DRAWS, Interval
-from benchmark.metrics import METRICS, Metric, value_of_images
-from benchmark.records.predictions import PREDICTIONS, images_of
+from benchmark.metrics import MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric, value_of_images
+from benchmark.records.averaged_classes import Averaged, averaged_classes, not_alike
+from benchmark.records.predictions import PREDICTIONS, by_class, images_of
 from benchmark.records.stored_run import StoredRun, stored_run
-from benchmark.records.summary import client_values
+from benchmark.records.summary import client_values, values_of_round
 from benchmark.records.words import metric_number, metric_words, unit_of
 from benchmark.seeds import numpy_generator
 
@@ -36,6 +37,7 @@ class Line(NamedTuple):
         value: None where it is not defined.
         interval: its ends.
         how: it was made.
+        classes: those that the value is a mean over; None where it is no such mean, or one over clients.
     """
 
     of: str
@@ -43,6 +45,7 @@ class Line(NamedTuple):
     value: float | None
     interval: Interval
     how: str
+    classes: tuple[int, ...] | None = None
 
 
 def print_intervals(run_dir: str | Path, metric: str) -> None:
@@ -52,7 +55,7 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
         ConfigurationError: the run is not finished, its files are others than it wrote, or it has no such metric.
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
@@ -67,21 +70,46 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
     if not places:
         known = ", ".join(sorted({name for *_, name in scored}))
         raise ConfigurationError(f"{run_dir} has no metric {metric!r:.80}; it has {known}")
+    said = []
     for split, point in places:
-        title = printable(metric_words(split, metric, point) + unit_of(metric))
-        shown = Table("", "images", "value", "95 % from", "to", "by", title=title)
-        for line in lines_of(run, metric, point, split):
+        lines = lines_of(run, metric, point, split)
+        means = [line for line in lines if line.classes is not None]
+        title = printable(metric_words(split, metric, point) + unit_of(metric) + _of_round(run))
+        counted = [Column("auroc_classes", no_wrap=True)] if means else []
+        heads: list[str | Column] = ["", "images", *counted, "value", "95 % from", "to", "by"]
+        shown = Table(*heads, title=title)
+        for line in lines:
             numbers = [
                 "" if number is None or math.isnan(number) else metric_number(number, metric)
                 for number in (line.value, *line.interval)
             ]
-            images = "" if line.images is None else str(line.images)
-            shown.add_row(Text(printable(line.of)), images, *numbers, line.how)
+            counts = [line.images, *([line.classes and len(line.classes)] if means else [])]
+            whole = ["" if count is None else str(count) for count in counts]
+            shown.add_row(Text(printable(line.of)), *whole, *numbers, line.how)
         console.print(shown)
+        own = [line for line in means if line.of != POOLED]
+        said.append(not_alike({n: line.classes or () for n, line in enumerate(own)}, [line.of for line in own]))
+    if PREDICTIONS not in run.record.files:
+        said.append(
+            "The run kept no images, of which single clients have intervals: --data.keep_predictions=last does."
+        )
+    for sentence in dict.fromkeys(filter(None, said)):
+        console.print(Text(printable(sentence)))
+
+
+def _of_round(run: StoredRun) -> str:
+    """Say in a title which round the images are of, where it may be another one than the last."""
+    return f", round {_kept_round(run)}, best on val" if run.keep == "best_on_val" and run.has(PREDICTIONS) else ""
+
+
+def _kept_round(run: StoredRun) -> int:
+    return int(run.predictions["round"].max())
 
 
 def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
-    """Return a metric of the last evaluation with its intervals, for each client and over clients.
+    """Return a metric with its intervals, for each client and over clients, of the last evaluation.
+
+    Of a run that keeps the images of the round that is best on ``val``, it is that round's.
 
     Over clients it is made of any run, and of single clients' test accuracy; all else needs images that were kept, and
     a metric that is known here: one of the user's own is not imported.
@@ -94,17 +122,24 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     entry = run.record.summary.get(point, {}).get(split, {}).get(metric)
     if entry is None:
         raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
-    values = np.asarray(client_values(run.metrics, run.record, point, split, metric, "last"))
-    defined = values[np.isfinite(values)]
-    few = len(defined) < intervals.FEW_CLIENTS
-    like = Line(
-        LIKE_THESE, None, entry["last"]["average"], intervals.of_clients(defined), "t" if few else "clients drawn anew"
-    )
     computed = METRICS[metric].of is not None or METRICS[metric].of_images is not None  # else it is another program's
-    if computed and PREDICTIONS in run.record.files and (run.folder / PREDICTIONS).exists():
+    kept = computed and run.has(PREDICTIONS)
+    values = np.asarray(
+        values_of_round(run.metrics, run.record, point, split, metric, _kept_round(run))
+        if kept
+        else client_values(run.metrics, run.record, point, split, metric, "last")
+    )
+    defined = values[np.isfinite(values)]
+    how = "t" if len(defined) < intervals.FEW_CLIENTS else "clients drawn anew"
+    average = float(defined.mean()) if len(defined) else None
+    like = Line(LIKE_THESE, None, average, intervals.of_clients(defined), how)
+    if kept:
         rows = run.predictions
         rows = rows[(rows["point"] == point) & (rows["split"] == split)]
-        return [*_of_images(rows, METRICS[metric], run.record.client_names), like]
+        averaged = (
+            averaged_classes(by_class(rows), run.min_support)[point, split] if metric in MEANS_OVER_CLASSES else {}
+        )
+        return [*_of_images(rows, run.metric(metric), run.record.client_names, averaged), like]
     if metric == "accuracy" and split == "test":
         sizes = run.record.test_sizes
         known = [client for client, value in enumerate(values) if np.isfinite(value)]
@@ -119,7 +154,7 @@ def _share(of: str, right: int, images: int) -> Line:
     return Line(of, images, right / images, intervals.of_share(right, images), "Wilson")
 
 
-def _of_images(rows: "pd.DataFrame", metric: Metric, names: tuple[str, ...]) -> list[Line]:
+def _of_images(rows: "pd.DataFrame", metric: Metric, names: tuple[str, ...], averaged: Averaged) -> list[Line]:
     """Return a line for each client, for their mean, and for all images together."""
     import numpy as np
 
@@ -143,13 +178,15 @@ def _of_images(rows: "pd.DataFrame", metric: Metric, names: tuple[str, ...]) -> 
         if metric.name == "accuracy" and not clustered:
             lines.append(_share(names[client], round(float(value[0]) * len(places)), len(places)))
         else:
-            lines.append(Line(names[client], len(places), _number(value[0]), intervals.of_draws(values), how))
+            ends = intervals.of_draws(values)
+            lines.append(Line(names[client], len(places), _number(value[0]), ends, how, averaged.get(client)))
     mean, means = (_mean_where_defined(np.stack(values)) for values in (of_once, of_draws))
     value, values = (values_in(metric, images, times) for times in (once, drawn))
+    ends, of_all = intervals.of_draws(values), averaged.get(POOLED_CLIENT)
     return [
         *lines,
         Line(THESE, len(rows), _number(mean[0]), intervals.of_draws(means), f"{how} within clients"),
-        Line(POOLED, len(rows), _number(value[0]), intervals.of_draws(values), f"{how} within clients"),
+        Line(POOLED, len(rows), _number(value[0]), ends, f"{how} within clients", of_all),
     ]
 
 
@@ -196,8 +233,10 @@ def _in_draws(metric: Metric, images: "ScoredBatch", times: "np.ndarray") -> "np
     if metric.of is not None:
         made = metric.of(*(_counted(kind.count(_apart(images)), weights) for kind in metric.counts))
         return np.asarray(made, dtype="float64")
-    if metric.of_draws is not None and (images.predictions < images.classes).all():
-        return metric.of_draws(images, weights).numpy()
+    if metric.of_draws is not None:
+        unknown = images.predictions == images.classes  # without a prediction: it counts for nothing if not drawn
+        drawn = (weights[:, unknown] > 0).any(1)
+        return metric.of_draws(images, weights).masked_fill(drawn, float("nan")).numpy()
     rows = [torch.arange(len(images.y)).repeat_interleave(each) for each in weights]
     return np.asarray([value_of_images(metric, _at(images, each.numpy())) for each in rows])
 

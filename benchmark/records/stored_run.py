@@ -6,14 +6,15 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from benchmark.config.yaml_files import parse_yaml
 from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
-from benchmark.metrics import EVALUATED, POOLED_CLIENT, STATISTICS
+from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, Metric, with_support
 from benchmark.records.classes import name_of
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
+from benchmark.records.kept_rounds import Keep, rounds_to_keep
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
 from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, parse_predictions
 from benchmark.records.record_file import FILES, LARGEST, MORE_FILES, file_entry, read_record
@@ -45,9 +46,10 @@ class StoredRun:
     def content(self, name: str) -> bytes:
         """One of :data:`FILES` or :data:`MORE_FILES`, with the hash that the record has of it."""
         if name not in self.record.files:
-            raise ConfigurationError(
-                f"{self.folder} has no {name}: only a run with --data.metrics=clinical keeps its images"
-            )
+            why = "only a run with --data.metrics=clinical or --data.keep_predictions=last keeps its images"
+            if name in MORE_FILES and self.keep == "none":
+                why = "it was run with data.keep_predictions=none; run it again with --data.keep_predictions=last"
+            raise ConfigurationError(f"{self.folder} has no {name}: {why}")
         if name not in self._contents:
             path, content = self.folder / name, self._read(name)
             if file_entry(content) != self.record.files[name]:
@@ -93,13 +95,50 @@ class StoredRun:
 
     @functools.cached_property
     def predictions(self) -> "pd.DataFrame":
-        """Scored images of the last evaluation (:data:`benchmark.records.predictions.COLUMNS`)."""
+        """Scored images (:data:`benchmark.records.predictions.COLUMNS`) of the last evaluation that any are kept of."""
         with readable(self.folder / PREDICTIONS, "table of predictions"):
             return parse_predictions(self.content(PREDICTIONS))
 
+    def has(self, name: str) -> bool:
+        """Return whether the run wrote a file and it is there."""
+        return name in self.record.files and os.path.lexists(self.folder / name)
+
+    @property
+    def keep(self) -> Keep | None:
+        """Return the evaluations whose images the run was asked to keep; None where it was not asked.
+
+        Raises:
+            ConfigurationError: the configuration names none that there are.
+        """
+        keep: Keep | None = _inner(self.config, "data").get("keep_predictions")
+        if keep is not None and keep not in get_args(Keep):
+            raise ConfigurationError(
+                f"{self.folder / 'config.yaml'}: data.keep_predictions is one of {', '.join(get_args(Keep))}; got "
+                f"{keep!r:.40}"
+            )
+        return keep
+
+    @property
+    def min_support(self) -> int:
+        """Return how many images of a class, and beside it, the run's means over classes ask for.
+
+        Raises:
+            ConfigurationError: the configuration has no such number.
+        """
+        number = _inner(self.config, "data").get("min_support", 1)
+        if type(number) is not int or number < 1:
+            raise ConfigurationError(
+                f"{self.folder / 'config.yaml'}: data.min_support is a whole number from 1 on; got {number!r:.40}"
+            )
+        return number
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric that is known by name, as this run has it."""
+        return with_support(METRICS[name], self.min_support)
+
     @functools.cached_property
     def classes(self) -> "pd.DataFrame":
-        """Values by class of the last evaluation (:func:`benchmark.records.predictions.by_class`)."""
+        """Values by class (:func:`benchmark.records.predictions.by_class`) of the images in :attr:`predictions`."""
         with readable(self.folder / CLASSES, "table of classes"):
             return parse_classes(self.content(CLASSES))
 
@@ -219,12 +258,21 @@ class StoredRun:
         """Compare the accuracies of the scored images, where they are kept, with the metrics."""
         if PREDICTIONS not in self._contents:
             return
-        rows, last = self.predictions, self.metrics["round"].max()
-        place = ["point", "split", "client"]
+        import pandas as pd
+
+        rows, place = self.predictions, ["round", "point", "split", "client"]
+        columns = [*place, "label", "prediction"]
+        last = rows["round"].max()
+        if self.keep == "all":
+            content = self._contents[PREDICTIONS]
+            with readable(self.folder / PREDICTIONS, "table of predictions"):
+                earlier = parse_predictions(content, every=True, columns=columns)
+            rows = pd.concat([earlier[earlier["round"] < last], rows[columns]], ignore_index=True)
+        kept = rounds_to_keep(self.keep or "last", self.metrics, self.record.test_sizes)
         right = (rows["prediction"] == rows["label"]).groupby([rows[name] for name in place]).mean()
-        there = (self.metrics["round"] == last) & (self.metrics["metric"] == EVALUATED)
+        there = self.metrics["round"].isin(kept) & (self.metrics["metric"] == EVALUATED)
         stored = self.metrics[there].set_index(place)["value"]
-        if (rows["round"] != last).any() or not _same(right.to_dict(), stored.to_dict()):
+        if {*rows["round"]} != kept or not _same(right.to_dict(), stored.to_dict()):
             yield PREDICTIONS, "accuracies"
 
 
@@ -281,9 +329,9 @@ def verify_record(run_dir: str | Path) -> list[str]:
 
     Compared are the record's own hash, the hashes of the files, and every field that follows from them: seed, method,
     data set and rounds from ``config.yaml``; partition, images, clients and their sizes from ``manifest.json``; summary
-    and rounds from ``metrics.parquet``; its last accuracies from ``predictions.parquet``. This file and
-    ``classes.parquet`` may be missing, and a manifest above :data:`KEPT_MANIFEST_BYTES`: their hashes stay in the
-    record.
+    and rounds from ``metrics.parquet``; accuracies of the rounds that it is to have from ``predictions.parquet``. This
+    file and ``classes.parquet`` may be missing, and a manifest above :data:`KEPT_MANIFEST_BYTES`: their hashes stay in
+    the record.
 
     The hashes are no signature: they show that a file was damaged, or changed by somebody who did not mean to deceive.
     Whoever changes a file can make all of them anew. Nor can anything here tell whether seconds, memory, bytes sent,

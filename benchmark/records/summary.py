@@ -170,6 +170,33 @@ def average_by_round(
     return found.numbers, _statistics(found.values, metric, [name for name, each in STATISTICS.items() if each.always])
 
 
+def best_round(metrics: "pd.DataFrame", test_sizes: Sequence[int], point: str, split: str, metric: str) -> int:
+    """Return the round with the best average over clients after training began, the first of equals.
+
+    ``metrics`` as in :func:`client_values`. It is what ``best_on_test`` is on test images.
+
+    Raises:
+        ConfigurationError: the run was not evaluated at this point, on this split, or with this metric.
+    """
+    found = _read(metrics, test_sizes, point, split, metric)
+    if found is None:
+        raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
+    return int(found.numbers[_best(_statistics(found.values, metric, ("average",))["average"], found, metric)])
+
+
+def values_of_round(
+    metrics: "pd.DataFrame", record: RunRecord, point: str, split: str, metric: str, round: int
+) -> list[float]:
+    """Return one value per client, [clients], of an evaluated round; as :func:`client_values` otherwise."""
+    import numpy as np
+
+    found = _read(metrics, record.test_sizes, point, split, metric)
+    if found is None or round not in found.numbers:
+        raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}' in round {round}")
+    filled = np.ma.filled(found.values, np.nan)
+    return [float(value) for value in filled[list(found.numbers).index(round)]]
+
+
 def _read(metrics: "pd.DataFrame", sizes: Sequence[int], point: str, split: str, metric: str) -> _Rounds | None:
     """Read the values of one point, split and metric; None where there are none."""
     part = metrics[(metrics["point"] == point) & (metrics["split"] == split) & (metrics["metric"] == metric)]

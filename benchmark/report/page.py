@@ -170,6 +170,7 @@ def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str], prob
         "gains": gains_over_alone(board),
         "charts": drawn,
         "kept": kept,
+        "unkept": _unkept(board),
         "images": images,
         "specs": [chart.spec for part in (*drawn.values(), images) for chart in part],
     }
@@ -183,6 +184,15 @@ def _kept_images(board: Board, problems: list[str]) -> list[Scored]:
         except ConfigurationError as error:
             problems.append(str(error))
     return found
+
+
+def _unkept(board: Board) -> list[str]:
+    """Return the names of experiments that have clinical metrics and were told to keep no image."""
+    return [
+        each.name
+        for each in board.experiments
+        if each.first.get("data.keep_predictions") == "none" and each.first.get("data.metrics") is not None
+    ]
 
 
 def _tables(folder: Path, problems: list[str]) -> list[TablePage]:

@@ -1,6 +1,5 @@
 """Confusion, calibration, ROC and precision-recall curves of the test images that a run kept, as rows of charts."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,8 +8,9 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import POOLED_CLIENT
+from benchmark.records.averaged_classes import averaged_classes, not_alike
 from benchmark.records.grouped_runs import Run
-from benchmark.records.predictions import PREDICTIONS, confusion, images_of
+from benchmark.records.predictions import PREDICTIONS, by_class, confusion, images_of
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.words import POINT_WORDS
 
@@ -32,7 +32,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Scored:
-    """Test images of a run's last evaluation at one point of a round.
+    """Test images of a run's last evaluation, or of the one that it keeps, at one point of a round.
 
     A row is of one client (-1: all together) and holds lists of equal length, an entry a mark.
 
@@ -43,6 +43,7 @@ class Scored:
         confusion: ``label``, ``predicted`` (the number of classes: no prediction) and ``images`` of pairs that occur.
         reliability: ``bin``, ``images``, ``confidence`` and ``accuracy`` of the bins of the calibration error in which
             there are images; ``said`` is the error.
+        ranks: a sentence where AUROCs do not rank the clients, as they are means over different classes; else empty.
         roc: ``x`` (false positive rate) and ``y`` (true positive rate) of the curve of class ``of`` against the rest,
             -1 for the mean over classes; ``said`` is the area under it.
         precision_recall: likewise, ``x`` recall and ``y`` precision; a precision reaches from the recall before to its
@@ -56,6 +57,7 @@ class Scored:
     reliability: Sequence[dict[str, Any]]
     roc: Sequence[dict[str, Any]]
     precision_recall: Sequence[dict[str, Any]]
+    ranks: str = ""
 
     @property
     def first(self) -> int:
@@ -75,9 +77,10 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     Raises:
         ConfigurationError: the kept images are not the ones that the run wrote, or not of its clients and classes.
     """
-    if PREDICTIONS not in run.record.files or not os.path.lexists(run.folder / PREDICTIONS):
+    if not stored_run(run.folder).has(PREDICTIONS):
         return []
-    rows = StoredRun(run.folder).predictions  # not kept in memory, as the other files are
+    stored = StoredRun(run.folder)  # not kept in memory, as other runs' files are
+    rows = stored.predictions
     rows = rows[rows["split"] == "test"]
     sizes = rows["logits"].map(len).unique()
     if len(sizes) != 1:
@@ -89,7 +92,8 @@ def scored_images(name: str, run: Run) -> list[Scored]:
         there = rows[rows["point"] == point]
         if len(there):
             label = f"{name}, seed {run.record.seed}, {words}"
-            found.append(_scored(label, there, run.record.client_names, classes))
+            label += f", round {there['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
+            found.append(_scored(label, there, run.record.client_names, classes, stored.min_support))
     return found
 
 
@@ -111,19 +115,21 @@ def _check(rows: "pd.DataFrame", run: Run, classes: int) -> None:
             )
 
 
-def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Sequence[str]) -> Scored:
+def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Sequence[str], min_support: int) -> Scored:
     made: dict[str, list[dict[str, Any]]] = {"confusion": [], "reliability": [], "roc": [], "precision_recall": []}
     by_client = {client: rows[rows["client"] == client] for client in sorted({*rows["client"]})}
     for client, own in {POOLED_CLIENT: rows, **by_client}.items():
         images = images_of(own)
         made["confusion"].append({"client": client, **_pairs(confusion(own))})
         made["reliability"].append({"client": client, **_bins(images)})
-        for of, said, roc, steps in _curves(images):
+        for of, said, roc, steps in _curves(images, min_support):
             if of == MEAN or client == POOLED_CLIENT or len(classes) <= MOST_CLASSES_BY_CLIENT:
                 chosen = {"client": client, "of": of}
                 made["roc"].append({**chosen, "said": said[0], **_corners(roc, roc[0] + roc[1])})
                 made["precision_recall"].append({**chosen, "said": said[1], **_corners(steps, steps[0])})
-    return Scored(label, {client: names[client] for client in by_client}, classes, **made)
+    ((_, averaged),) = averaged_classes(by_class(rows), min_support).items()
+    shown = {client: names[client] for client in by_client}
+    return Scored(label, shown, classes, **made, ranks=not_alike(averaged, names))
 
 
 def _pairs(counts: np.ndarray) -> dict[str, list[int]]:
@@ -152,33 +158,37 @@ def _bins(images: "ScoredBatch") -> dict[str, Any]:
     }
 
 
-def _curves(images: "ScoredBatch") -> Iterator[tuple[int, tuple[str, str], Curve, Curve]]:
+def _curves(images: "ScoredBatch", min_support: int) -> Iterator[tuple[int, tuple[str, str], Curve, Curve]]:
     """Yield class, areas in words, ROC curve and precision by recall: of each class with images and without, the mean.
 
     There is none where an image has no prediction, as its probabilities are not known, and no mean over two classes,
-    whose curves are of the same images.
+    whose curves are of the same images. The mean is over classes of which, and beside which, there are ``min_support``
+    images.
     """
     import torch
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    from benchmark.formulas import ranked_classes
+    from benchmark.formulas import classes_in_mean, ranked_classes
 
     if (images.predictions == images.classes).any():
         return
     ranked = ranked_classes(images, torch.ones(1, len(images.y)))
     areas = [ranked.auroc[0].numpy(), ranked.ap[0].numpy()]
     probabilities, labels = images.probabilities.numpy(), images.y.numpy()
+    enough = classes_in_mean(images, min_support).tolist()
     rocs, steps = [], []
     for of in np.isfinite(areas[0]).nonzero()[0].tolist():
         own = labels == of
         false, true, _ = roc_curve(own, probabilities[:, of])
         precision, recall, _ = (each[::-1] for each in precision_recall_curve(own, probabilities[:, of]))
         kept = np.diff(recall, prepend=0) > 0
-        rocs.append((false, true))
-        steps.append(_from_zero(recall[kept], precision[kept]))
-        yield of, _said(areas, of, f"{own.sum()} of {_images(len(own))}"), rocs[-1], steps[-1]
+        curves = (false, true), _from_zero(recall[kept], precision[kept])
+        if enough[of]:
+            rocs.append(curves[0])
+            steps.append(curves[1])
+        yield of, _said(areas, of, f"{own.sum()} of {_images(len(own))}"), *curves
     if rocs and images.classes > 2:
-        of_mean = [np.nanmean(area, keepdims=True) for area in areas]
+        of_mean = [np.mean(area[enough], keepdims=True) for area in areas]
         classes = f"mean over {len(rocs)} of {images.classes} classes"
         yield MEAN, _said(of_mean, 0, classes), _mean_roc(rocs), _mean_steps(steps)
 

@@ -376,7 +376,9 @@ class FederatedCLI(LightningCLI):
 
     def _print_scores(self) -> None:
         if self.trainer.is_global_zero:
-            print_scores(self.recorder.values, self.datamodule.client_names)
+            support, scores = self.datamodule.min_support, self.model.evaluation.scores
+            averaged = {key: of.averaged_classes(support) for key, of in scores.items() if "auroc" in of.compute()}
+            print_scores(self.recorder.values, self.datamodule.client_names, averaged)
 
     after_validate = after_test = _print_scores
 

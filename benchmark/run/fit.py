@@ -89,9 +89,10 @@ class FinishedRun:
         Raises:
             ConfigurationError: the run keeps none.
         """
-        made = predictions_of(self.method, self.data)
+        made = predictions_of(self.method, self.data) if self.data.keeps_images else None
         if made is None:
-            raise ConfigurationError("the run keeps no scored images; give data metrics='clinical'")
+            how = "metrics='clinical'" if self.data.keep_predictions is None else "keep_predictions='last'"
+            raise ConfigurationError(f"the run keeps no scored images; give data {how}")
         return made
 
     def client(self, client: int) -> dict[str, Tensor]:

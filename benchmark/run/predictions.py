@@ -1,15 +1,46 @@
-"""The kept images of the last evaluation as a table."""
+"""The kept images of the last evaluation as a table, and what the images of a whole run come to."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from benchmark.counts import ScoredBatch
-from benchmark.records.predictions import COLUMNS
+from benchmark.errors import ConfigurationError
+from benchmark.records.predictions import COLUMNS, MOST_BYTES
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
     from benchmark.method import FederatedMethod
     from datamodules.federated import FederatedDataModule
+
+log = logging.getLogger(__name__)
+#: Bytes of a row of the table beside its logits.
+ROW = 40
+
+
+def tell_size(method: "FederatedMethod", data: "FederatedDataModule", rounds: int, every: int) -> None:
+    """Say how large the images of all evaluations are, before any training.
+
+    Args:
+        method: of the run.
+        data: the images.
+        rounds: of the run.
+        every: how many rounds lie between evaluations.
+
+    Raises:
+        ConfigurationError: the table would be larger than what is read of such a file.
+    """
+    local = method.evaluate_local if data.evaluate_local is None else data.evaluate_local
+    images = sum(len(rows) for split in data.held_out.values() for rows in split.values()) * (2 if local else 1)
+    evaluations = 1 + rounds // every
+    size = evaluations * images * (4 * data.num_classes + ROW)
+    said = f"{evaluations:,} evaluations of {images:,} images, {size / 1e6:,.1f} MB at most before compression"
+    if size > MOST_BYTES:
+        raise ConfigurationError(
+            f"data.keep_predictions=all keeps {said}, and {MOST_BYTES / 1e6:,.0f} MB are read; give "
+            "data.keep_predictions=last, or a larger trainer.check_val_every_n_epoch"
+        )
+    log.info(f"keeping {said}")
 
 
 def predictions_of(method: "FederatedMethod", data: "FederatedDataModule") -> "pd.DataFrame | None":

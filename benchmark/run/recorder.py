@@ -19,7 +19,6 @@ from torch import nn
 from benchmark.engine.refusals.trainer_settings import check_monitored, tell_who_looks_at_test_images
 from benchmark.engine.reports import Reports
 from benchmark.errors import ConfigurationError
-from benchmark.files import read_regular, write_bytes
 from benchmark.hostile import of_honest
 from benchmark.metrics import EVALUATED, HONEST_ACCURACY
 from benchmark.own_metrics import own_facts, paths_of
@@ -32,15 +31,15 @@ from benchmark.records.evaluations import (
     sha256_of,
     write_evaluation,
 )
-from benchmark.records.metrics_table import PARTS, read_table, readable, rows_sha256
-from benchmark.records.predictions import PREDICTIONS, parquet_of
+from benchmark.records.kept_rounds import KeptRounds
+from benchmark.records.metrics_table import PARTS, as_read, read_table, rows_sha256
 from benchmark.records.record import Git, RunRecord
-from benchmark.records.record_file import LARGEST, is_finished, write_record
+from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
 from benchmark.run.federation_file import FederationFacts
-from benchmark.run.predictions import predictions_of
+from benchmark.run.predictions import predictions_of, tell_size
 from benchmark.run.scores import Key, Values, logged_numbers, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
 from benchmark.server import ServerRule
@@ -117,6 +116,7 @@ class Recorder(Callback):
         self._tracking = Tracking((), self.run_dir)
         self._writes = True
         self._peak = 0
+        self._kept: KeptRounds | None = None
         self._git: Git | None = None  # as the training began: there may be other commits by its end
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -140,10 +140,11 @@ class Recorder(Callback):
         Raises:
             ConfigurationError: the evaluations that the checkpoint counts are not there, or are others.
         """
-        self._take_up(cast("FederatedMethod", pl_module))
-        tell_who_looks_at_test_images(trainer)
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
+        self._keep(trainer, method, data)
+        self._take_up(method)
+        tell_who_looks_at_test_images(trainer)
         between = (*method.server.rule.modules(), *method.server.delivery.modules())
         parts = (method, *between, data, data.source, data.partition, *([data.ood] if data.ood else []))
         self.code = combined(self.code, code_of(parts, [self.config, *paths_of(data.metrics)]))
@@ -160,6 +161,24 @@ class Recorder(Callback):
         if self._writes and goes_on:
             self._tracking.rounds_before(method.server.traffic.rounds, self.metrics())
         self._began = time.perf_counter()
+
+    def _keep(self, trainer: Trainer, method: "FederatedMethod", data: "FederatedDataModule") -> None:
+        """Know which evaluations' images are kept.
+
+        Raises:
+            ConfigurationError: there is no directory for them, or they are too many.
+        """
+        keep = data.kept_rounds
+        if self.run_dir is None:
+            if keep in ("best_on_val", "all"):
+                raise ConfigurationError(
+                    f"data.keep_predictions={keep} keeps a file of images, and the run has no directory; give "
+                    "fit(..., run_dir=FOLDER), or keep_predictions='last'"
+                )
+            return
+        self._kept = KeptRounds(self.run_dir, keep)
+        if keep == "all" and self._writes:
+            tell_size(method, data, trainer.max_epochs or 0, trainer.check_val_every_n_epoch or 1)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock of the round."""
@@ -210,10 +229,11 @@ class Recorder(Callback):
         elif found:
             self.values, self.pooled = found, pooled
             if self._writes:
-                self.evaluations[round] = write_evaluation(self.run_dir, round, long_table(found, pooled))
-                data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
-                if (predictions := predictions_of(method, data)) is not None:
-                    write_bytes(self.run_dir / PREDICTIONS, parquet_of(predictions))
+                table = long_table(found, pooled)
+                self.evaluations[round] = write_evaluation(self.run_dir, round, table)
+                if self._kept is not None and self._kept.keep != "none":
+                    data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+                    self._kept.take(round, as_read(table), predictions_of(method, data))
         # Straight to the loggers, with the round as x-axis; `self.log` would put optimizer steps there.
         self._tracking.round(round, averages | self._costs(trainer, method), found, _names(trainer))
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in averages.items()})
@@ -285,9 +305,12 @@ class Recorder(Callback):
         self.seconds["training"] = self.seconds["total"] - self.seconds["evaluation"]
         if self.run_dir is None or not self._writes or not complete or not self.evaluations or trainer.interrupted:
             return
-        keeps = method.evaluation.keeps_images
-        record = write_record(self.run_dir, self.record(trainer, method), self.metrics(), predictions=keeps)
+        assert self._kept is not None
+        made, metrics = self.record(trainer, method), self.metrics()
+        keeps = self._kept.finish(metrics, made.test_sizes)
+        record = write_record(self.run_dir, made, metrics, predictions=keeps)
         remove_merged(self.run_dir)
+        self._kept.remove_parts()
         self._tracking.end(record)
 
     def record(self, trainer: Trainer, method: "FederatedMethod") -> RunRecord:
@@ -455,9 +478,8 @@ class Recorder(Callback):
         if not source.samefile(run_dir) or (run_dir / "metrics.parquet").exists():
             for round, table in islice(read_evaluations(source), count):
                 write_evaluation(run_dir, round, table)
-        if not source.samefile(run_dir) and (source / PREDICTIONS).is_file():
-            with readable(source / PREDICTIONS, "table of predictions"):
-                write_bytes(run_dir / PREDICTIONS, read_regular(source / PREDICTIONS, LARGEST[PREDICTIONS]))
+        if self._kept is not None:
+            self._kept.take_up(source, islice(read_evaluations(source), count))
         self.evaluations = found
         remove_evaluations(run_dir, found)
 

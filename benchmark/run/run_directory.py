@@ -16,12 +16,13 @@ LOCK = ".lock"
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 """Names of the half-written files of a process that was killed (:func:`benchmark.files.replacing`)."""
 
-FOLDERS = ("checkpoints", "csv", "metrics", "tensorboard", "wandb")
+FOLDERS = ("checkpoints", "csv", "metrics", "predictions", "tensorboard", "wandb")
 """Folders that a run makes."""
 FILES = (
     *("config.yaml", "federation.json", "manifest.json", "metrics.parquet", "partition.png", "record.json"),
     *MORE_FILES,
     *("checkpoints/*.ckpt", "csv/metrics.csv", "csv/hparams.yaml", "metrics/*.parquet", "tensorboard/hparams.yaml"),
+    "predictions/*.parquet",
 )
 """Patterns of files that a run writes."""
 

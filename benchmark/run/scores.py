@@ -1,11 +1,14 @@
 """Scores of all clients: as the long table of a run, as numbers for loggers, and as a table to read in a terminal."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchmark.errors import printable
 from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, metrics_of
+from benchmark.records.averaged_classes import Averaged, not_alike
 from benchmark.records.words import POINT_WORDS, metric_number, unit_of
 
 if TYPE_CHECKING:  # slow to import
@@ -74,20 +77,38 @@ def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) ->
     return numbers
 
 
-def print_scores(found: Values, client_names: list[str]) -> None:
-    """Print for each split and point a table of clients x metrics, of the last evaluation; several of many metrics."""
+def print_scores(
+    found: Values, client_names: list[str], averaged: Mapping[tuple[str, str], Averaged] = MappingProxyType({})
+) -> None:
+    """Print for each split and point a table of clients x metrics, of the last evaluation; several of many metrics.
+
+    Args:
+        found: values of clients.
+        client_names: of all.
+        averaged: by point and split the classes in each client's mean AUROC, whose number is shown beside it.
+    """
     basic = {metric.name for metric in metrics_of("basic")}
     of_streams = {name: place for place, name in enumerate(METRICS) if METRICS[name].first_in == "ood"}
     for point, split in sorted({(p, s) for _, p, s, _ in found}):
         columns = {m: v for (_, p, s, m), v in sorted(found.items()) if (p, s) == (point, split)}
         known = ~columns[EVALUATED].isnan() if EVALUATED in columns else torch.ones(len(client_names), dtype=torch.bool)
         names = sorted(columns, key=lambda metric: (metric not in basic, of_streams.get(metric, -1)))
+        of_means = averaged.get((point, split), {})
         for start in range(0, len(names), SIDE_BY_SIDE):
             shown = {name: columns[name] for name in names[start : start + SIDE_BY_SIDE]}
-            _print_table(f"{split} images, {POINT_WORDS[point]}", shown, client_names, known)
+            of_classes = of_means if "auroc" in shown else {}
+            _print_table(f"{split} images, {POINT_WORDS[point]}", shown, client_names, known, of_classes)
+        if said := not_alike(of_means, client_names):
+            print(printable(said))
 
 
-def _print_table(title: str, columns: Mapping[str, torch.Tensor], client_names: list[str], known: torch.Tensor) -> None:
+def _print_table(
+    title: str,
+    columns: Mapping[str, torch.Tensor],
+    client_names: list[str],
+    known: torch.Tensor,
+    averaged: Averaged,
+) -> None:
     """Print one table; ``known`` [N] says who was evaluated."""
     from rich.console import Console
     from rich.table import Table
@@ -96,8 +117,11 @@ def _print_table(title: str, columns: Mapping[str, torch.Tensor], client_names: 
     table.add_column("client")
     for metric in columns:
         table.add_column(metric.replace("_", " ") + unit_of(metric), justify="right")
+    if averaged:
+        table.add_column("auroc classes", justify="right")
     for client, name in enumerate(client_names):
-        shown = (metric_number(float(values[client]), m) if known[client] else "" for m, values in columns.items())
-        table.add_row(name, *shown)
+        shown = [metric_number(float(values[client]), m) if known[client] else "" for m, values in columns.items()]
+        counts = [str(len(averaged[client]))] if client in averaged else []
+        table.add_row(name, *shown, *counts)
     table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))
     Console().print(table)

@@ -14,9 +14,10 @@ from recorded_results import kept_images
 from benchmark.boards.board import Board, names_of_boards, read_board
 from benchmark.boards.freeze import freeze
 from benchmark.boards.ranking import long_form, ranking, scored
-from benchmark.boards.submit import submit
+from benchmark.boards.submit import check_support, submit
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
+from benchmark.records.grouped_runs import read_run
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import RunRecord
@@ -48,12 +49,14 @@ TABLE = {
 def write(folder: Path, seed: int, values: list[float], kept: bool = False, rounds: int = 2, **other: Any) -> Path:
     """A finished run of three clients; other arguments are the method's, or ``images``, ``first`` and ``backbone``."""
     arguments = {"backbone": {"class_path": other.pop("backbone", "PaperCNN")}}
+    kept_round = other.pop("kept_round", 2)
     images, first = other.pop("images", "f" * 64), other.pop("first", 5)
+    more = other.pop("data", {})
     source = {"class_path": "datamodules.CIFAR10", "init_args": {"root": other.pop("root", "data")}}
     config = {
         "seed_everything": seed,
         "model": {"class_path": "methods.FedVPT", "init_args": arguments | other},
-        "data": {"source": source, "partition": {"class_path": "datamodules.OneDomainPerClient"}},
+        "data": {"source": source, "partition": {"class_path": "datamodules.OneDomainPerClient"}, **more},
         "trainer": {"max_epochs": rounds},
     }
     sizes = {"a": 5, "b": 4, "c": 3}
@@ -64,6 +67,8 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
         for point in ("server", "local")
         for client, value in enumerate(values)
     ]
+    on_val = [(n, c, "server", "val", "accuracy", KEPT[c] if n == 1 else 0.1) for n in range(3) for c in range(3)]
+    metrics += on_val if kept_round == 1 else []
     record = RunRecord(
         method="FedVPT",
         dataset="CIFAR10",
@@ -82,7 +87,10 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
         images_sha256=images,
         code={},
     )
-    rows = pd.concat([kept_images(point) for point in ("server", "local")]).sort_values(["point", "client", "image"])
+    parts = [kept_images(point) for point in ("server", "local")]
+    parts += [kept_images("server").assign(split="val")] if kept_round == 1 else []
+    rows = pd.concat(parts).sort_values(["point", "split", "client", "image"])
+    rows["round"] = kept_round
     table, manifest = pd.DataFrame(metrics, columns=list(COLUMNS)), {"clients": clients, "images_sha256": images}
     write_finished_run(folder, record, table, yaml.safe_dump(config), rows if kept else None, **manifest)
     return folder
@@ -190,6 +198,18 @@ def few_images(folder: Path) -> list[Path]:
     return runs
 
 
+def best_on_val(folder: Path) -> list[Path]:
+    """Runs that keep the images of the round that was best on held-out images, the first."""
+    return given(folder, kept_round=1, data={"keep_predictions": "best_on_val"})
+
+
+def test_a_mean_over_classes_is_of_classes_with_as_many_images(board: Board, results: Path, tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "s0", 0, KEPT, data={"min_support": 5}))
+    with pytest.raises(ConfigurationError, match=r"auroc with data\.min_support=5, expected data\.min_support=1"):
+        check_support(replace(board, metric="auroc"), run, results)
+    check_support(board, run, results)  # of accuracy
+
+
 def no_manifest(folder: Path) -> list[Path]:
     """Runs whose partition is taken on their word."""
     runs = given(folder)
@@ -210,6 +230,10 @@ def no_manifest(folder: Path) -> list[Path]:
         (lambda f: given(f)[:1] * 2, "one run for each of the seeds 0, 1; got 0, 0"),
         (lambda f: [write(f / f"s{s}", s, KEPT, kept=True, lr=s) for s in (0, 1)], "differ in more than their seed"),
         (lambda f: [write(f / f"s{s}", s, KEPT) for s in (0, 1)], "has no predictions.parquet"),
+        (
+            best_on_val,
+            "its images are of round 1, and a board reads the last one; run it with --data.keep_predictions=last",
+        ),
         (broken, "predictions.parquet was changed after"),
         (other_scores, "predictions.parquet does not give the record's accuracies"),
         (lambda f: [f / "nothing"], "nothing has no record.json: there is no such directory"),
