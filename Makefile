@@ -62,7 +62,7 @@ test-gpu: $(STAMP) ## run the tests that need a GPU, which the others leave out 
 floor: ## make .venv-floor with the oldest torch that is allowed, and run what of torch the engine and methods lean on
 	$(PYTHON) -m venv .venv-floor
 	grep -vE '^(torch|torchvision|triton|numpy|cuda-|nvidia-)' constraints.txt > .venv-floor/constraints.txt
-	.venv-floor/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-floor/constraints.txt $(FLOOR) pytest pytest-xdist --editable .
+	.venv-floor/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-floor/constraints.txt $(FLOOR) pytest pytest-xdist --editable '.[privacy]'
 	.venv-floor/bin/python -m pytest -n 1 $(addprefix tests/,$(FLOOR_TESTS)) -k "not test_contract or FedVPT or PFedPG or FedPGP or PFedPT"
 
 check: $(STAMP) ## lint, types and tests
