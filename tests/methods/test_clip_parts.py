@@ -14,8 +14,8 @@ from benchmark.backbones.parts import LowRank, TowerPart
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from methods import FedPartCLIP
+from methods.bottlenecks import Bottleneck, Linears
 from methods.fedclip import contrast
-from methods.pfedmma import Bottleneck, Linears
 
 FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4")
 
