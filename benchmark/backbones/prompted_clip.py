@@ -282,8 +282,9 @@ class PromptedCLIP(TwoTowers):
             layer: at most vision_depth - 1; that of the first comes after the tower's first norm.
 
         Raises:
-            ConfigurationError: images of another shape.
+            ConfigurationError: images of another shape, or another image tower than a ViT.
         """
+        self.need_image_tower("vit", needs="tokens at the input of a block are those of a ViT")
         self._check_images(x)
         tokens: Tensor = self.model.visual._embeds(x)
         for block in self.model.visual.transformer.resblocks[:layer]:
@@ -301,7 +302,11 @@ class PromptedCLIP(TwoTowers):
 
         Returns:
             [B, e], L2-normalised.
+
+        Raises:
+            ConfigurationError: another image tower than a ViT.
         """
+        self.need_image_tower("vit", needs="tokens at the input of a block are those of a ViT")
         self._refuse_hooks()
         given = parts_of(parts, self.image_tower, tokens.shape[0])
         made = self._through_blocks(tokens, given, slice(0, rows_kept(tokens.shape[0])), first_layer)

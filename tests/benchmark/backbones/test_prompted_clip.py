@@ -262,6 +262,11 @@ def test_tokens_kept_before_a_block_are_open_clips_and_give_the_same_features(vi
         assert not torch.allclose(found, vit.image_features(x), atol=1e-4)
 
 
+def test_a_resnet_has_no_tokens_before_a_block(resnet: PromptedCLIP) -> None:
+    with pytest.raises(ConfigurationError, match="tokens at the input of a block are those of a ViT"):
+        resnet.tokens_before(images(resnet, 2), 1)
+
+
 def test_spatial_features_of_a_resnet_are_the_unpooled_attention(resnet: PromptedCLIP) -> None:
     x = images(resnet, 2)
     visual, pool = resnet.model.visual, resnet.model.visual.attnpool
