@@ -248,7 +248,7 @@ class Statistic:
         words: as people read it, in a heading for example.
         reading: as it is explained in a sentence.
         of: makes it of the values of the clients that have one, float64 [n] with n > 0, given whether less is better;
-            NaN where it is not defined. None for what is no function of these values (pooled).
+            NaN where it is not defined. None for what is no function of these values alone (pooled, by_data_set).
         label: heading of a table's column; by default the words.
         always: it is in the summary of every record, and a record without it is refused by ``benchmark verify``; so a
             new one is not. Others are computed for the tables that ask for them, of any run.
@@ -349,6 +349,13 @@ STATISTICS = {
                 always=False,
             )
             for end, words, of in (("low", "lower", _interval(0)), ("high", "upper", _interval(1)))
+        ),
+        Statistic(
+            "by_data_set",
+            "mean over data sets",
+            "mean over data sets, of each data set over its clients",
+            None,
+            always=False,
         ),
         Statistic("pooled", "pooled", "pooled over all test images", None),
     )

@@ -33,7 +33,7 @@ class ClassesOfDataSets(Partition):
     - ``unseen``: those of all classes of a data set that nobody trains on.
 
     The average of a split over its testers is a mean over data sets. That of ``test`` is over clients, of which a large
-    data set has many; FedTPG takes the mean of each data set first.
+    data set has many; FedTPG takes the mean of each data set first, as a table's statistic ``by_data_set`` does.
 
     FedTPG's protocols: "cross_cls" is the default with its nine data sets; "cross_data" is ``novel: false``,
     ``classes_per_client: 5`` with ImageNet and ten data sets behind it that are ``unseen``; domain generalization has

@@ -20,7 +20,9 @@ class FedPartCLIP(ZeroShotCLIP):
 
     Objective cross-entropy; the classes are named by a fixed template. What a part declares as shared is averaged with
     the weights n_k, what it declares as personal stays with its client. With ``LowRank`` it is ``FedLoRACLIP``. Trained
-    as FedPGP trains its contexts. Further arguments as ``ZeroShotCLIP``.
+    as FedPGP trains its contexts. Where the image tower's part begins at a later block, the tokens at its input are
+    kept for every image, in half precision, and a step goes through the blocks from there on alone. Further arguments
+    as ``ZeroShotCLIP``.
 
     Args:
         text: what is put into the text tower; None leaves it as it is.
@@ -66,7 +68,9 @@ class FedPartCLIP(ZeroShotCLIP):
             setattr(self, f"{name}_{self.suffix}", part)
             shared, personal = divided(f"{name}_{self.suffix}", part, share)
             self.shared, self.personal = (*self.shared, *shared), (*self.personal, *personal)
-        self.inputs = ("features",) if image is None else ("images",)
+        #: the first layer of the image tower, from 0, with a part in it
+        self.first_layer = 0 if image is None else self.parts_of("image")[0].first_layer
+        self.inputs = ("features",) if image is None or self.first_layer else ("images",)
 
     def parts_of(self, tower: str) -> tuple[TowerPart, ...]:
         """Return what is put into ``text`` or ``image``."""
@@ -76,8 +80,17 @@ class FedPartCLIP(ZeroShotCLIP):
         """Return ONE client's features of the classes of a split, [C, e]."""
         return self.clip.text_features(self.class_prompts(split), None, *self.parts_of("text"))
 
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the tokens of images [B, 3, H, W] at the first block with parts, float16 [B, T, v], or features."""
+        if self.first_layer:
+            return {"tokens": self.clip.tokens_before(x, self.first_layer).half()}
+        return super().frozen_features(x)
+
     def image_features(self, batch: MiniBatch) -> Tensor:
-        """Return features [B, e] from the client's tower; kept ones where it is frozen."""
+        """Return features [B, e] from the client's tower; kept ones, or of kept tokens, where it is frozen."""
+        if self.first_layer:
+            tokens = batch.features["tokens"].to(self.dtype)
+            return self.clip.image_features_from(tokens, self.first_layer, *self.parts_of("image"))
         if self.inputs == ("features",):
             return super().image_features(batch)
         return self.clip.image_features(batch.x, *self.parts_of("image"))

@@ -3,47 +3,16 @@
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.contract import Client, MiniBatch, Stage
 from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
-from methods.losses import cosines, cross_entropy
+from methods.losses import Contrast, Sign, cross_entropy, text_contrast
 from methods.text_prompt import TextPromptMethod
 
 Adaptation = Literal["low_rank", "full_rank"]
-Contrast = Literal["both", "no_positive", "no_negative", "none"]
-Sign = Literal["intended", "printed"]
 Anchor = Literal["photo", "placeholder"]
-
-
-def text_contrast(
-    shared: Tensor, anchor: Tensor, own: Tensor, temperature: float, contrast: Contrast, sign: Sign
-) -> Tensor:
-    """Return FedPGP's second objective, a mean over classes.
-
-    ``both``: ``-log(e^{s(z_G, z_C) / tau} / (e^{s(z_G, z_C) / tau} + e^{s(z_G, z_i) / tau}))`` with s the cosine.
-    ``no_positive``: ``s(z_G, z_i)``. ``no_negative``: ``1 - s(z_G, z_C)``. So the ablations are meant; the paper prints
-    ``1 - s(z_G, z_i)`` and ``s(z_G, z_C)``, which push the other way.
-
-    Args:
-        shared: text features under the shared prompt, z_G, [C, e].
-        anchor: those of hand-written prompts, z_C, [C, e].
-        own: those under the client's prompt, z_i, [C, e].
-        temperature: tau.
-        contrast: ``both``, ``no_positive`` or ``no_negative``.
-        sign: ``intended`` or ``printed``, for the ablations.
-    """
-    if contrast == "both":
-        # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
-        near, far = cosines(shared, anchor), cosines(shared, own)
-        return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0].mean()
-    if contrast == "no_positive":
-        similarity = cosines(shared, own).mean()
-        return similarity if sign == "intended" else 1 - similarity
-    similarity = cosines(shared, anchor).mean()
-    return 1 - similarity if sign == "intended" else similarity
 
 
 class FedPGP(TextPromptMethod):

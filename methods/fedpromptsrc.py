@@ -9,39 +9,13 @@ from torch import Tensor, nn
 from benchmark.backbones.parts import Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import Client, MiniBatch, Stage
-from benchmark.masked import in_float32, masked_mean
+from benchmark.masked import masked_mean
 from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
-from methods.losses import cross_entropy
+from methods.losses import cross_entropy, divergence_from_frozen
 from methods.templates import TaughtByTemplates
-from methods.trajectory import TrajectoryRule
-
-
-@in_float32
-def divergence_from_frozen(prompted: Tensor, frozen: Tensor, mask: Tensor) -> Tensor:
-    """Return ``(1 / (B C)) sum_bc q_bc (log q_bc - log p_bc)``: p of the logits, q of the frozen model's, [B, C]."""
-    expected = frozen.log_softmax(1)
-    return masked_mean((expected.exp() * (expected - prompted.log_softmax(1))).mean(1), mask)
-
-
-class AveragedTrajectory(TrajectoryRule):
-    """FedAvg whose values are evaluated as their Gaussian-weighted mean over the rounds; training goes on without it.
-
-    ``m_t = sum_{i <= t} w_i theta^i / sum_{i <= t} w_i`` with ``w_i = exp(-(i - mean)^2 / (2 spread^2))``.
-
-    Args:
-        mean: the round with the greatest weight.
-        spread: in rounds.
-    """
-
-    def __init__(self, mean: float, spread: float) -> None:
-        super().__init__()
-        self.mean, self.spread = mean, spread
-
-    def log_weight_of(self, number: int) -> float:
-        """Return ``log w_i``."""
-        return -((number - self.mean) ** 2) / (2 * self.spread**2)
+from methods.trajectory import AveragedTrajectory
 
 
 class FedPromptSRC(TaughtByTemplates):

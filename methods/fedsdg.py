@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from benchmark.backbones.parts import LowRank, Target, TowerPart
 from benchmark.contract import Client, LocalTraining, MiniBatch, Phase
-from benchmark.federation import Round, Uploads, Values
+from benchmark.federation import Values
 from benchmark.ranges import Few, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import keyed_initialization
-from benchmark.server import ServerRule, weighted_mean
+from benchmark.server import ServerRule
+from methods.alignment import AlignmentRule
 from methods.fedlora import FedLoRA
 from methods.losses import cross_entropy
 
@@ -36,43 +37,6 @@ class GatedLowRank(LowRank):
     def change(self, target: Target, layer: int, x: Tensor) -> Tensor:
         """Return ``sigmoid(g) (alpha / r) B A x`` of a target."""
         return self.gate[target][layer - self.first_layer].sigmoid() * super().change(target, layer, x)
-
-
-def alignment_weights(updates: Tensor, tau: float) -> Tensor:
-    """Return the softmax over clients of ``c_k / tau``, c_k the cosine of client k's update with the others' mean.
-
-    Args:
-        updates: [S, P]; one that is 0 has a cosine of 0.
-        tau: temperature.
-
-    Returns:
-        float64 [S]; (1,) of one client.
-    """
-    updates = updates.double()
-    count = len(updates)
-    if count == 1:
-        return torch.ones(1, dtype=torch.float64)
-    others = (updates.sum(0) - updates) / (count - 1)
-    norms = updates.norm(dim=1).clamp(min=1e-8) * others.norm(dim=1).clamp(min=1e-8)
-    return ((updates * others).sum(1) / norms / tau).softmax(0)
-
-
-class AlignmentRule(ServerRule):
-    """FedSDG's second server: weights by how well a client's factors moved with those of the others.
-
-    Args:
-        tau: temperature; 0.05, the code's, puts nearly all weight on one client.
-    """
-
-    def __init__(self, tau: PositiveFloat = 0.05) -> None:
-        super().__init__()
-        self.tau = tau
-
-    def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
-        """Take the mean with these weights, of factors and head."""
-        names = sorted(name for name in shared if name.startswith("lora."))
-        moved = [(uploads.values[name] - shared[name]).flatten(1).double().cpu() for name in names]
-        return weighted_mean(uploads.only(shared).values, alignment_weights(torch.cat(moved, dim=1), self.tau))
 
 
 class FedSDG(FedLoRA):

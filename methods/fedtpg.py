@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmark.contract import Client, LocalTraining, MiniBatch, Stage
 from benchmark.errors import ConfigurationError
@@ -12,50 +12,14 @@ from benchmark.federation import Round, Uploads, Values
 from benchmark.ranges import Few
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
-from methods.attention import attend, begin_together, gated
 from methods.losses import cross_entropy
+from methods.prompt_networks import ContextWriter
 from methods.text_prompt import TextPromptMethod
 
 #: [code]: a client takes one pass over its few images in a round, and keeps its momentum.
 WRITER_TRAINING = LocalTraining(
     lr=0.003, epochs=1, momentum=0.9, weight_decay=1e-5, schedule="cosine", optimizer_state="client"
 )
-
-
-class ContextWriter(nn.Module):
-    """Attention of queries to names, and a feed-forward network: one context for all of these names.
-
-    Args:
-        name_width: e, of the features of names.
-        width: w, of a context's tokens.
-        heads: of the attention, divides w.
-    """
-
-    def __init__(self, name_width: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_query, self.norm_key, self.norm = nn.LayerNorm(width), nn.LayerNorm(name_width), nn.LayerNorm(width)
-        self.query, self.key, self.value = (
-            nn.Linear(width, width),
-            nn.Linear(name_width, width),
-            nn.Linear(name_width, width),
-        )
-        self.out = nn.Linear(width, width)
-        begin_together(self.query, self.key, self.value, self.out)
-        self.inner, self.outer = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
-
-    def forward(self, queries: Tensor, names: Tensor, is_there: Tensor) -> Tensor:
-        """Return a context, [L, w].
-
-        Args:
-            queries: Q, [L, w].
-            names: features of class names, E, [C, e].
-            is_there: which of them count, bool [C].
-        """
-        known = self.norm_key(names)
-        query, key, value = self.query(self.norm_query(queries)), self.key(known), self.value(known)
-        attended = self.out(attend(query, key, value, self.heads, is_there))
-        return attended + gated(self.inner, self.outer, self.norm(attended))
 
 
 class EqualMean(ServerRule):

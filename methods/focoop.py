@@ -13,20 +13,9 @@ from benchmark.ranges import FewOrNone, NonNegativeFloat, PositiveFloat, Positiv
 from benchmark.seeds import keyed_initialization
 from benchmark.server import ServerRule
 from methods.context_matching import ContextMatching, Mix, Select
-from methods.losses import masked_mean
+from methods.losses import masked_mean, soft_maximum, unevenness
 from methods.text_prompt import TextPromptMethod
-
-
-def unevenness(foreign: Tensor) -> Tensor:
-    """Return ``logsumexp_j s_j - mean_j s_j`` of logits s [B, K]: [B], at least log K, which equal logits have."""
-    # As logarithms of probabilities: other forms round on a CPU as the number of clients in a step has it.
-    return -F.log_softmax(foreign, dim=-1).mean(-1)
-
-
-def soft_maximum(losses: Tensor, mask: Tensor, tau: float) -> Tensor:
-    """Return ``tau log mean_i exp(l_i / tau)`` over the losses [B] where the mask [B] is True; 0 if there are none."""
-    scaled = (losses / tau).masked_fill(~mask, torch.finfo(losses.dtype).min)
-    return torch.where(mask.any(), tau * (scaled.logsumexp(0) - mask.sum().clamp(min=1).log()), 0.0)
+from methods.uphill import moved_uphill
 
 
 class FOCoOp(TextPromptMethod):
@@ -37,11 +26,11 @@ class FOCoOp(TextPromptMethod):
     (1 - frac) L_c + frac G_c``. K shared contexts O_j stand for images of no class; their prompts hold no name. An
     image has the logits s over the C + K text features. Objective: the mean over images of cross-entropy over all C + K
     columns plus ``det_weight`` times ``L_det = logsumexp_j s_j - mean_j s_j`` over the K last ones, where text features
-    are moved first, each by at most rho, to where it is greater (``moved``). The server averages G, weighted with n_k,
-    mixes into it those O that look like clients' classes, and chooses new O (``ContextMatching``); L never leaves.
-    Evaluated with the new G and O and the client's own L, the initial one if it was never selected. Message: G and O,
-    (C + K) L w numbers each way. With ``num_ood=0``, ``robust=none`` and ``class_specific=False`` it is PromptFL at
-    ``frac=1`` and CoOp at ``frac=0``.
+    are moved first, each by at most rho, to where it is greater (``moved_uphill``). The server averages G, weighted
+    with n_k, mixes into it those O that look like clients' classes, and chooses new O (``ContextMatching``); L never
+    leaves. Evaluated with the new G and O and the client's own L, the initial one if it was never selected. Message: G
+    and O, (C + K) L w numbers each way. With ``num_ood=0``, ``robust=none`` and ``class_specific=False`` it is PromptFL
+    at ``frac=1`` and CoOp at ``frac=0``.
 
     Its own score of images of no class, the probability of all C columns together, is in the order of the logits'
     energy: a client's logits are its C columns less ``logsumexp`` of the K others, which changes no probability among
@@ -160,26 +149,12 @@ class FOCoOp(TextPromptMethod):
     def moved(
         self, images: Tensor, classes: Tensor, foreign: Tensor, *, y: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return classes [C, e] and others [K, e], moved to where the mean loss is greater, and normalised again.
+        """Return classes [C, e] and others [K, e], moved to where the mean loss is greater, and normalised again."""
 
-        So many ``steps`` ``d <- Proj(d + (rho / 2) g / ||g||)`` on every row of the classes, then of the others: g is
-        the gradient of the mean loss at ``normalise(W + d)``, Proj the projection onto the ball of radius rho. d itself
-        has no gradient.
-        """
-        fixed = classes.detach(), foreign.detach()
-
-        def loss(*away: Tensor) -> Tensor:
-            rows = [F.normalize(row + d, dim=-1) for row, d in zip(fixed, away, strict=True)]
+        def loss(*rows: Tensor) -> Tensor:
             return masked_mean(self.losses(images, *rows, y=y), mask)
 
-        away = [torch.zeros_like(rows) for rows in fixed]
-        for place in range(2):
-            for _ in range(self.steps):
-                gradient = torch.func.grad(loss, place)(*away)
-                step = gradient / gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-                d = away[place] + self.rho / 2 * step
-                away[place] = d * (self.rho / d.norm(dim=-1, keepdim=True).clamp(min=self.rho))
-        made = [F.normalize(rows + d.detach(), dim=-1) for rows, d in zip((classes, foreign), away, strict=True)]
+        made = moved_uphill(loss, (classes, foreign), self.rho, self.steps)
         return made[0], made[1]
 
     def client_loss(self, client: Client, batch: MiniBatch) -> Tensor:

@@ -1,6 +1,7 @@
 """The mathematics of the objectives: pure functions of tensors for ONE client, one per equation."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,9 @@ from torch import Tensor
 from benchmark.masked import cross_entropy as cross_entropy
 from benchmark.masked import in_float32
 from benchmark.masked import masked_mean as masked_mean
+
+Contrast = Literal["both", "no_positive", "no_negative", "none"]
+Sign = Literal["intended", "printed"]
 
 
 def squared_norm(parameters: Mapping[str, Tensor]) -> Tensor:
@@ -68,3 +72,50 @@ def model_contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperatur
 def taught_entropy(logits: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     """Return ``H(z, s) = -mean_b sum_c softmax(z)_bc log softmax(s)_bc`` of logits s and the teacher's z, [B, C]."""
     return masked_mean(-(teacher.softmax(1) * logits.log_softmax(1)).sum(1), mask)
+
+
+@in_float32
+def divergence_from_frozen(prompted: Tensor, frozen: Tensor, mask: Tensor) -> Tensor:
+    """Return ``(1 / (B C)) sum_bc q_bc (log q_bc - log p_bc)``: p of the logits, q of the frozen model's, [B, C]."""
+    expected = frozen.log_softmax(1)
+    return masked_mean((expected.exp() * (expected - prompted.log_softmax(1))).mean(1), mask)
+
+
+def unevenness(foreign: Tensor) -> Tensor:
+    """Return ``logsumexp_j s_j - mean_j s_j`` of logits s [B, K]: [B], at least log K, which equal logits have."""
+    # As logarithms of probabilities: other forms round on a CPU as the number of clients in a step has it.
+    return -F.log_softmax(foreign, dim=-1).mean(-1)
+
+
+def soft_maximum(losses: Tensor, mask: Tensor, tau: float) -> Tensor:
+    """Return ``tau log mean_i exp(l_i / tau)`` over the losses [B] where the mask [B] is True; 0 if there are none."""
+    scaled = (losses / tau).masked_fill(~mask, torch.finfo(losses.dtype).min)
+    return torch.where(mask.any(), tau * (scaled.logsumexp(0) - mask.sum().clamp(min=1).log()), 0.0)
+
+
+def text_contrast(
+    shared: Tensor, anchor: Tensor, own: Tensor, temperature: float, contrast: Contrast, sign: Sign
+) -> Tensor:
+    """Return FedPGP's second objective, a mean over classes.
+
+    ``both``: ``-log(e^{s(z_G, z_C) / tau} / (e^{s(z_G, z_C) / tau} + e^{s(z_G, z_i) / tau}))`` with s the cosine.
+    ``no_positive``: ``s(z_G, z_i)``. ``no_negative``: ``1 - s(z_G, z_C)``. So the ablations are meant; the paper prints
+    ``1 - s(z_G, z_i)`` and ``s(z_G, z_C)``, which push the other way.
+
+    Args:
+        shared: text features under the shared prompt, z_G, [C, e].
+        anchor: those of hand-written prompts, z_C, [C, e].
+        own: those under the client's prompt, z_i, [C, e].
+        temperature: tau.
+        contrast: ``both``, ``no_positive`` or ``no_negative``.
+        sign: ``intended`` or ``printed``, for the ablations.
+    """
+    if contrast == "both":
+        # A cross-entropy of two classes. Other forms of it round on a CPU as the number of clients in a step has it.
+        near, far = cosines(shared, anchor), cosines(shared, own)
+        return -F.log_softmax(torch.stack([near, far], dim=1) / temperature, dim=1)[:, 0].mean()
+    if contrast == "no_positive":
+        similarity = cosines(shared, own).mean()
+        return similarity if sign == "intended" else 1 - similarity
+    similarity = cosines(shared, anchor).mean()
+    return 1 - similarity if sign == "intended" else similarity

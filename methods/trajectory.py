@@ -83,3 +83,22 @@ class BetaTrajectory(TrajectoryRule):
         if self.with_start and not self.averaged:
             self.add(shared, self.log_weight_of(1))
         return super().aggregate(round, shared, uploads)
+
+
+class AveragedTrajectory(TrajectoryRule):
+    """FedAvg whose values are evaluated as their Gaussian-weighted mean over the rounds; training goes on without it.
+
+    ``m_t = sum_{i <= t} w_i theta^i / sum_{i <= t} w_i`` with ``w_i = exp(-(i - mean)^2 / (2 spread^2))``.
+
+    Args:
+        mean: the round with the greatest weight.
+        spread: in rounds.
+    """
+
+    def __init__(self, mean: float, spread: float) -> None:
+        super().__init__()
+        self.mean, self.spread = mean, spread
+
+    def log_weight_of(self, number: int) -> float:
+        """Return ``log w_i``."""
+        return -((number - self.mean) ** 2) / (2 * self.spread**2)

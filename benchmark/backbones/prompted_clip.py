@@ -274,6 +274,44 @@ class PromptedCLIP(TwoTowers):
         features = self._encode_image(x, parts, rows)[:, 0]
         return F.normalize(features, dim=-1) if normalize else features
 
+    def tokens_before(self, x: Tensor, layer: int) -> Tensor:
+        """The input of a block of a ViT, counted from 0, in a pass without parts, [B, 1 + M, v].
+
+        Args:
+            x: images, [B, 3, H, W], normalised with ``mean`` and ``std``.
+            layer: at most vision_depth - 1; that of the first comes after the tower's first norm.
+
+        Raises:
+            ConfigurationError: images of another shape, or another image tower than a ViT.
+        """
+        self.need_image_tower("vit", needs="tokens at the input of a block are those of a ViT")
+        self._check_images(x)
+        tokens: Tensor = self.model.visual._embeds(x)
+        for block in self.model.visual.transformer.resblocks[:layer]:
+            q, k, v = query_key_value(block, tokens, NO_CHANGE)
+            tokens = finish(block, tokens, attend(q, k, v), NO_CHANGE)
+        return tokens
+
+    def image_features_from(self, tokens: Tensor, first_layer: int, *parts: TowerPart | Tensor) -> Tensor:
+        """Compute the same features as ``image_features``, from the tokens at a block's input instead of from images.
+
+        Args:
+            tokens: of ``tokens_before``, [B, 1 + M, v].
+            first_layer: the block that takes them, from 0.
+            parts: as for ``image_features``; nothing of them stands before ``first_layer``.
+
+        Returns:
+            [B, e], L2-normalised.
+
+        Raises:
+            ConfigurationError: another image tower than a ViT.
+        """
+        self.need_image_tower("vit", needs="tokens at the input of a block are those of a ViT")
+        self._refuse_hooks()
+        given = parts_of(parts, self.image_tower, tokens.shape[0])
+        made = self._through_blocks(tokens, given, slice(0, rows_kept(tokens.shape[0])), first_layer)
+        return F.normalize(self._project(made, Changes(given, self.vision_depth))[:, 0], dim=-1)
+
     @property
     def num_patches(self) -> int:
         """Return M, the patches of an image for a ViT."""
@@ -366,12 +404,15 @@ class PromptedCLIP(TwoTowers):
 
     def _vit_tokens(self, x: Tensor, parts: Sequence[TowerPart], rows: slice) -> Tensor:
         """Return what the last block makes of the positions ``rows``, [B, len(rows), v]."""
+        return self._through_blocks(self.model.visual._embeds(x), parts, rows)
+
+    def _through_blocks(self, tokens: Tensor, parts: Sequence[TowerPart], rows: slice, first_layer: int = 0) -> Tensor:
+        """Return what the last block makes of the positions ``rows``, of the tokens at a block's input."""
         visual = self.model.visual
-        tokens = visual._embeds(x)
         count = tokens.shape[1]
         places = Places(parts, count)
-        for layer, block in enumerate(visual.transformer.resblocks):
-            changes = Changes(parts, layer)
+        for layer in range(first_layer, self.vision_depth):
+            block, changes = visual.transformer.resblocks[layer], Changes(parts, layer)
             tokens = places.fill(layer, tokens, visual.ln_pre if layer == 0 else None)
             q, k, v = query_key_value(block, tokens, changes)
             if layer == self.vision_depth - 1:  # of the last layer, only what is asked for

@@ -204,6 +204,14 @@ class TwoTowers(Checked, nn.Module):
         """Return features of images, [B, e], and their tokens, that of the class first, [B, 1 + M, v]."""
         raise self._lacks("tokens of an image")
 
+    def tokens_before(self, x: Tensor, layer: int) -> Tensor:
+        """Return the input of a block, counted from 0, in a pass of images without parts, [B, 1 + M, v]."""
+        raise self._lacks("blocks in its image tower")
+
+    def image_features_from(self, tokens: Tensor, first_layer: int, *parts: TowerPart | Tensor) -> Tensor:
+        """Return features [B, e] of the tokens at a block's input, with parts from there on."""
+        raise self._lacks("blocks in its image tower")
+
     def need_image_tower(self, *kinds: str, needs: str, otherwise: str = "or another method") -> None:
         """Refuse an image tower that has not what a method needs, when the method is made.
 

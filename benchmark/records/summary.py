@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, pooled_by
+from benchmark.records.data_sets import data_sets_of
 from benchmark.records.metrics_table import NAMED, check_clients, checked
 from benchmark.records.record import RunRecord
 
@@ -139,13 +140,19 @@ def statistic_of(
 ) -> float | None:
     """Compute a statistic over clients as it would stand at ``record.summary[point][split][metric][which]``.
 
-    Arguments as in :func:`client_values`. None where it is not defined, where the run has no such values, and for
-    ``pooled``, which is no function of the clients' values.
+    Arguments as in :func:`client_values`. None where it is not defined, as ``by_data_set`` of a run on one data set is
+    not; where the run has no such values; and for ``pooled``, which is no function of the clients' values.
     """
     found = _read(metrics, record.test_sizes, point, split, metric)
-    if found is None or STATISTICS[statistic].of is None:
+    if found is None or statistic == "pooled":
         return None
-    column = _statistics(found.values, metric, (statistic,))[statistic]
+    if statistic == "by_data_set":
+        data_sets = data_sets_of(record)
+        if data_sets is None:
+            return None
+        column = _by_data_set(found.values, data_sets)
+    else:
+        column = _statistics(found.values, metric, (statistic,))[statistic]
     return _json_number(column[_positions(found, _entry(record, point, split, metric), which)].mean())
 
 
@@ -277,6 +284,19 @@ def _statistics(values: "np.ma.MaskedArray", metric: str, names: Collection[str]
             for name, function in functions.items():
                 series[name].append(function(present, lower) if len(present) else math.nan)
     return {name: np.asarray(column) for name, column in series.items()}
+
+
+def _by_data_set(values: "np.ma.MaskedArray", data_sets: Sequence[str]) -> "np.ndarray":
+    """Return for each round [R] the mean over data sets, of each the mean of its clients' values [R, clients].
+
+    So FedTPG reports it (Qiu et al., ICLR 2024). Data sets of which no client has a value do not count; NaN where none
+    has.
+    """
+    import numpy as np
+
+    place = {name: [k for k, of in enumerate(data_sets) if of == name] for name in dict.fromkeys(data_sets)}
+    means = np.ma.stack([values[:, clients].mean(axis=1) for clients in place.values()], axis=1)
+    return np.asarray(np.ma.filled(means.mean(axis=1), np.nan))
 
 
 def _weighted(values: "np.ma.MaskedArray", sizes: "np.ndarray") -> "np.ndarray":

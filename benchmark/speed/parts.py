@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from benchmark.backbones.parts import Adapter, Norms
+from benchmark.backbones.parts import Adapter, LowRank, Norms
 from benchmark.method import FederatedMethod
 from benchmark.speed.measure import Row, device, fit, last_line_of
 from benchmark.speed.workloads import CLASSES, TRAINING, Work, class_names, frozen_clip, frozen_vit, large_clip
@@ -68,13 +68,16 @@ def of_vit() -> dict[str, Timed]:
 
 
 def of_clip() -> dict[str, Timed]:
-    """Return each part in CLIP, after PromptFL, whose images are encoded once."""
-    name = large_clip()
+    """Return each part in CLIP, after PromptFL, whose images are encoded once; tokens kept and made in every step."""
+    name, block = large_clip(), 9 if device() == "cuda" else 3  # of 12 or 4
+    late = in_clip(FedPartCLIP, text=None, image=LowRank(first_block=block))
     return {
         f"PromptFL, {name}": (in_clip(PromptFL), "auto"),
         f"FedLoRACLIP, text, {name}": (in_clip(FedLoRACLIP, towers="text"), "auto"),
         f"FedLoRACLIP, both towers, {name}": (in_clip(FedLoRACLIP), "auto"),
         f"FedPartCLIP (norms), text, {name}": (in_clip(FedPartCLIP, text=Norms()), "auto"),
+        f"FedPartCLIP (factors), image, from block {block} on, tokens made in every step, {name}": (late, False),
+        f"FedPartCLIP (factors), image, from block {block} on, tokens kept, {name}": (late, True),
         f"PFedMMA, {name}": (in_clip(PFedMMA, first_block=1), "auto"),
         f"FedCLIP, {name}": (in_clip(FedCLIP), "auto"),
     }

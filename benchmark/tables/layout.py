@@ -33,7 +33,7 @@ Paths in a table are relative to the folder the command is started in, the repos
               - {client: amazon, label: A, paper: {dataset: Office-Caltech10, setting: domain=A}}
               - {client: "*"}                 # one column per client, named as in the record
               - {statistic: average, label: Avg, paper: {dataset: Office-Caltech10, setting: avg over domains}}
-                # statistic: average | worst | worst_decile | std | pooled; `paper` may name metric (default accuracy)
+                # statistic: average | worst | std | by_data_set | ...; `paper` may name metric (default accuracy)
                 # and backbone (needed where the CSV has several). No `paper`: no published number, no difference.
               - {statistic: average, label: F1, metric: macro_f1}  # another metric or split than the table's
               - {statistic: lowest_gain, over: FedAvg}  # mean_gain | lowest_gain | better_off | worse_off: of clients

@@ -24,7 +24,7 @@ from benchmark.server import ServerRule, WrappedRule
 from methods import servers
 from methods.context_matching import ContextMatching
 from methods.flora import StackingRule
-from methods.hilora import TierRule
+from methods.tiers import TierRule
 from methods.trajectory import TrajectoryRule
 
 

@@ -1,5 +1,6 @@
 """LoRA, adapters and a gate in CLIP: by hand, and against zero-shot CLIP where they do nothing."""
 
+import copy
 import json
 from typing import Any
 
@@ -14,8 +15,8 @@ from benchmark.backbones.parts import LowRank, TowerPart
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from methods import FedPartCLIP
+from methods.bottlenecks import Bottleneck, Linears
 from methods.fedclip import contrast
-from methods.pfedmma import Bottleneck, Linears
 
 FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4")
 
@@ -44,7 +45,8 @@ def test_factors_that_are_not_trained_are_zero_shot_clip() -> None:
 
 
 def test_norms_that_are_not_trained_are_zero_shot_clip() -> None:
-    parts = [f"{tower}={part_of('Norms', targets=['norm1', 'norm2', 'final'])}" for tower in ("text", "image")]
+    norms = part_of("Norms", targets=["norm1", "norm2", "final"], first_block=1)
+    parts = [f"{tower}={norms}" for tower in ("text", "image")]
     zero, method = scores(run("ZeroShotCLIP")), scores(run("FedPartCLIP", *parts, "training.lr=0.0"))
     assert zero.keys() <= method.keys()
     for name, value in zero.items():
@@ -61,6 +63,39 @@ def test_a_part_of_factors_in_clip_is_federated_lora() -> None:
         assert lora.keys() == renamed.keys()
         for name, value in lora.items():
             assert torch.equal(value.nan_to_num(), renamed[name].nan_to_num()), name
+
+
+@pytest.mark.parametrize("text", ["null", part_of("Norms")])
+def test_parts_from_a_block_of_the_image_tower_on_take_kept_tokens_and_give_the_same_numbers(text: str) -> None:
+    options = (f"text={text}", f"image={part_of('LowRank', rank=2, first_block=2)}")
+    kept = run("FedPartCLIP", *options)
+    assert kept.inputs == ("features",)
+    method, data = build_tiny(
+        "FedPartCLIP", *FEW, *(f"--model.init_args.{option}" for option in options), "--data.cache_features=false"
+    )
+    fit(method, data, 2)
+    anew = learned(method)
+    for name, value in learned(kept).items():
+        torch.testing.assert_close(value, anew[name], atol=1e-6, rtol=1e-6, equal_nan=True, msg=name)
+    assert kept.image_part.b["q"].any()
+    x = torch.randn(3, 3, *kept.clip.image_size, generator=torch.Generator().manual_seed(0))
+    tokens = kept.frozen_features(x)["tokens"]
+    assert (tokens.dtype, tokens.shape[2]) == (torch.float16, kept.clip.vision_width)
+    late = kept.clip.image_features_from(tokens.float(), 1, kept.image_part)
+    torch.testing.assert_close(late, kept.clip.image_features(x, kept.image_part), atol=5e-3, rtol=1e-2)
+
+
+def test_kept_tokens_in_full_precision_train_as_images_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (f"--model.init_args.{part}" for part in ("text=null", f"image={part_of('Adapter', first_block=2)}"))
+    method, data = build_tiny("FedPartCLIP", *FEW, *options)
+    live = copy.deepcopy(method)
+    monkeypatch.setattr(method, "frozen_features", lambda x: {"tokens": method.clip.tokens_before(x, 1)})
+    fit(method, data, 2)
+    live.first_layer, live.inputs = 0, ("images",)
+    fit(live, data, 2)
+    expected = learned(live)
+    for name, value in learned(method).items():
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-5, equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize(

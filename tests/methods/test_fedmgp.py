@@ -16,7 +16,7 @@ from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Parcel, Round
 from benchmark.seeds import torch_generator
-from methods.fedmgp import drawn_groups, likeness, similarities
+from methods.prompt_slots import drawn_groups, likeness, similarities
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

@@ -12,7 +12,8 @@ from torch_attention import attention_of, drawn
 
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
-from methods.fedmvp import PromptFormer, sentence
+from methods.fedmvp import sentence
+from methods.prompt_networks import PromptFormer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
@@ -131,6 +132,90 @@ def test_patches_are_what_open_clip_embeds() -> None:
 
 def test_the_network_alone_is_sent() -> None:
     method = run("FedMVP")
+    made = method.server.traffic.per_client()
+    assert made["up_floats"] == made["down_floats"] == sum(value.numel() for value in method.former.parameters())
+
+
+# --- the second phase ---
+
+
+def with_maps(key: str = "maps") -> PromptFormer:
+    """A network whose maps do something."""
+    former = PromptFormer(6, 8, 2, 2, rank=3)
+    with torch.no_grad():
+        for name, value in former.low_rank.items():
+            value.copy_(0.5 * drawn(*value.shape, key=key + name))
+    return former
+
+
+def folded(former: PromptFormer) -> PromptFormer:
+    """The same network without maps: ``W (x + x A B)`` is ``(W (I + A B)^T) x``."""
+    made = PromptFormer(*(former.text_map.in_features, former.text_map.out_features), former.heads, former.num_prompts)
+    made.load_state_dict({n: v for n, v in former.state_dict().items() if not n.startswith("low_rank.")})
+    with torch.no_grad():
+        for of in ("query", "key", "value"):
+            whole = torch.eye(made.query.in_features) + former.low_rank[f"{of}_a"] @ former.low_rank[f"{of}_b"]
+            weight = getattr(made, of).weight
+            weight.copy_(torch.stack([whole @ row for row in weight]))
+    return made
+
+
+def test_the_maps_have_the_published_size_and_begin_without_effect() -> None:
+    former = PromptFormer(512, 768, 4, 4, rank=8)
+    assert sum(value.numel() for value in former.low_rank.parameters()) == 36_864
+    assert sum(value.numel() for value in former.parameters()) == 9_882_624
+    assert 0.019 < float(former.low_rank["key_a"].std()) < 0.021
+    small, patches, context = PromptFormer(6, 8, 2, 2, rank=3), drawn(3, 4, 8, key="p"), drawn(5, 6, key="c")
+    there = torch.ones(5, dtype=torch.bool)
+    assert torch.equal(small(patches, context, there), folded(small)(patches, context, there))
+
+
+def test_maps_stand_before_query_key_and_value() -> None:
+    former, patches, context = with_maps(), drawn(3, 4, 8, key="patches"), drawn(5, 6, key="context")
+    there = torch.tensor([True, True, False, True, True])
+    found = former(patches, context, there)
+    torch.testing.assert_close(found, folded(former)(patches, context, there), rtol=1e-4, atol=1e-5)
+    for of in ("query", "key", "value"):
+        kept = former.low_rank[f"{of}_b"].detach().clone()
+        with torch.no_grad():
+            former.low_rank[f"{of}_b"].zero_()
+            assert not torch.allclose(former(patches, context, there), found, atol=1e-3), of
+            former.low_rank[f"{of}_b"].copy_(kept)
+
+
+def test_the_objective_of_the_second_phase_is_that_of_the_network_with_the_maps_in_its_weights() -> None:
+    method = constructed("FedMVP", attributes=DESCRIBED, alpha=3.0, network_rounds=1, rank=3)
+    with torch.no_grad():
+        for name, value in method.former.low_rank.items():
+            value.copy_(0.3 * drawn(*value.shape, key=name))
+    client, batch = client_of(method), with_noise(mini_batch(method, 0, 3), [True, False, True])
+    found = method.client_loss(client, batch)
+    method.former = folded(method.former)
+    torch.testing.assert_close(method.client_loss(client, batch), found, rtol=1e-4, atol=1e-4)
+
+
+def of_network(method: Any) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in method.simulation.shared().items() if ".low_rank." not in name}
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+def test_without_rounds_of_the_second_phase_it_is_the_method_of_one_phase() -> None:
+    assert_same(of_network(run("FedMVP", "--model.init_args.network_rounds=2")), of_network(run("FedMVP")))
+
+
+def test_in_the_second_phase_the_network_rests_but_for_the_map_of_the_descriptions() -> None:
+    method = run("FedMVP", "--model.init_args.network_rounds=2", rounds=3)
+    before, after = of_network(run("FedMVP")), of_network(method)
+    assert {name for name, value in after.items() if not torch.equal(value, before[name])} == {
+        "former.text_map.weight",
+        "former.text_map.bias",
+    }
+    assert all(method.former.low_rank[f"{of}_b"].any() for of in ("query", "key", "value"))
     made = method.server.traffic.per_client()
     assert made["up_floats"] == made["down_floats"] == sum(value.numel() for value in method.former.parameters())
 

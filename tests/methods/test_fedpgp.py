@@ -14,7 +14,8 @@ from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
 from benchmark.seeds import torch_generator
-from methods.fedpgp import FedPGP, text_contrast
+from methods.fedpgp import FedPGP
+from methods.losses import text_contrast
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

@@ -10,7 +10,8 @@ from text_prompts import assert_same_scores, run
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
-from methods.fedpromptsrc import AveragedTrajectory, divergence_from_frozen
+from methods.losses import divergence_from_frozen
+from methods.trajectory import AveragedTrajectory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

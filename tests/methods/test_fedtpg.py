@@ -13,7 +13,8 @@ from torch_attention import attention_of, drawn
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
-from methods.fedtpg import ContextWriter, EqualMean
+from methods.fedtpg import EqualMean
+from methods.prompt_networks import ContextWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

@@ -20,7 +20,7 @@ from benchmark.federation import Round, Uploads
 from benchmark.formulas import in_distribution_scores
 from benchmark.server import ServerRule
 from methods.context_matching import ContextMatching, mixed, unbalanced_plan, upper_cluster
-from methods.focoop import soft_maximum, unevenness
+from methods.losses import soft_maximum, unevenness
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

@@ -12,8 +12,9 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.method import Server
 from benchmark.seeds import torch_generator
-from methods.hilora import HiLoRA, TierRule, overlap
+from methods.hilora import HiLoRA, overlap
 from methods.subspaces import basis, distances, gaps, mean_product, spectral_clusters
+from methods.tiers import TierRule
 
 FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4", "--data.clients_at_once=2")
 #: a round in each of the first two stages

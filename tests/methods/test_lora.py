@@ -14,7 +14,8 @@ from torch import Tensor
 from benchmark.backbones.parts import LowRank, Tower
 from benchmark.federation import Round, Terms, Uploads
 from benchmark.run.cli import FederatedCLI
-from methods.fedsdg import FedSDG, GatedLowRank, alignment_weights
+from methods.alignment import alignment_weights
+from methods.fedsdg import FedSDG, GatedLowRank
 from methods.flora import StackingRule
 from methods.lorafair import FairRule, corrected
 from methods.pf2lorapruned import ranks_kept

@@ -9,7 +9,7 @@ from federation import build, fit, learned
 from torch import Tensor
 
 from benchmark.federation import Round, Terms, Uploads
-from methods.pepfedpt import PrototypeRule, mixing_weights
+from methods.prototypes import PrototypeRule, mixing_weights
 
 FEW = ("--data.partition=federation.Few", "--data.clients_per_round=6")
 COSINES = torch.tensor([[0.9, 0.7, 0.8]])

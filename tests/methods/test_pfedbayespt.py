@@ -15,7 +15,8 @@ from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
 from methods.losses import cross_entropy
-from methods.pfedbayespt import PFedBayesPT, PromptEncoder
+from methods.pfedbayespt import PFedBayesPT
+from methods.prompt_encoder import PromptEncoder
 from methods.variational import gaussian_kl, log_gaussian, log_standard_gaussian
 
 B, C = 5, 8

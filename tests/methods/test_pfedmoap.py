@@ -15,7 +15,7 @@ from benchmark.contract import LocalTraining, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
 from benchmark.seeds import torch_generator
-from methods.pfedmoap import ExpertAttention, ExpertRule
+from methods.experts import ExpertAttention, ExpertRule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

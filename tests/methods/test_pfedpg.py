@@ -13,7 +13,8 @@ from oracle import Images, images_at, mini_batches
 from benchmark.checks.outcome import require_equal
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
-from methods.pfedpg import AdaINGenerator, CrossAttentionGenerator, GeneratorRule, MLPGenerator, generator_objective
+from methods.generator_rule import GeneratorRule, generator_objective
+from methods.prompt_generators import AdaINGenerator, CrossAttentionGenerator, MLPGenerator
 
 K, WIDTH, CLIENTS = 3, 6, 4
 

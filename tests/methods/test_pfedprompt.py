@@ -13,7 +13,7 @@ from benchmark.contract import Client
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
 from methods import PFedPrompt
-from methods.pfedprompt import memory_attention, spatial_attention
+from methods.attention import memory_attention, spatial_attention
 
 
 def as_promptfl(*overrides: str) -> tuple[Any, Any]:

@@ -18,8 +18,8 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.seeds import torch_generator
 from methods import PLAN
-from methods.plan import MergingRule
 from methods.prompt_aggregator import aggregated
+from methods.prompt_merging import MergingRule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

@@ -179,7 +179,11 @@ def test_the_command_line_gives_a_server(tmp_path: Path, capsys: pytest.CaptureF
         ("PFedPG", ["--server=FedAdam"], "server: PFedPG has a server of its own, GeneratorRule; leave server out"),
         ("Local", ["--server=FedAdam"], "server: Local shares nothing that a server could make anew; leave server out"),
         ("HeadTune", ["--server=FedAdm"], "expected one of ClusteredServer, FedAdam, FedAvgM, FedYogi"),
-        ("HeadTune", ["--server=methods.pfedpg.GeneratorRule"], "belongs to a method; expected one of ClusteredServer"),
+        (
+            "HeadTune",
+            ["--server=methods.generator_rule.GeneratorRule"],
+            "belongs to a method; expected one of ClusteredServer",
+        ),
         ("HeadTune", ["--server=methods.servers.ServerOptimizer", "--server.lr=1"], "is a base of others"),
         ("HeadTune", ["--server=FedAdam", "--server.lr=-1"], "expected a number above 0, got -1"),
         ("HeadTune", ["--server=FedAdam", "--trainer.callbacks=benchmark.engine.rounds.Server"], "holds a Server as"),

@@ -12,8 +12,7 @@ from benchmark.engine.roles import names_under
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.seeds import keyed_initialization
-from methods.sgpt import (
-    SGPT,
+from methods.prompt_groups import (
     GroupRule,
     key_similarity,
     majority,
@@ -23,6 +22,7 @@ from methods.sgpt import (
     orthonormal_keys,
     training_group,
 )
+from methods.sgpt import SGPT
 
 MODEL = "--model.init_args."
 SMALL = ["--data.partition.init_args.num_clients=4", "--data.clients_per_round=3", f"{MODEL}training.epochs=1"]

@@ -19,10 +19,9 @@ from benchmark.errors import ConfigurationError
 from datamodules.partition import ClientSplits, Partition
 from datamodules.source import ImagePool
 from methods import FedPGP, PromptFL, PromptPer, PromptProx
+from methods.attention import memory_attention, spatial_attention
 from methods.fedkgcoop import knowledge_distance
-from methods.fedpgp import text_contrast
-from methods.losses import model_contrast
-from methods.pfedprompt import memory_attention, spatial_attention
+from methods.losses import model_contrast, text_contrast
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 

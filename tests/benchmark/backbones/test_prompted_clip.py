@@ -17,7 +17,7 @@ from benchmark.backbones import prompted_clip
 from benchmark.backbones.class_prompts import ClassPrompts
 from benchmark.backbones.clip import load_clip
 from benchmark.backbones.fixed_batch_norm import FixedBatchNorm2d
-from benchmark.backbones.parts import Prompts
+from benchmark.backbones.parts import Adapter, LowRank, Norms, Prompts
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import torch_generator
@@ -244,6 +244,27 @@ def test_tokens_before_the_last_norm_are_those_that_features_are_made_of(vit: Pr
     expected = visual.transformer(visual._embeds(x))
     torch.testing.assert_close(tokens, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(features, vit.image_features(x), atol=1e-6, rtol=0)
+
+
+def test_tokens_kept_before_a_block_are_open_clips_and_give_the_same_features(vit: PromptedCLIP) -> None:
+    x, visual = images(vit, 3), vit.model.visual
+    kept = vit.tokens_before(x, 1)
+    torch.testing.assert_close(kept, visual.transformer.resblocks[0](visual._embeds(x)), atol=1e-6, rtol=1e-5)
+    assert torch.equal(vit.tokens_before(x, 0), visual._embeds(x))
+    late = (LowRank(2, first_block=2), Norms(["norm2", "final"], first_block=2), Adapter(3, first_block=2))
+    fitted = [part.fit(vit.image_tower) for part in late]
+    for number, part in enumerate(fitted):
+        for name, value in part.named_parameters():
+            value.data = value.detach() + 0.1 * normal(*value.shape, key=f"{number} {name}")
+    for part in (*fitted, Prompts(normal(2, vit.vision_width), 1)):
+        found = vit.image_features(x, part)
+        assert torch.equal(vit.image_features_from(kept, 1, part), found)
+        assert not torch.allclose(found, vit.image_features(x), atol=1e-4)
+
+
+def test_a_resnet_has_no_tokens_before_a_block(resnet: PromptedCLIP) -> None:
+    with pytest.raises(ConfigurationError, match="tokens at the input of a block are those of a ViT"):
+        resnet.tokens_before(images(resnet, 2), 1)
 
 
 def test_spatial_features_of_a_resnet_are_the_unpooled_attention(resnet: PromptedCLIP) -> None:

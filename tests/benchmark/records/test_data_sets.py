@@ -1,0 +1,106 @@
+"""Means over the data sets of a federation, on numbers made by hand, and what a table shows of a finished run."""
+
+import dataclasses
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from finished_run import write_finished_run
+
+from benchmark.metrics import STATISTICS
+from benchmark.records.data_sets import data_sets_of
+from benchmark.records.metrics_table import COLUMNS
+from benchmark.records.record import RunRecord
+from benchmark.records.record_file import read_record
+from benchmark.records.stored_run import read_metrics
+from benchmark.records.summary import statistic_of, summarize
+
+NAMES = ("digits", "letters 0", "letters 1", "letters 10", "digits (whole)", "letters (whole)")
+VALUES = {1: [0.5, 0.1, 0.2, 0.9, None, None], 2: [0.6, 0.9, 0.8, 0.4, None, None]}
+
+
+def table(values: dict[int, list[float | None]], split: str = "test") -> pd.DataFrame:
+    """Accuracies from {round: one value per client, None where there is no row}."""
+    rows = [
+        (number, client, "server", split, "accuracy", value)
+        for number, row in values.items()
+        for client, value in enumerate(row)
+        if value is not None
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def several(
+    names: tuple[str, ...] = NAMES, dataset: str = "digits+letters", sizes: tuple[int, ...] = (10, 10, 10, 10, 0, 0)
+) -> RunRecord:
+    return RunRecord(
+        method="FedTPG",
+        dataset=dataset,
+        setting="classes of data sets",
+        seed=3,
+        client_names=names,
+        test_sizes=sizes,
+        manifest_hash="abc",
+        device="cpu",
+        environment={"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
+        rounds=2,
+        rounds_trained=2,
+        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
+        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=None,
+    )
+
+
+def of_data_sets(metrics: pd.DataFrame, record: RunRecord, split: str = "test", which: str = "last") -> float | None:
+    record = dataclasses.replace(record, summary=summarize(metrics, record.test_sizes))
+    return statistic_of(metrics, record, "server", split, "accuracy", which, "by_data_set")
+
+
+def test_clients_are_of_the_data_set_that_they_are_named_after() -> None:
+    assert data_sets_of(several()) == ["digits", "letters", "letters", "letters", "digits", "letters"]
+    nested = ("A", "A 1", "A 1 0", "A (whole)")
+    assert data_sets_of(several(nested, "A+A 1")) == ["A", "A 1", "A 1", "A"]
+
+
+@pytest.mark.parametrize(
+    ("names", "dataset"),
+    [(NAMES, "digits"), (("digits", "Letters 0"), "digits+letters"), (("digits", "letters x"), "digits+letters")],
+)
+def test_clients_of_one_data_set_or_of_none_have_none(names: tuple[str, ...], dataset: str) -> None:
+    assert data_sets_of(several(names, dataset)) is None
+
+
+def test_each_data_set_counts_once() -> None:
+    # Last round: digits 0.6, letters (0.9 + 0.8 + 0.4) / 3 = 0.7; the round before: 0.5 and 0.4.
+    assert of_data_sets(table(VALUES), several()) == pytest.approx(0.65)
+    assert of_data_sets(table(VALUES), several(), which="last10") == pytest.approx((0.65 + 0.45) / 2)
+    assert summarize(table(VALUES), several().test_sizes)["server"]["test"]["accuracy"]["last"]["average"] == (
+        pytest.approx(0.675)
+    )
+
+
+def test_a_client_without_a_value_is_left_out_and_so_is_a_data_set_of_such() -> None:
+    fewer = several(sizes=(10, 10, 0, 10, 0, 0))
+    assert of_data_sets(table({2: [0.6, 0.9, None, 0.4, None, None]}), fewer) == pytest.approx((0.6 + 0.65) / 2)
+    letters = several(sizes=(0, 10, 10, 10, 0, 0))
+    assert of_data_sets(table({2: [None, 0.9, 0.8, 0.4, None, None]}), letters) == pytest.approx(0.7)
+
+
+def test_of_testers_it_is_their_average() -> None:
+    both = pd.concat([table(VALUES), table({2: [None] * 4 + [0.3, 0.5]}, split="base")], ignore_index=True)
+    assert of_data_sets(both, several(), "base") == pytest.approx(0.4)
+
+
+def test_a_run_on_one_data_set_has_no_such_mean() -> None:
+    assert of_data_sets(table(VALUES), several(dataset="digits")) is None
+
+
+def test_no_record_holds_it_and_a_table_reads_it_of_any_run(tmp_path: Path) -> None:
+    assert not STATISTICS["by_data_set"].always
+    config = "seed_everything: 3\ntrainer: {max_epochs: 2}\nrun_dir: here\n"
+    write_finished_run(tmp_path / "run", several(), table(VALUES), config)
+    record = read_record(tmp_path / "run")
+    assert "by_data_set" not in record.summary["server"]["test"]["accuracy"]["last"]
+    metrics = read_metrics(tmp_path / "run")
+    found = statistic_of(metrics, record, "server", "test", "accuracy", "last", "by_data_set")
+    assert found == pytest.approx(0.65)
