@@ -29,7 +29,7 @@ from datamodules.ood_stream import ForeignImages, OODStream
 from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.client_rows import ByClient, ClientRows, Rows, class_counts
 from datamodules.scoring import checked_scoring
-from datamodules.source import ImagePool, ImageSource, load_pool, require_names
+from datamodules.source import ImagePool, ImageSource, load_pool, require_names, require_training_images
 from datamodules.split_record import Manifest, SplitRecord
 from datamodules.transform import ImageTransform
 from datamodules.validation import cut_validation
@@ -146,12 +146,7 @@ class FederatedDataModule(Checked, LightningDataModule):
                     f"{given!r:.80}"
                 )
         require_names(source)
-        if source.test_only:
-            raise ConfigurationError(
-                f"{type(source).__name__} has test images alone, and clients need images to train on; put it behind "
-                "another data set in the sources of datamodules.SeveralDataSets, with the partition "
-                "datamodules.ClassesOfDataSets and its unseen"
-            )
+        require_training_images(source)
         self.source = source
         self.partition = partition
         self.transform = self._transform = transform or ImageTransform()
@@ -167,9 +162,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.evaluate_local = evaluate_local
         self.metrics = metrics
         self.min_support, self.keep_predictions = min_support, keep_predictions
-        scoring = metrics, min_support, keep_predictions, val_fraction, len(source.class_names)
         #: evaluations whose images are kept
-        self.kept_rounds = checked_scoring(*scoring)
+        self.kept_rounds = checked_scoring(
+            metrics, min_support, keep_predictions, val_fraction, len(source.class_names)
+        )
         self.keeps_images = self.kept_rounds != "none"
         self.ood = ood
         if ood is not None:

@@ -170,6 +170,20 @@ def require_names(source: ImageSource) -> None:
             )
 
 
+def require_training_images(source: ImageSource) -> None:
+    """Refuse a source that clients cannot train on.
+
+    Raises:
+        ConfigurationError: it has test images alone.
+    """
+    if source.test_only:
+        raise ConfigurationError(
+            f"{type(source).__name__} has test images alone, and clients need images to train on; put it behind "
+            "another data set in the sources of datamodules.SeveralDataSets, with the partition "
+            "datamodules.ClassesOfDataSets and its unseen"
+        )
+
+
 def load_pool(source: ImageSource) -> ImagePool:
     """Load a source's images, and check what it hands over.
 
