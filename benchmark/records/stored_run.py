@@ -97,7 +97,9 @@ class StoredRun:
     def predictions(self) -> "pd.DataFrame":
         """Scored images (:data:`benchmark.records.predictions.COLUMNS`) of the last evaluation that any are kept of."""
         with readable(self.folder / PREDICTIONS, "table of predictions"):
-            return parse_predictions(self.content(PREDICTIONS))
+            rows = parse_predictions(self.content(PREDICTIONS))
+            self._check_clients(rows, 0)
+        return rows
 
     def has(self, name: str) -> bool:
         """Return whether the run wrote a file and it is there."""
@@ -140,7 +142,15 @@ class StoredRun:
     def classes(self) -> "pd.DataFrame":
         """Values by class (:func:`benchmark.records.predictions.by_class`) of the images in :attr:`predictions`."""
         with readable(self.folder / CLASSES, "table of classes"):
-            return parse_classes(self.content(CLASSES))
+            table = parse_classes(self.content(CLASSES))
+            self._check_clients(table, POOLED_CLIENT)
+        return table
+
+    def _check_clients(self, table: "pd.DataFrame", first: int) -> None:
+        """Refuse rows of clients that the record does not name, by a ValueError."""
+        clients, last = table["client"], len(self.record.client_names) - 1
+        if len(wrong := clients[(clients < first) | (clients > last)]):
+            raise ValueError(f"client {wrong.iloc[0]} has values, and the clients are {first} to {last}")
 
     @functools.cached_property
     def partition(self) -> dict[str, Any] | None:
