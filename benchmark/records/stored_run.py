@@ -97,9 +97,7 @@ class StoredRun:
     def predictions(self) -> "pd.DataFrame":
         """Scored images (:data:`benchmark.records.predictions.COLUMNS`) of the last evaluation that any are kept of."""
         with readable(self.folder / PREDICTIONS, "table of predictions"):
-            rows = parse_predictions(self.content(PREDICTIONS))
-            self._check_clients(rows, 0)
-        return rows
+            return parse_predictions(self.content(PREDICTIONS))
 
     def has(self, name: str) -> bool:
         """Return whether the run wrote a file and it is there."""
@@ -143,14 +141,10 @@ class StoredRun:
         """Values by class (:func:`benchmark.records.predictions.by_class`) of the images in :attr:`predictions`."""
         with readable(self.folder / CLASSES, "table of classes"):
             table = parse_classes(self.content(CLASSES))
-            self._check_clients(table, POOLED_CLIENT)
+            last = len(self.record.client_names) - 1
+            if len(wrong := table["client"][~table["client"].between(POOLED_CLIENT, last)]):
+                raise ValueError(f"client {wrong.iloc[0]} has values, and the clients are {POOLED_CLIENT} to {last}")
         return table
-
-    def _check_clients(self, table: "pd.DataFrame", first: int) -> None:
-        """Refuse rows of clients that the record does not name, by a ValueError."""
-        clients, last = table["client"], len(self.record.client_names) - 1
-        if len(wrong := clients[(clients < first) | (clients > last)]):
-            raise ValueError(f"client {wrong.iloc[0]} has values, and the clients are {first} to {last}")
 
     @functools.cached_property
     def partition(self) -> dict[str, Any] | None:

@@ -241,14 +241,13 @@ def test_another_ones_file_of_a_round_is_refused_before_training(
         KeptRounds(tmp_path, "all").take_up(tmp_path, iter([(1, evaluation(1, 0.5))]))
 
 
-def test_rows_of_a_client_that_is_not_there_are_refused(runs: Path) -> None:
+def test_classes_of_a_client_that_is_not_there_are_refused(runs: Path) -> None:
     stored = StoredRun(runs / "last")
     rows = stored.predictions.assign(client=99)
     strange = StoredRun(runs / "last")
-    strange._contents |= {PREDICTIONS: parquet_of(rows), CLASSES: classes_parquet_of(by_class(rows))}
-    for name in ("predictions", "classes"):
-        with pytest.raises(ConfigurationError, match="client 99 has values, and the clients are"):
-            getattr(strange, name)
+    strange._contents[CLASSES] = classes_parquet_of(by_class(rows))
+    with pytest.raises(ConfigurationError, match="client 99 has values, and the clients are -1 to"):
+        _ = strange.classes
 
 
 def test_without_images_a_line_says_what_to_set(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
