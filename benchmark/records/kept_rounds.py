@@ -8,7 +8,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, read_regular, replacing, write_bytes
 from benchmark.metrics import EVALUATED
 from benchmark.records.metrics_table import readable, round_file, rounds_in
-from benchmark.records.predictions import PREDICTIONS, merged, parquet_of, parse_predictions
+from benchmark.records.predictions import CLASSES, PREDICTIONS, merged, parquet_of, parse_predictions
 from benchmark.records.summary import average_by_round, best_round
 
 if TYPE_CHECKING:  # slow to import
@@ -93,12 +93,13 @@ class KeptRounds:
             evaluations: rounds and long tables.
 
         Raises:
-            ConfigurationError: images that must be kept are not there.
+            ConfigurationError: images that must be kept are not there, or are those of another round.
         """
         elsewhere = not source.samefile(self.run_dir)
         if self.keep == "last" and elsewhere and (source / PREDICTIONS).is_file():
             write_bytes(self.run_dir / PREDICTIONS, _content(source / PREDICTIONS))
         if self.keep not in ("best_on_val", "all"):
+            self._remove_of_another_start()
             return
         self._best = None
         wanted = [round for round, table in evaluations if self._wants(round, table)]
@@ -110,6 +111,9 @@ class KeptRounds:
                 f"{source} does not have the images of round {missing[0]}, which data.keep_predictions={self.keep} "
                 f"keeps; put back {PARTS}/ or {PREDICTIONS} as they were, or start without --ckpt_path"
             )
+        for round in wanted:
+            if round in found:  # better now than when the run ends
+                _check_round(found[round], round)
         if elsewhere:
             for round in wanted:
                 if round in found:
@@ -119,6 +123,13 @@ class KeptRounds:
         for round, path in rounds_in(self._folder):
             if round not in wanted:
                 path.unlink()
+
+    def _remove_of_another_start(self) -> None:
+        """Remove images of a run that was begun here, kept more, and was killed before its first checkpoint."""
+        self.remove_parts()
+        if self.keep == "none":
+            for name in (PREDICTIONS, CLASSES):
+                (self.run_dir / name).unlink(missing_ok=True)
 
     def finish(self, metrics: "pd.DataFrame", test_sizes: tuple[int, ...]) -> bool:
         """Write ``predictions.parquet`` of the run's rounds; return whether images are kept.
@@ -155,6 +166,13 @@ def _on_val(metrics: "pd.DataFrame") -> float:
 def _content(path: Path) -> bytes:
     with readable(path, "table of predictions"):
         return read_regular(path, LARGEST)
+
+
+def _check_round(path: Path, round: int) -> None:
+    with readable(path, "table of predictions"):
+        rows = parse_predictions(read_regular(path, LARGEST), every=True, columns=("round",))
+        if (rounds := rows["round"].unique().tolist()) != [round]:
+            raise ValueError(f"it is of {f'round {rounds[0]}' if rounds else 'no round'}, expected {round}")
 
 
 def _parts_of(path: Path) -> "Mapping[int, pd.DataFrame]":

@@ -50,18 +50,17 @@ def merged(parts: "Sequence[Path]", stream: BinaryIO) -> None:
     """
     import pyarrow.parquet as pq
 
-    places: set[tuple[str, ...]] = set()
+    places: dict[tuple[str, ...], list[Path]] = {}  # which files have images there; not every round scores all
     for path in parts:
-        names = _part(path, NAMES)
-        places |= set(names.drop_duplicates().itertuples(index=False, name=None))
+        for place in _part(path, NAMES).drop_duplicates().itertuples(index=False, name=None):
+            places.setdefault(place, []).append(path)
     writer = None
-    for place in sorted(places):
-        for path in parts:
+    for place, there in sorted(places.items()):
+        for path in there:
             rows = _part(path)
             table = _table(rows[(rows["point"] == place[0]) & (rows["split"] == place[1])])
             writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd")
-            if len(table):
-                writer.write_table(table)
+            writer.write_table(table)
     assert writer is not None
     writer.close()
 
@@ -101,7 +100,7 @@ def parse_predictions(content: bytes, every: bool = False, columns: Sequence[str
 
     Raises:
         OSError: it is no Parquet file.
-        ValueError: it has other columns, or more rows than a run's could have.
+        ValueError: it has other columns, values of other types or none, or more rows than a run's could have.
     """
     import pyarrow.compute as pc
 
@@ -124,6 +123,9 @@ def _opened(content: bytes, columns: tuple[str, ...]) -> "pq.ParquetFile":
     file = pq.ParquetFile(io.BytesIO(content))
     if tuple(file.schema_arrow.names) != columns:
         raise ValueError(f"it has the columns {', '.join(file.schema_arrow.names)[:200]}, not {', '.join(columns)}")
+    for field in file.schema_arrow:
+        if not _is_of_its_type(field.name, field.type):
+            raise ValueError(f"its column {field.name} is of type {field.type!s:.40}")
     bound = max(MOST_ROWS, len(content))
     if file.metadata.num_rows > bound:
         raise ValueError(f"it has {file.metadata.num_rows:,} rows; at most {bound:,} are read")
@@ -133,7 +135,20 @@ def _opened(content: bytes, columns: tuple[str, ...]) -> "pq.ParquetFile":
     return file
 
 
+def _is_of_its_type(name: str, kind: "pa.DataType") -> bool:
+    """Return whether a column of this name can have values of a type."""
+    import pyarrow.types as types
+
+    if name in NAMES:
+        return types.is_string(kind.value_type if types.is_dictionary(kind) else kind)
+    if name == "logits":
+        return types.is_list(kind) and types.is_floating(kind.value_type)
+    return types.is_floating(kind) if name in BY_CLASS else types.is_integer(kind)
+
+
 def _frame(arrow: "pa.Table") -> "pd.DataFrame":
+    if lacking := [name for name in arrow.column_names if name not in BY_CLASS and arrow[name].null_count]:
+        raise ValueError(f"a row has no {lacking[0]}")
     table = arrow.to_pandas()
     points = sorted(set(table["point"]) - set(POINTS))
     if points:
@@ -261,7 +276,7 @@ def parse_classes(content: bytes) -> "pd.DataFrame":
 
     Raises:
         OSError: it is no Parquet file.
-        ValueError: it has other columns.
+        ValueError: it has other columns, or values of other types.
     """
     file = _opened(content, (*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS))
     return _frame(file.read(use_pandas_metadata=False))

@@ -74,7 +74,7 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
     for split, point in places:
         lines = lines_of(run, metric, point, split)
         means = [line for line in lines if line.classes is not None]
-        title = printable(metric_words(split, metric, point) + unit_of(metric) + _of_round(run))
+        title = printable(title_of(run, metric, point, split))
         counted = [Column("auroc_classes", no_wrap=True)] if means else []
         heads: list[str | Column] = ["", "images", *counted, "value", "95 % from", "to", "by"]
         shown = Table(*heads, title=title)
@@ -83,7 +83,8 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
                 "" if number is None or math.isnan(number) else metric_number(number, metric)
                 for number in (line.value, *line.interval)
             ]
-            counts = [line.images, *([line.classes and len(line.classes)] if means else [])]
+            of_mean = None if line.classes is None else len(line.classes)
+            counts = [line.images, *([of_mean] if means else [])]
             whole = ["" if count is None else str(count) for count in counts]
             shown.add_row(Text(printable(line.of)), *whole, *numbers, line.how)
         console.print(shown)
@@ -97,9 +98,16 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
         console.print(Text(printable(sentence)))
 
 
-def _of_round(run: StoredRun) -> str:
-    """Say in a title which round the images are of, where it may be another one than the last."""
-    return f", round {_kept_round(run)}, best on val" if run.keep == "best_on_val" and run.has(PREDICTIONS) else ""
+def title_of(run: StoredRun, metric: str, point: str, split: str) -> str:
+    """Name what the lines are of, with their round where it may be another one than the last."""
+    best = run.keep == "best_on_val" and _of_kept(run, metric)
+    words = metric_words(split, metric, point) + unit_of(metric)
+    return words + (f", round {_kept_round(run)}, best on val" if best else "")
+
+
+def _of_kept(run: StoredRun, metric: str) -> bool:
+    """Return whether a metric can be made of the images that a run kept; others are another program's, say."""
+    return run.has(PREDICTIONS) and (METRICS[metric].of is not None or METRICS[metric].of_images is not None)
 
 
 def _kept_round(run: StoredRun) -> int:
@@ -122,8 +130,7 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     entry = run.record.summary.get(point, {}).get(split, {}).get(metric)
     if entry is None:
         raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
-    computed = METRICS[metric].of is not None or METRICS[metric].of_images is not None  # else it is another program's
-    kept = computed and run.has(PREDICTIONS)
+    kept = _of_kept(run, metric)
     values = np.asarray(
         values_of_round(run.metrics, run.record, point, split, metric, _kept_round(run))
         if kept

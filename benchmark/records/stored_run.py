@@ -140,7 +140,11 @@ class StoredRun:
     def classes(self) -> "pd.DataFrame":
         """Values by class (:func:`benchmark.records.predictions.by_class`) of the images in :attr:`predictions`."""
         with readable(self.folder / CLASSES, "table of classes"):
-            return parse_classes(self.content(CLASSES))
+            table = parse_classes(self.content(CLASSES))
+            last = len(self.record.client_names) - 1
+            if len(wrong := table["client"][~table["client"].between(POOLED_CLIENT, last)]):
+                raise ValueError(f"client {wrong.iloc[0]} has values, and the clients are {POOLED_CLIENT} to {last}")
+        return table
 
     @functools.cached_property
     def partition(self) -> dict[str, Any] | None:

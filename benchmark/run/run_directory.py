@@ -53,7 +53,8 @@ def claimed(run_dir: Path, ckpt_path: str | None) -> Iterator[None]:
         with _held(run_dir):
             _refuse_to_overwrite(run_dir, ckpt_path)
             _check_places(run_dir)
-            for leftover in (*run_dir.glob(".*.tmp"), *run_dir.glob("checkpoints/.*.tmp")):
+            places = ("", "checkpoints/", "metrics/", "predictions/")
+            for leftover in (path for place in places for path in run_dir.glob(f"{place}.*.tmp")):
                 if LEFTOVER.fullmatch(leftover.name) and leftover.is_file():
                     leftover.unlink(missing_ok=True)
             try:

@@ -186,7 +186,9 @@ def test_what_a_killed_process_left_is_removed_when_the_run_goes_on(finished_run
     shutil.copytree(finished_run, "run")
     Path("run/record.json").unlink()
     left = [Path("run/.config.yaml.17.tmp"), Path("run/checkpoints/.last.ckpt.17.tmp")]
+    left += [Path(f"run/{folder}/.round-000003.parquet.17.tmp") for folder in ("metrics", "predictions")]
     for path in left:
+        path.parent.mkdir(exist_ok=True)
         path.write_text("half")
     main([*BASE, "--run_dir=run", "--ckpt_path=last"])
     assert not [path for path in left if path.exists()]

@@ -214,7 +214,13 @@ def test_intervals_and_summary_have_the_number_of_classes(tmp_path: Path, capsys
     assert {len(classes) for client, classes in averaged.items() if client >= 0} >= {0}
     capsys.readouterr()
     assert command(["show", str(tmp_path / "run"), "--intervals", "auroc"]) == 0
-    assert "auroc_classes" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "auroc_classes" in out
+    shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    counts = {row[0]: row[2] for row in shown if len(row) > 3}
+    for client, classes in averaged.items():  # of some clients of no class
+        if client >= 0:
+            assert counts[run.record.client_names[client]] == str(len(classes))
     assert command(["show", str(tmp_path / "run")]) == 0
     assert f"auroc_classes, test after aggregation: {counts_in_words(averaged)}." in " ".join(
         capsys.readouterr().out.split()

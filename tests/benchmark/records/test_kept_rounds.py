@@ -7,18 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from federation import CONF, build
 
 from benchmark.commands import main as command
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import EVALUATED
+from benchmark.metrics import EVALUATED, HONEST_ACCURACY
 from benchmark.records.hashes import config_hash
 from benchmark.records.kept_rounds import PARTS, KeptRounds, rounds_to_keep
-from benchmark.records.metrics_table import COLUMNS, read_table
-from benchmark.records.predictions import CLASSES, PREDICTIONS, by_class, classes_parquet_of, parse_predictions
+from benchmark.records.metrics_table import COLUMNS, read_table, round_file
+from benchmark.records.predictions import (
+    CLASSES,
+    PREDICTIONS,
+    by_class,
+    classes_parquet_of,
+    parquet_of,
+    parse_predictions,
+)
 from benchmark.records.record_file import MORE_FILES, read_record
-from benchmark.records.run_intervals import LIKE_THESE, THESE, lines_of
+from benchmark.records.run_intervals import LIKE_THESE, THESE, lines_of, title_of
 from benchmark.records.stored_run import StoredRun, stored_run, verify_record
 from benchmark.run.cli import main
 from benchmark.run.differences import differences
@@ -100,6 +109,8 @@ def test_intervals_of_the_best_round_are_of_that_round(runs: Path) -> None:
     assert means[LIKE_THESE] == pytest.approx(table["value"].mean())
     assert means[THESE] == pytest.approx(table["value"].mean())
     assert classes_parquet_of(by_class(best.predictions)) == (runs / "best_on_val" / CLASSES).read_bytes()
+    assert title_of(best, EVALUATED, "server", "test").endswith(f", round {kept}, best on val")
+    assert "round" not in title_of(best, HONEST_ACCURACY, "server", "test")  # of the last one: no image gives it
 
 
 @pytest.mark.parametrize("keep", ["best_on_val", "all"])
@@ -180,6 +191,63 @@ def test_the_best_round_is_the_first_of_equals_after_training_began(tmp_path: Pa
         ConfigurationError, match=r"does not have the images of round 1, which .*best_on_val keeps; put"
     ):
         resumed.take_up(tmp_path, iter(list(enumerate(tables))[:2]))
+
+
+def test_a_round_may_lack_a_point_that_others_have(tmp_path: Path) -> None:
+    """Whoever trains in the first round has no image of the split, so that nobody is scored as training left it."""
+    kept = KeptRounds(tmp_path, "all")
+    both = pd.concat([images(2).assign(point="local"), images(2)], ignore_index=True)
+    for round, rows in enumerate((images(0), images(1), both)):
+        kept.take(round, evaluation(round, 0.5), rows)
+    tables = pd.concat([evaluation(round, 0.5) for round in range(3)])
+    assert kept.finish(tables, (1,))
+    found = every_row(tmp_path)[["point", "round"]].to_numpy().tolist()
+    assert found == [["local", 2], ["server", 0], ["server", 1], ["server", 2]]
+
+
+@pytest.mark.parametrize("keep", ["none", "last"])
+def test_a_start_leaves_no_images_of_another_one(keep: Any, tmp_path: Path) -> None:
+    """A run that kept more was killed here before its first checkpoint, so that the folder may be used again."""
+    for before in ("last", "all"):
+        KeptRounds(tmp_path, before).take(0, evaluation(0, 0.5), images(0))  # type: ignore[arg-type]
+    kept = KeptRounds(tmp_path, keep)
+    kept.take_up(tmp_path, iter([]))
+    kept.take(0, evaluation(0, 0.5), images(0))
+    assert [path.name for path in tmp_path.iterdir()] == {"none": [], "last": [PREDICTIONS]}[keep]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("round", [7], "it is of round 7, expected 1"),
+        ("round", ["x"], "its column round is of type string"),
+        ("round", [[1]], "its column round is of type list"),
+        ("round", pa.array([None], pa.int32()), "a row has no round"),
+        ("client", ["x"], "its column client is of type string"),
+        ("logits", ["x"], "its column logits is of type string"),
+        ("logits", None, "it has the columns"),
+    ],
+)
+def test_another_ones_file_of_a_round_is_refused_before_training(
+    column: str, values: Any, said: str, tmp_path: Path
+) -> None:
+    path = round_file(tmp_path / PARTS, 1)
+    path.parent.mkdir()
+    path.write_bytes(parquet_of(images(1)))
+    table, at = pq.read_table(path), list(images(1)).index(column)
+    changed = table.drop_columns([column]) if values is None else table.set_column(at, column, pa.array(values))
+    pq.write_table(changed, path)
+    with pytest.raises(ConfigurationError, match=rf"round-000001\.parquet is not a readable table of pred.*: {said}"):
+        KeptRounds(tmp_path, "all").take_up(tmp_path, iter([(1, evaluation(1, 0.5))]))
+
+
+def test_classes_of_a_client_that_is_not_there_are_refused(runs: Path) -> None:
+    stored = StoredRun(runs / "last")
+    rows = stored.predictions.assign(client=99)
+    strange = StoredRun(runs / "last")
+    strange._contents[CLASSES] = classes_parquet_of(by_class(rows))
+    with pytest.raises(ConfigurationError, match="client 99 has values, and the clients are -1 to"):
+        _ = strange.classes
 
 
 def test_without_images_a_line_says_what_to_set(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
