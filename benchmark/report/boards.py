@@ -26,6 +26,7 @@ from benchmark.report.readings import (
 )
 from benchmark.shipped import SHIPPED
 from benchmark.tables.numbers import mean_std
+from benchmark.tables.paper import table_title
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
@@ -250,7 +251,7 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
         point = _paper_point(experiment)
         where = f", {POINT_WORDS[point]}" if point != "server" else ""
         read = f"{STATISTICS[statistic].reading}, {ROUND_WORDS[which]}{where}"
-        theirs = Cell(f"{row.value:.2f}", f"{row.paper} Table {row.table}, {row.backbone}, {read}")
+        theirs = Cell(f"{row.value:.2f}", f"{table_title(str(row.paper), str(row.table))}, {row.backbone}, {read}")
         return Cell(mean_std(statistic_of(experiment, point, which, statistic))), theirs
     return Cell(""), Cell("")
 

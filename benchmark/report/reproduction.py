@@ -21,7 +21,7 @@ from benchmark.report.readings import hardware_of, statistic_of
 from benchmark.shipped import shipped
 from benchmark.tables.frame import read_long_frame
 from benchmark.tables.layout import Table, load_table
-from benchmark.tables.paper import read_paper
+from benchmark.tables.paper import read_paper, table_title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ class _Published:
     @property
     def title(self) -> str:
         first = self.numbers.iloc[0]
-        return f"{first['paper']} Table {first['table']}"
+        return table_title(str(first["paper"]), str(first["table"]))
 
 
 def _read_published(results: Path, tables_dir: Path) -> list[_Published]:
@@ -157,9 +157,10 @@ def _block(results: Path, published: _Published, experiments: Sequence[Experimen
     if _statistics_only(published):
         return f"{len(numbers)} sizes of data sets ({source}); nothing to run."
     statistic, which = _reported(published)
+    read = f"The paper's accuracy is {STATISTICS[statistic].reading}; compared with ours of the {ROUND_WORDS[which]}."
     lines = [
-        f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source}). "
-        f"The paper's accuracy is {STATISTICS[statistic].reading}; compared with ours of the {ROUND_WORDS[which]}."
+        f"{len(numbers)} numbers, {methods} method{'s' if methods != 1 else ''}, {len(settings)} settings ({source})."
+        + f" {read}" * bool(published.tables)
     ]
     tables = _table_lines(results, published)
     runs = _run_lines(experiments, published)
@@ -224,9 +225,9 @@ def write_notes(results_dir: Path = Path("results"), tables_dir: Path | None = N
             f"{template} must name every table of {results_dir / 'paper'} once, as {{{{table NAME}}}}; "
             f"missing, unknown or twice: {', '.join(wrong or sorted(named))}"
         )
-    runs, problems, again = read_runs([results_dir / "runs"])
-    if problems or again:
-        raise ConfigurationError([*problems, *again][0])
+    runs, problems, _ = read_runs([results_dir / "runs"])  # a run that two tables kept counts once
+    if problems:
+        raise ConfigurationError(problems[0])
     experiments = group(runs)
     for name, each in published.items():
         text = text.replace(f"{{{{table {name}}}}}", _block(results_dir, each, experiments))

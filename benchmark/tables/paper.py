@@ -37,6 +37,11 @@ def read_paper(paths: Sequence[str]) -> "pd.DataFrame":
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
 
+def table_title(paper: str, table: str) -> str:
+    """A published table's name, such as "pFedPG Table 1"; where it has no number, "TRIP, PACS (README)"."""
+    return f"{paper} Table {table}" if table[:1].isdigit() else f"{paper}, {table}"
+
+
 def paper_value(paper: "pd.DataFrame", method: str, number: PaperNumber) -> float | None:
     """The published number of a method, in the paper's unit (per cent for accuracies); None where there is none.
 

@@ -86,6 +86,18 @@ def test_what_was_not_run_says_so_and_runs_nearby_are_named(results: Path) -> No
     assert "{{" not in text
 
 
+def test_a_run_that_was_kept_twice_is_named_once(results: Path) -> None:
+    once = write_notes().read_text()
+    kept = results / "runs" / "fedvpt_office_caltech10"
+    shutil.copytree(kept, kept.with_name("later_again"))
+    assert write_notes().read_text() == once
+
+
+def test_published_numbers_without_a_tables_number_are_called_by_their_source(results: Path) -> None:
+    (results / "paper" / "sizes.csv").write_text(SIZES.replace("pFedPT,10", "TRIP,PACS (README)"))
+    assert "| TRIP, PACS (README) | 1 sizes | nothing to run | | |" in write_notes().read_text()
+
+
 def test_a_table_that_was_made_says_how_far_it_is_from_the_paper(results: Path) -> None:
     shared = {"kind": "column", "dataset": "Office", "method": "FedVPT", "rounds": "100", "seeds": 2}
     shared |= {"asked": 2, "finished": 2, "codes": 1}
