@@ -127,8 +127,8 @@ def calibrations(run: StoredRun, point: str) -> dict[int, Calibration]:
         point: of a round, ``"server"`` or ``"local"``.
 
     Raises:
-        ConfigurationError: the run kept no images of ``val`` and of ``test`` at this point, they are not the ones that
-            it wrote, or they are of splits in which clients distinguish different numbers of classes.
+        ConfigurationError: the run kept no images of ``val`` or none of ``test`` at this point, or they are not the
+            ones that it wrote.
     """
     splits = _splits(run, point)
     if not all(map(len, splits)):
@@ -148,10 +148,7 @@ def _splits(run: StoredRun, point: str) -> "list[pd.DataFrame]":
         raise ConfigurationError(f"{run.folder} kept no images, so no temperature can be fitted: {NO_VAL}")
     rows = run.predictions
     rows = rows[rows["point"] == point]
-    splits = [rows[rows["split"] == split] for split in ("val", "test")]
-    if any(of["logits"].map(len).nunique() > 1 for of in splits):
-        raise ConfigurationError(f"{run.folder}: its clients distinguish different numbers of classes")
-    return splits
+    return [rows[rows["split"] == split] for split in ("val", "test")]
 
 
 def _images(rows: "pd.DataFrame") -> "ScoredBatch | None":

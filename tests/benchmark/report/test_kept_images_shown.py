@@ -118,7 +118,7 @@ def test_decision_curves_are_the_net_benefits(scored: Scored) -> None:
     assert [row["y"][place] for place in at] == [0.2708, 0.1667]
     assert [row["every"][place] for place in at] == [0.1667, -0.3333]
     assert row["said"] == "net benefit 0.167 at 0.5, 4 of 12 images"
-    # Client 1 at a half: of class 0 image 5 is found (.736), of class 1 image 7 (.796), beside it 8 falsely as 2 (.500).
+    # Client 1 at a half: of class 0 image 5 is found (.736), of class 1 image 7 (.796), and nothing else.
     assert of(scored.decision, client=1, of=0)["y"][9] == 0.25
     assert of(scored.decision, client=1, of=1)["y"][9] == 0.25
     mean = of(scored.decision, client=1, of=MEAN)  # class 2 does not occur
