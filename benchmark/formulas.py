@@ -4,6 +4,7 @@ A formula of counts takes them as [N, ...] and returns float64 [N], NaN where it
 value for each draw of them. Importing this module loads neither torch nor NumPy.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmark.counts import CONFIDENCE_UNITS, ERROR_UNITS, ScoredBatch
@@ -267,3 +268,34 @@ def separation(own: "Tensor", foreign: "Tensor") -> Separation:
 def average_precision(images: ScoredBatch, times: "Tensor", min_support: int = 1) -> "Tensor":
     """Return the average precision of one class against the rest, mean over classes, [draws]; as :func:`auroc`."""
     return _mean_over_classes(ranked_classes(images, times).ap, images, min_support)
+
+
+#: Of a decision curve: probabilities from which an image counts as positive.
+THRESHOLDS = tuple(n / 20 for n in range(1, 20))
+
+
+def net_benefit(images: ScoredBatch, of: int, thresholds: Sequence[float] = THRESHOLDS) -> "tuple[Tensor, Tensor]":
+    """Return the net benefit of acting on a class, TP / n - FP / n * t / (1 - t) (Vickers and Elkin, MDM 2006).
+
+    At a threshold t one missed image is worth (1 - t) / t images that are acted on in vain. To act on none has the net
+    benefit 0. An image without a prediction is not acted on by the model.
+
+    Args:
+        images: logits [n, C], labels [n]; n > 0.
+        of: the class.
+        thresholds: t, above 0 and below 1; the model acts on an image if the class has at least this probability.
+
+    Returns:
+        Of acting as the model says, and of acting on every image, float64 [thresholds] each.
+    """
+    import torch
+
+    at = torch.tensor(thresholds, dtype=torch.float64)
+    own = (images.y == of).unsqueeze(1)
+
+    def benefit(acted: "Tensor") -> "Tensor":
+        hits, false = ((acted & kind).double().mean(0) for kind in (own, ~own))
+        return hits - false * at / (1 - at)
+
+    model = images.probabilities[:, of].unsqueeze(1) >= at
+    return benefit(model), benefit(torch.ones_like(model))

@@ -163,6 +163,18 @@ class StoredRun:
             raise ConfigurationError(f"{path} is no partition of clients: it holds no list of them")
         return dict(manifest)
 
+    def class_names(self, count: int) -> list[str]:
+        """Return the names of the labels 0 to ``count`` - 1; numbers where clients count the classes in their own ways.
+
+        Raises:
+            ConfigurationError: the partition or the configuration is not the one that the run wrote.
+        """
+        names = (self.partition or {}).get("class_names")
+        alike = _inner(self.config, "data").get("label_orders") in (None, 1)
+        if isinstance(names, list) and len(names) == count and alike:
+            return [str(name) for name in names]
+        return [f"label {label}" for label in range(count)]
+
     @functools.cached_property
     def problems(self) -> list[str]:
         """List what does not fit together, one sentence each; see :func:`verify_record`."""

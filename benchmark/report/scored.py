@@ -1,4 +1,4 @@
-"""Confusion, calibration, ROC and precision-recall curves of the test images that a run kept, as rows of charts."""
+"""Confusion, calibration, ROC, precision-recall and decision curves of test images that a run kept, as charts' rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ MOST_CORNERS = 100
 MOST_CLASSES_BY_CLIENT = 20
 #: Stands for the mean over classes, where a class is chosen.
 MEAN = -1
+#: Place of the threshold .5 among those of a decision curve.
+HALF = 9
 DIGITS = 4
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -48,6 +50,8 @@ class Scored:
             -1 for the mean over classes; ``said`` is the area under it.
         precision_recall: likewise, ``x`` recall and ``y`` precision; a precision reaches from the recall before to its
             own.
+        decision: likewise, ``x`` threshold, ``y`` net benefit of the model and ``every`` that of acting on every image;
+            -1 for the mean over the classes that occur. ``said`` is the net benefit at a half.
     """
 
     label: str
@@ -57,6 +61,7 @@ class Scored:
     reliability: Sequence[dict[str, Any]]
     roc: Sequence[dict[str, Any]]
     precision_recall: Sequence[dict[str, Any]]
+    decision: Sequence[dict[str, Any]]
     ranks: str = ""
 
     @property
@@ -85,7 +90,7 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     sizes = rows["logits"].map(len).unique()
     if len(sizes) != 1:
         return []
-    classes = _class_names(run, int(sizes[0]))
+    classes = stored_run(run.folder).class_names(int(sizes[0]))
     _check(rows, run, len(classes))
     found = []
     for point, words in POINT_WORDS.items():
@@ -95,14 +100,6 @@ def scored_images(name: str, run: Run) -> list[Scored]:
             label += f", round {there['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
             found.append(_scored(label, there, run.record.client_names, classes, stored.min_support))
     return found
-
-
-def _class_names(run: Run, count: int) -> list[str]:
-    """Return the names of the labels 0 to ``count`` - 1; numbers where clients count the classes in their own ways."""
-    names = (stored_run(run.folder).partition or {}).get("class_names")
-    if isinstance(names, list) and len(names) == count and run.get("data.label_orders", 1) == 1:
-        return [str(name) for name in names]
-    return [f"label {label}" for label in range(count)]
 
 
 def _check(rows: "pd.DataFrame", run: Run, classes: int) -> None:
@@ -116,17 +113,22 @@ def _check(rows: "pd.DataFrame", run: Run, classes: int) -> None:
 
 
 def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Sequence[str], min_support: int) -> Scored:
-    made: dict[str, list[dict[str, Any]]] = {"confusion": [], "reliability": [], "roc": [], "precision_recall": []}
+    charts = ("confusion", "reliability", "roc", "precision_recall", "decision")
+    made: dict[str, list[dict[str, Any]]] = {chart: [] for chart in charts}
     by_client = {client: rows[rows["client"] == client] for client in sorted({*rows["client"]})}
     for client, own in {POOLED_CLIENT: rows, **by_client}.items():
         images = images_of(own)
         made["confusion"].append({"client": client, **_pairs(confusion(own))})
         made["reliability"].append({"client": client, **_bins(images)})
+        every_class = client == POOLED_CLIENT or len(classes) <= MOST_CLASSES_BY_CLIENT
         for of, said, roc, steps in _curves(images, min_support):
-            if of == MEAN or client == POOLED_CLIENT or len(classes) <= MOST_CLASSES_BY_CLIENT:
+            if of == MEAN or every_class:
                 chosen = {"client": client, "of": of}
                 made["roc"].append({**chosen, "said": said[0], **_corners(roc, roc[0] + roc[1])})
                 made["precision_recall"].append({**chosen, "said": said[1], **_corners(steps, steps[0])})
+        made["decision"] += [
+            {"client": client, **row} for row in _decisions(images) if row["of"] == MEAN or every_class
+        ]
     ((_, averaged),) = averaged_classes(by_class(rows), min_support).items()
     shown = {client: names[client] for client in by_client}
     return Scored(label, shown, classes, **made, ranks=not_alike(averaged, names))
@@ -191,6 +193,23 @@ def _curves(images: "ScoredBatch", min_support: int) -> Iterator[tuple[int, tupl
         of_mean = [np.mean(area[enough], keepdims=True) for area in areas]
         classes = f"mean over {len(rocs)} of {images.classes} classes"
         yield MEAN, _said(of_mean, 0, classes), _mean_roc(rocs), _mean_steps(steps)
+
+
+def _decisions(images: "ScoredBatch") -> Iterator[dict[str, Any]]:
+    """Yield the decision curve of each class that occurs and, of more than two classes, the mean over those."""
+    from benchmark.formulas import THRESHOLDS, net_benefit
+
+    def row(of: int, curves: np.ndarray, told: str) -> dict[str, Any]:
+        model, every = map(_rounded, curves)
+        said = f"net benefit {model[HALF]:.3f} at {THRESHOLDS[HALF]}, {told}"
+        return {"of": of, "said": said, "x": list(THRESHOLDS), "y": model, "every": every}
+
+    there = images.y.unique().tolist()
+    found = [np.stack([each.numpy() for each in net_benefit(images, of)]) for of in there]
+    for of, curves in zip(there, found, strict=True):
+        yield row(of, curves, f"{int((images.y == of).sum())} of {_images(len(images.y))}")
+    if images.classes > 2:
+        yield row(MEAN, np.mean(found, axis=0), f"mean over {len(there)} of {images.classes} classes")
 
 
 def _said(areas: Sequence[np.ndarray], place: int, of: str) -> tuple[str, str]:

@@ -14,6 +14,8 @@ from benchmark.report.scored import Scored
 #: Up to so many classes the cells of a confusion matrix have their numbers in them.
 MOST_NUMBERED = 12
 SQUARE = 300
+#: Acting on every image loses without bound as the threshold rises.
+LOWEST = -0.1
 
 
 def scored_charts(runs: Sequence[Scored]) -> list[Chart]:
@@ -35,6 +37,12 @@ def scored_charts(runs: Sequence[Scored]) -> list[Chart]:
             _precision(runs),
             _label("Precision by recall", runs, "precision_recall"),
             undefined,
+        ),
+        Chart(
+            "Decision curve, acting on one class",
+            _decision(runs),
+            _label("Net benefit by threshold", runs, "decision"),
+            f"Dashed: acting on every image, and on none (0). Below {LOWEST} it is cut off.",
         ),
     ]
 
@@ -155,6 +163,25 @@ def _roc(runs: Sequence[Scored]) -> Spec:
 def _precision(runs: Sequence[Scored]) -> Spec:
     line = _line(_share("x", "recall"), _share("y", "precision"), "step-before")
     return _spec(runs, "precision_recall", True, SQUARE, [line, _number(0.02, 0.04, "left")])
+
+
+def _decision(runs: Sequence[Scored]) -> Spec:
+    x = _share("x", "threshold: probability from which one acts")
+    y: Spec = {"field": "y", "type": "quantitative", "title": "net benefit", "scale": {"domainMin": LOWEST}}
+    line = _line(x, y, "linear")
+    line["mark"]["clip"] = True
+    dashed: dict[str, Any] = {"type": "line", "color": "gray", "strokeDash": [4, 4], "tooltip": False, "clip": True}
+    every = {
+        "mark": dashed,
+        "transform": [{"flatten": ["x", "every"]}],
+        "encoding": {"x": x, "y": {**y, "field": "every"}, "order": {"value": None}},
+    }
+    none = {"data": {"values": [{"x": 0, "y": 0}, {"x": 1, "y": 0}]}, "mark": dashed, "encoding": {"x": x, "y": y}}
+    number = {
+        "mark": {"type": "text", "align": "right", "tooltip": False},
+        "encoding": {"x": {"value": "width"}, "y": {"value": 8}, "text": {"field": "said", "type": "nominal"}},
+    }
+    return _spec(runs, "decision", True, SQUARE, [none, every, line, number])
 
 
 def _line(x: Spec, y: Spec, interpolate: str) -> Spec:

@@ -112,6 +112,20 @@ def test_areas_under_the_curves_are_the_metrics(scored: Scored, client: int, roc
         assert [curve["said"].split()[1].strip(",") for curve in curves] == [f"{each:.3f}" for each in expected]
 
 
+def test_decision_curves_are_the_net_benefits(scored: Scored) -> None:
+    row = of(scored.decision, client=ALL, of=2)
+    at = [row["x"].index(threshold) for threshold in (0.2, 0.5)]
+    assert [row["y"][place] for place in at] == [0.2708, 0.1667]
+    assert [row["every"][place] for place in at] == [0.1667, -0.3333]
+    assert row["said"] == "net benefit 0.167 at 0.5, 4 of 12 images"
+    # Client 1 at a half: of class 0 image 5 is found (.736), of class 1 image 7 (.796), and nothing else.
+    assert of(scored.decision, client=1, of=0)["y"][9] == 0.25
+    assert of(scored.decision, client=1, of=1)["y"][9] == 0.25
+    mean = of(scored.decision, client=1, of=MEAN)  # class 2 does not occur
+    assert (mean["y"][9], mean["said"]) == (0.25, "net benefit 0.250 at 0.5, mean over 2 of 3 classes")
+    assert [row["of"] for row in scored.decision if row["client"] == 2] == [2, MEAN]
+
+
 def test_many_images_and_classes_stay_small(tmp_path: Path) -> None:
     rng, count, classes = np.random.default_rng(0), 1500, MOST_CLASSES_BY_CLIENT + 1
     labels, client = rng.integers(0, 5, count), np.sort(rng.integers(0, 3, count))
@@ -181,10 +195,11 @@ def test_the_page_shows_them_for_the_runs_that_kept_them(tmp_path: Path) -> None
     ]
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
     specs = [spec for spec in json.loads(data) if spec.get("usermeta", {}).get("chosen")]
-    assert len(specs) == text.count('role="img"') - 7 == 4
+    assert len(specs) == text.count('role="img"') - 7 == 5
     for spec in specs:
         said = vl_convert.vegalite_to_svg({**spec, "width": 400, "autosize": "pad"})
-        assert ("AUROC 0.917" in said) + ("AP 0.874" in said) + ("ECE 0.355" in said) + (">bike<" in said) == 1
+        told = ("AUROC 0.917", "AP 0.874", "ECE 0.355", ">bike<", "net benefit 0.167 at 0.5, mean over 3")
+        assert sum(each in said for each in told) == 1
         assert "<img" not in said
     label = "ROC curve, all clients together; FedPer, seed 0, after aggregation: AUROC 0.917, mean over 3 of 3 classes"
     assert f'aria-label="{label}"' in text
