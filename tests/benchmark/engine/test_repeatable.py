@@ -65,7 +65,7 @@ def test_where_there_is_a_gpu_no_operation_takes_a_kernel_that_does_not_repeat(
         ),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of"),
-            "error: the GPU's memory is full, 2.00 GiB more were asked for; step fewer clients together",
+            "error: the GPU's memory is full, 2.00 GiB more were asked for; step fewer clients at once",
         ),
     ],
 )

@@ -110,7 +110,7 @@ def test_the_last_round_of_every_cell_is_evaluated(name: str) -> None:
 
 
 def left_unread() -> list[tuple[str, str, str]]:
-    """Which published numbers no table reads: file, column and pattern of each line of the README's list."""
+    """Return file, column and pattern of each line of the README's list of numbers that no table reads."""
     text = (ROOT / "results/paper/README.md").read_text(encoding="utf-8")
     section = text.partition("### Not beside a number of ours")[2].partition("\n#")[0]
     lines = re.findall(r"^\| `(\w+)` \| (\w+(?: \w+)?) \| `([^`]+)` \| \S.* \|$", section, re.MULTILINE)
