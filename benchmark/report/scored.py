@@ -201,7 +201,7 @@ def _decisions(images: "ScoredBatch") -> Iterator[dict[str, Any]]:
 
     def row(of: int, curves: np.ndarray, told: str) -> dict[str, Any]:
         model, every = map(_rounded, curves)
-        said = f"net benefit {model[HALF]:.3f} at {THRESHOLDS[HALF]}, {told}"
+        said = f"{model[HALF]:.3f} at {THRESHOLDS[HALF]}, {told}"
         return {"of": of, "said": said, "x": list(THRESHOLDS), "y": model, "every": every}
 
     there = images.y.unique().tolist()

@@ -178,8 +178,8 @@ def _decision(runs: Sequence[Scored]) -> Spec:
     }
     none = {"data": {"values": [{"x": 0, "y": 0}, {"x": 1, "y": 0}]}, "mark": dashed, "encoding": {"x": x, "y": y}}
     number = {
-        "mark": {"type": "text", "align": "right", "tooltip": False},
-        "encoding": {"x": {"value": "width"}, "y": {"value": 8}, "text": {"field": "said", "type": "nominal"}},
+        "mark": {"type": "text", "align": "right", "dy": -8, "tooltip": False},
+        "encoding": {"x": {"value": "width"}, "y": {"value": "height"}, "text": {"field": "said", "type": "nominal"}},
     }
     return _spec(runs, "decision", True, SQUARE, [none, every, line, number])
 

@@ -117,12 +117,12 @@ def test_decision_curves_are_the_net_benefits(scored: Scored) -> None:
     at = [row["x"].index(threshold) for threshold in (0.2, 0.5)]
     assert [row["y"][place] for place in at] == [0.2708, 0.1667]
     assert [row["every"][place] for place in at] == [0.1667, -0.3333]
-    assert row["said"] == "net benefit 0.167 at 0.5, 4 of 12 images"
+    assert row["said"] == "0.167 at 0.5, 4 of 12 images"
     # Client 1 at a half: of class 0 image 5 is found (.736), of class 1 image 7 (.796), and nothing else.
     assert of(scored.decision, client=1, of=0)["y"][9] == 0.25
     assert of(scored.decision, client=1, of=1)["y"][9] == 0.25
     mean = of(scored.decision, client=1, of=MEAN)  # class 2 does not occur
-    assert (mean["y"][9], mean["said"]) == (0.25, "net benefit 0.250 at 0.5, mean over 2 of 3 classes")
+    assert (mean["y"][9], mean["said"]) == (0.25, "0.250 at 0.5, mean over 2 of 3 classes")
     assert [row["of"] for row in scored.decision if row["client"] == 2] == [2, MEAN]
 
 
@@ -198,7 +198,7 @@ def test_the_page_shows_them_for_the_runs_that_kept_them(tmp_path: Path) -> None
     assert len(specs) == text.count('role="img"') - 7 == 5
     for spec in specs:
         said = vl_convert.vegalite_to_svg({**spec, "width": 400, "autosize": "pad"})
-        told = ("AUROC 0.917", "AP 0.874", "ECE 0.355", ">bike<", "net benefit 0.167 at 0.5, mean over 3")
+        told = ("AUROC 0.917", "AP 0.874", "ECE 0.355", ">bike<", "0.167 at 0.5, mean over 3")
         assert sum(each in said for each in told) == 1
         assert "<img" not in said
     label = "ROC curve, all clients together; FedPer, seed 0, after aggregation: AUROC 0.917, mean over 3 of 3 classes"
