@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_a_killed_run_that_goes_on_writes_the_same_bytes(
     def killed(self: KeptRounds, round: int, *more: Any) -> None:
         take(self, round, *more)
         if round == 3:  # its evaluation lies there, its checkpoint does not
-            os.kill(os.getpid(), 2)
+            os.kill(os.getpid(), signal.SIGTERM)  # SIGINT is ignored where a shell runs tests in the background
 
     with monkeypatch.context() as patch:
         patch.setattr(KeptRounds, "take", killed)
