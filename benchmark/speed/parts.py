@@ -1,6 +1,7 @@
 """A round of each part in a frozen tower beside prompts, and what kept tokens save where parts begin later.
 
-Each row is measured in a process of its own, so that its peak memory is its own, too.
+Each row is measured in processes of its own, so that its peak memory is its own, too, and all rows in turns, of which
+the best counts: a machine's neighbours come and go within minutes.
 """
 
 import json
@@ -32,6 +33,8 @@ from methods import (
 CLIENTS, IMAGES = 2, 32
 #: rounds of a fit, the best of which counts; a round of the small CLIP takes hundredths of a second
 VIT_ROUNDS, CLIP_ROUNDS = 3, 20
+#: how often all rows are measured
+TURNS = 3
 
 
 #: What makes a method for so many clients, and whether frozen features are kept.
@@ -96,13 +99,17 @@ def measured(title: str) -> dict[str, float]:
 
 
 def rows_of(titles: Iterable[str], work: str, of_first: str) -> Iterator[Row]:
-    """Yield the rows, each measured in a process of its own, against the first."""
+    """Yield the rows, measured in turns, against the first."""
+    found: dict[str, list[dict[str, float]]] = {title: [] for title in titles}
+    for _ in range(TURNS):
+        for title, turns in found.items():
+            turns.append(json.loads(last_line_of([sys.executable, "-m", "benchmark.speed.parts", title])))
     first = 0.0
-    for title in titles:
-        found = json.loads(last_line_of([sys.executable, "-m", "benchmark.speed.parts", title]))
+    for title, turns in found.items():
         note = "" if first else f"times {of_first} in every row; MB of a process with all that it has imported"
-        first = first or found["seconds"]
-        yield Row(title, work, found["seconds"], found["seconds"] / first, memory=found["memory"], note=note)
+        seconds, memory = min(turn["seconds"] for turn in turns), min(int(turn["memory"]) for turn in turns)
+        first = first or seconds
+        yield Row(title, work, seconds, seconds / first, memory=memory, note=note)
 
 
 def run(folder: Path) -> tuple[str, Iterable[Row]]:

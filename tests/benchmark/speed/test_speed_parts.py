@@ -1,4 +1,4 @@
-"""Parts in a tower: each row has the seconds and the peak memory of a process of its own."""
+"""Parts in a tower: each row has the best seconds and the least peak memory of its processes."""
 
 import json
 from collections.abc import Sequence
@@ -10,23 +10,26 @@ from benchmark.speed import parts
 from benchmark.speed.measure import peak_memory
 
 
-def test_each_row_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_each_row_is_measured_in_turns_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
 
     def answer(command: Sequence[str]) -> str:
-        asked.append(command[-3:])
-        return json.dumps({"seconds": float(len(asked)), "memory": 1000 + len(asked)})
+        assert command[-3:-1] == ["-m", "benchmark.speed.parts"]
+        asked.append(command[-1])
+        turn = asked.count(command[-1]) - 1  # the second one meets no neighbour
+        return json.dumps({"seconds": len(command[-1]) + [2, 0, 1][turn], "memory": 1000 + [2, 1, 0][turn]})
 
     monkeypatch.setattr(parts, "last_line_of", answer)
     title, rows = parts.run(Path())
     found = list(rows)
-    of_vit, of_clip = parts.of_vit(), parts.of_clip()
+    of_vit, of_clip = [*parts.of_vit()], [*parts.of_clip()]
     assert title.startswith("Parts in a frozen tower")
-    assert asked == [["-m", "benchmark.speed.parts", row] for row in (*of_vit, *of_clip)]
-    assert [row.memory for row in found] == [1001 + place for place in range(len(asked))]
+    assert asked == 3 * of_vit + 3 * of_clip
+    assert [row.seconds for row in found] == [len(each) for each in (*of_vit, *of_clip)]
+    assert {row.memory for row in found} == {1000}
     assert found[0].ratio == found[len(of_vit)].ratio == 1.0
-    assert found[1].ratio == 2.0
-    assert found[len(of_vit) + 1].ratio == (len(of_vit) + 2) / (len(of_vit) + 1), "against PromptFL's"
+    assert found[1].ratio == len(of_vit[1]) / len(of_vit[0])
+    assert found[len(of_vit) + 1].ratio == len(of_clip[1]) / len(of_clip[0]), "against PromptFL's"
     assert found[0].note.startswith("times FedVPT's in every row; MB of")
     assert not found[1].note
 
