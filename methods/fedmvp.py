@@ -66,7 +66,7 @@ class FedMVP(ZeroShotCLIP):
         heads: of the attention; divides the tower's width.
         alpha: weight of the distance to the frozen feature.
         network_rounds: rounds of the first phase; None for all.
-        rank: r of the second phase's maps.
+        rank: r of the second phase's maps; None for 8.
         training: of the network, in both phases.
 
     Raises:
@@ -90,7 +90,7 @@ class FedMVP(ZeroShotCLIP):
         heads: Few = 4,
         alpha: NonNegativeFloat = 10.0,
         network_rounds: PositiveInt | None = None,
-        rank: Few = 8,
+        rank: Few | None = None,
         training: LocalTraining = TRAINING,
         **settings: Any,
     ) -> None:
@@ -107,7 +107,11 @@ class FedMVP(ZeroShotCLIP):
             self.check_attributes(attributes)
         self.attributes, self.prefix, self.suffix = attributes, prefix, suffix
         self.network_rounds = network_rounds
-        maps = rank if network_rounds else 0
+        if rank is not None and network_rounds is None:
+            raise ConfigurationError(
+                f"FedMVP: rank={rank} is of the second phase, which begins after network_rounds; give that, too"
+            )
+        maps = (rank or 8) if network_rounds else 0
         with keyed_initialization("PromptFormer"):
             self.former = PromptFormer(clip.embed_dim, clip.vision_width, heads, num_prompts, maps)
 

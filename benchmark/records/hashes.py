@@ -40,6 +40,8 @@ LATER_KEYS = frozenset(
         "ood",
         "corruptions",
         "class_templates",
+        "network_rounds",
+        "rank",
     }
 )
 

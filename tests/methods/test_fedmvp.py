@@ -231,3 +231,8 @@ def test_in_the_second_phase_the_network_rests_but_for_the_map_of_the_descriptio
 def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         constructed("FedMVP", **settings)
+
+
+def test_a_rank_without_a_second_phase_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="rank=3 is of the second phase, which begins after network_rounds"):
+        constructed("FedMVP", attributes=DESCRIBED, rank=3)
