@@ -5,12 +5,15 @@ value for each draw of them. Importing this module loads neither torch nor NumPy
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from benchmark.counts import CONFIDENCE_UNITS, ERROR_UNITS, ScoredBatch
 
 if TYPE_CHECKING:  # slow to import
+    import numpy as np
     from torch import Tensor
+
+_Counts = TypeVar("_Counts", "Tensor", "np.ndarray[Any, Any]")
 
 
 def _by_class(counts: "Tensor") -> "tuple[Tensor, ...]":
@@ -161,17 +164,25 @@ def ranked_classes(images: ScoredBatch, times: "Tensor") -> RankedClasses:
     return RankedClasses(auroc, ap, support)
 
 
-def classes_in_mean(images: ScoredBatch, min_support: int) -> "Tensor":
+def with_enough_images(support: "_Counts", min_support: int) -> "_Counts":
     """Return which classes a mean over classes is of, bool [C]; of two classes the second at most.
 
     Of each there are at least ``min_support`` images, and as many of other classes: with fewer, one image moves the
     area by much, and yet the class counts as much as the others.
+
+    Args:
+        support: images of each class, whole numbers [C], a tensor or an array.
+        min_support: at least 1.
     """
-    positives = images.y.bincount(minlength=images.classes)
-    chosen = (positives >= min_support) & (len(images.y) - positives >= min_support)
-    if images.classes == 2:
+    chosen = (support >= min_support) & (support.sum() - support >= min_support)
+    if len(support) == 2:
         chosen[0] = False
     return chosen
+
+
+def classes_in_mean(images: ScoredBatch, min_support: int) -> "Tensor":
+    """Return which classes a mean over classes of these images is of (:func:`with_enough_images`), bool [C]."""
+    return with_enough_images(images.y.bincount(minlength=images.classes), min_support)
 
 
 def _mean_over_classes(values: "Tensor", images: ScoredBatch, min_support: int) -> "Tensor":
@@ -188,9 +199,9 @@ def auroc(images: ScoredBatch, times: "Tensor", min_support: int = 1) -> "Tensor
     Args:
         images: logits [n, C], labels [n].
         times: how often each image is in each draw, [draws, n].
-        min_support: of a class with fewer images, or beside which there are fewer others, the mean is not. The images
-            themselves are counted, not those of a draw: all draws are of the same mean, but for classes of which a draw
-            has no image.
+        min_support: a class is left out of the mean if it has fewer images, or if all other classes together have.
+            The images themselves are counted, not those of a draw, so that all draws are means over the same classes;
+            a draw without an image of a class leaves it out as well.
     """
     return _mean_over_classes(ranked_classes(images, times).auroc, images, min_support)
 
@@ -198,7 +209,7 @@ def auroc(images: ScoredBatch, times: "Tensor", min_support: int = 1) -> "Tensor
 def auroc_weighted(images: ScoredBatch, times: "Tensor") -> "Tensor":
     """Return the area under the ROC curve of one class against the rest, mean weighted by images, [draws].
 
-    No class is left out for having few images, whatever the run's ``min_support``: its weight is as small.
+    No class is left out for having few images, whatever the run's ``min_support``: its weight is small, too.
     """
     ranked = ranked_classes(images, times)
     weights = ranked.support.where(ranked.auroc.isfinite(), 0.0)

@@ -73,8 +73,8 @@ class FederatedDataModule(Checked, LightningDataModule):
             Matthews' coefficient, AUROC, average precision, calibration error and Brier score, per client and pooled.
             None is ``basic``. A list may hold ``clinical`` and metrics of your own: dotted paths, or
             :class:`benchmark.own_metrics.OwnMetric` with its arguments.
-        min_support: images of a class, and others beside it, from which ``auroc`` and ``ap``, means over classes, are
-            of the class, too: with fewer one image moves its area by much. 1: of every class that occurs beside others.
+        min_support: a class is part of ``auroc`` and ``ap``, means over classes, if it has at least so many images and
+            all other classes together have: with fewer, one image moves its area by much. 1: all that occur do.
         keep_predictions: whose scored images are kept in ``predictions.parquet``: of no evaluation (``none``), the
             ``last`` one, the one with the best mean accuracy on split ``val`` (``best_on_val``), or ``all``. None:
             those of the last one where metrics are made of them, as clinical and own ones are.

@@ -18,6 +18,26 @@ from benchmark.tables.frame import LONG_COLUMNS
 HOSTILE = '</script><img src=x onerror="document.title=1">'
 
 
+def record_of(clients: int = 2, seed: int = 3) -> RunRecord:
+    """Return the record of a run of two rounds, without a summary; each client has ten test images."""
+    return RunRecord(
+        method="FedAvg",
+        dataset="Digits",
+        setting="one domain per client",
+        seed=seed,
+        client_names=tuple(f"domain {client}" for client in range(clients)),
+        test_sizes=tuple([10] * clients),
+        manifest_hash="abc",
+        device="cpu",
+        environment={"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
+        rounds=2,
+        rounds_trained=2,
+        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
+        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
+        peak_memory_bytes=None,
+    )
+
+
 def write_run(
     folder: Path,
     method: str,

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+from benchmark.formulas import with_enough_images
 from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.predictions import CLASSES
 from benchmark.records.stored_run import StoredRun
@@ -26,10 +27,8 @@ def averaged_classes(classes: "pd.DataFrame", min_support: int) -> Mapping[tuple
     made: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
     for place, rows in classes.groupby(["point", "split", "client"], sort=True):
         point, split, client = cast("tuple[str, str, int]", place)
-        enough = (rows["support"] >= min_support) & (rows["support"].sum() - rows["support"] >= min_support)
-        counted = enough & rows["auroc"].notna()
-        if len(rows) == 2:  # the value of the second, no mean
-            counted &= rows["class"] == 1
+        rows = rows.sort_values("class")
+        counted = with_enough_images(rows["support"].to_numpy(copy=True), min_support) & rows["auroc"].notna()
         made.setdefault((point, split), {})[int(client)] = tuple(map(int, rows.loc[counted, "class"]))
     return made
 

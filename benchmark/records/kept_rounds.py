@@ -9,6 +9,7 @@ from benchmark.files import make_folder, read_regular, replacing, write_bytes
 from benchmark.metrics import EVALUATED
 from benchmark.records.metrics_table import readable, round_file, rounds_in
 from benchmark.records.predictions import CLASSES, PREDICTIONS, merged, parquet_of, parse_predictions
+from benchmark.records.record_file import LARGEST
 from benchmark.records.summary import average_by_round, best_round
 
 if TYPE_CHECKING:  # slow to import
@@ -19,8 +20,6 @@ Keep = Literal["none", "last", "best_on_val", "all"]
 BEST = ("server", "val", EVALUATED)
 #: Folder of the images of a run that goes on, a file for each round that may have to be kept.
 PARTS = "predictions"
-#: Bytes that are read at most of a file of images.
-LARGEST = 2**32
 
 
 def rounds_to_keep(keep: Keep, metrics: "pd.DataFrame", test_sizes: tuple[int, ...]) -> set[int]:
@@ -165,12 +164,12 @@ def _on_val(metrics: "pd.DataFrame") -> float:
 
 def _content(path: Path) -> bytes:
     with readable(path, "table of predictions"):
-        return read_regular(path, LARGEST)
+        return read_regular(path, LARGEST[PREDICTIONS])
 
 
 def _check_round(path: Path, round: int) -> None:
     with readable(path, "table of predictions"):
-        rows = parse_predictions(read_regular(path, LARGEST), every=True, columns=("round",))
+        rows = parse_predictions(read_regular(path, LARGEST[PREDICTIONS]), every=True, columns=("round",))
         if (rounds := rows["round"].unique().tolist()) != [round]:
             raise ValueError(f"it is of {f'round {rounds[0]}' if rounds else 'no round'}, expected {round}")
 
@@ -180,5 +179,5 @@ def _parts_of(path: Path) -> "Mapping[int, pd.DataFrame]":
     if not path.is_file():
         return {}
     with readable(path, "table of predictions"):
-        rows = parse_predictions(read_regular(path, LARGEST), every=True)
+        rows = parse_predictions(read_regular(path, LARGEST[PREDICTIONS]), every=True)
     return {cast(int, round): part for round, part in rows.groupby("round", sort=True)}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from finished_run import write_finished_run
+from recorded_results import record_of
 
 from benchmark.metrics import STATISTICS
 from benchmark.records.data_sets import data_sets_of
@@ -33,21 +34,8 @@ def table(values: dict[int, list[float | None]], split: str = "test") -> pd.Data
 def several(
     names: tuple[str, ...] = NAMES, dataset: str = "digits+letters", sizes: tuple[int, ...] = (10, 10, 10, 10, 0, 0)
 ) -> RunRecord:
-    return RunRecord(
-        method="FedTPG",
-        dataset=dataset,
-        setting="classes of data sets",
-        seed=3,
-        client_names=names,
-        test_sizes=sizes,
-        manifest_hash="abc",
-        device="cpu",
-        environment={"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
-        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=None,
+    return dataclasses.replace(
+        record_of(), dataset=dataset, setting="classes of data sets", client_names=names, test_sizes=sizes
     )
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 from finished_run import write_finished_run
+from recorded_results import record_of
 
 from benchmark import files
 from benchmark.config.yaml_files import read_mapping
@@ -26,7 +27,7 @@ from benchmark.records.environment import environment
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS, write_parquet
-from benchmark.records.record import POINTS, RunRecord
+from benchmark.records.record import POINTS
 from benchmark.records.record_file import is_finished, read_record, write_record
 from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
 from benchmark.records.summary import average_by_round, client_values, summarize
@@ -41,25 +42,6 @@ def table(values: dict[int, list[float | None]], point: str = "server", metric: 
         if value is not None
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def record_of(clients: int = 2, seed: int = 3) -> RunRecord:
-    return RunRecord(
-        method="FedAvg",
-        dataset="Digits",
-        setting="one domain per client",
-        seed=seed,
-        client_names=tuple(f"domain {client}" for client in range(clients)),
-        test_sizes=tuple([10] * clients),
-        manifest_hash="abc",
-        device="cpu",
-        environment={"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
-        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=None,
-    )
 
 
 @pytest.fixture
