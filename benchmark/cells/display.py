@@ -15,7 +15,7 @@ SHOWN_RUNS = 12
 ROUND_LINE = re.compile(r"round (\d+)/(\d+)\s*(.*)")
 
 
-class Display:
+class RunsDisplay:
     """A progress display of cells.
 
     A terminal shows a live block with a line for all cells together and one per running cell. Elsewhere only the plain
@@ -43,7 +43,7 @@ class Display:
         self.task = self.live.add_task("runs", total=total, said="") if self.live else None
         self.bars: dict[str, Any] = {}
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> "RunsDisplay":
         if self.live:
             self.live.start()
         return self

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
-from benchmark.cells.display import Display
+from benchmark.cells.display import RunsDisplay
 from benchmark.cells.identity import Cell, content_hash
 from benchmark.cells.lock import CellLock
 from benchmark.cells.outcome import Outcome, finished_outcome, said_of_code
@@ -48,7 +48,7 @@ def run_cells(
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP.
     """
     queue = _Queue({cell.name: cell for cell in cells}, work, course)
-    with closing(place.open(work, jobs)) as attempts, Display(queue.total) as display, termination_as_interrupt():
+    with closing(place.open(work, jobs)) as attempts, RunsDisplay(queue.total) as display, termination_as_interrupt():
         queue.say_what_is_there(display)
         try:
             while queue.pending or queue.running:
@@ -85,7 +85,7 @@ class _Queue:
 
     # ------------------------------------------------------------------ one turn
 
-    def end_early(self, attempts: Attempts, display: Display) -> None:
+    def end_early(self, attempts: Attempts, display: RunsDisplay) -> None:
         """End the running cells that the course has given up."""
         for entry in [entry for entry in self.running if not entry.done()]:
             if self.course and (reason := self.course.reason_to_end(entry.cell)):
@@ -96,7 +96,7 @@ class _Queue:
                 ended = finished_outcome(entry.cell, self._made) or Outcome(None, reason, entry.log, True)
                 self._settle(entry.cell, ended, display, entry.started)
 
-    def collect(self, display: Display) -> None:
+    def collect(self, display: RunsDisplay) -> None:
         """Settle the cells whose attempt has ended; wait for those that another runner turned out to have."""
         for entry in [entry for entry in self.running if entry.done()]:
             self.running.remove(entry)
@@ -107,19 +107,19 @@ class _Queue:
             entry.close(outcome.error)
             self._settle(entry.cell, outcome, display, entry.started)
 
-    def start(self, attempts: Attempts, display: Display) -> None:
+    def start(self, attempts: Attempts, display: RunsDisplay) -> None:
         """Start as many pending cells as the place takes, each pending one at most once."""
         for _ in range(len(self.pending)):
             if len(self.running) >= attempts.at_a_time:
                 break
             self._start(self.pending.popleft(), attempts, display)
 
-    def show(self, display: Display) -> None:
+    def show(self, display: RunsDisplay) -> None:
         """Show how many have ended and failed, and which run."""
         failed = sum(outcome.run_dir is None and not outcome.ended_early for outcome in self.outcomes.values())
         display.update(len(self.outcomes), failed, {entry.cell.name: entry.log for entry in self.running})
 
-    def say_what_is_there(self, display: Display) -> None:
+    def say_what_is_there(self, display: RunsDisplay) -> None:
         """Say how many runs are finished already, and which of them other code made."""
         if self.outcomes:
             display.line(f"{len(self.outcomes)} of {self.total} runs are there already")
@@ -144,7 +144,7 @@ class _Queue:
                 self.outcomes[cell.name] = outcome
                 new.extend(self.course.after(cell, outcome, 0.0) if self.course else ())
 
-    def _start(self, cell: Cell, attempts: Attempts, display: Display) -> None:
+    def _start(self, cell: Cell, attempts: Attempts, display: RunsDisplay) -> None:
         """Start a cell, unless it is finished by now, another runner has it, or it cannot be run."""
         run_dir = self.work.runs_dir / cell.name
         try:
@@ -185,7 +185,7 @@ class _Queue:
             found = Outcome(None, "its configs changed while it waited; start the command again")
         return found
 
-    def _settle(self, cell: Cell, outcome: Outcome, display: Display, started: float | None = None) -> None:
+    def _settle(self, cell: Cell, outcome: Outcome, display: RunsDisplay, started: float | None = None) -> None:
         """Keep a cell's outcome, and queue what comes after it."""
         seconds = 0.0 if started is None else time.monotonic() - started
         self.outcomes[cell.name] = outcome
@@ -194,7 +194,7 @@ class _Queue:
         display.line(f"[{len(self.outcomes)}/{self.total}] {cell.name} {said} ({seconds:.0f} s)")
         self._take(self.course.after(cell, outcome, seconds) if self.course else ())
 
-    def _wait_for(self, cell: Cell, display: Display) -> None:
+    def _wait_for(self, cell: Cell, display: RunsDisplay) -> None:
         """Queue a cell again that another runner has."""
         if cell.name not in self._waited:
             display.line(f"{cell.name} is run by another process; waiting for it")

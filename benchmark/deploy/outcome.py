@@ -23,7 +23,7 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import write_record
 from benchmark.records.source_code import code_of
 from benchmark.run.recorder import chain, peak_memory
-from benchmark.run.scores import Values, long_table, print_scores
+from benchmark.run.scores import Scores, long_table, print_scores
 from datamodules.manifest import MOST_BYTES
 
 STATE = "state.pt"
@@ -159,9 +159,9 @@ def _sizes_alone(server: LiveServer) -> dict[str, Any]:
     return {"format": 1, "algorithm": "own images of each site", "clients": clients}
 
 
-def _values(server: LiveServer) -> Values:
+def _values(server: LiveServer) -> Scores:
     """Return per round, point, split and metric one value per client, NaN of those who have sent none."""
-    found: Values = {}
+    found: Scores = {}
     for round, client, point, split, metric, value in server.metrics:
         nothing = torch.full((len(server.agreement.client_names),), float("nan"), dtype=torch.float64)
         found.setdefault((round, point, split, metric), nothing)[client] = value

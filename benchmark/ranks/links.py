@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Work(Protocol):
+class Transfer(Protocol):
     """An operation that has been started, such as the ``Work`` of ``torch.distributed``."""
 
     def is_completed(self) -> bool:
@@ -28,15 +28,15 @@ class Work(Protocol):
 class Links:
     """Links between ranks by ``torch.distributed``, in its default process group."""
 
-    def all_gather(self, parts: list[Tensor], mine: Tensor) -> Work:
+    def all_gather(self, parts: list[Tensor], mine: Tensor) -> Transfer:
         """Begin to fill ``parts``, of one shape, with what each rank gives."""
-        return cast(Work, dist.all_gather(parts, mine, async_op=True))
+        return cast(Transfer, dist.all_gather(parts, mine, async_op=True))
 
-    def all_to_all(self, arrived: Tensor, sizes: list[int], sent: Sequence[Tensor]) -> Work:
+    def all_to_all(self, arrived: Tensor, sizes: list[int], sent: Sequence[Tensor]) -> Transfer:
         """Begin to fill ``arrived`` with what each rank sends to this one: so many bytes of each, in host memory."""
         # Not by isend, whose end can't be asked for without waiting for it.
         lengths = [len(part) for part in sent]
-        return cast(Work, dist.all_to_all_single(arrived, torch.cat([*sent]), sizes, lengths, async_op=True))
+        return cast(Transfer, dist.all_to_all_single(arrived, torch.cat([*sent]), sizes, lengths, async_op=True))
 
     def close(self, together: bool) -> None:
         """End the connections.
@@ -59,17 +59,17 @@ class SocketLinks(Links):
         self._sockets = sockets
         self._threads = ThreadPoolExecutor(2 * len(sockets), thread_name_prefix="links")
 
-    def all_gather(self, parts: list[Tensor], mine: Tensor) -> Work:
+    def all_gather(self, parts: list[Tensor], mine: Tensor) -> Transfer:
         """Begin to fill ``parts`` with what each other rank gives."""
         if mine.device.type != "cpu":
             return super().all_gather(parts, mine)
         return self._swap(parts, [mine] * len(parts))
 
-    def all_to_all(self, arrived: Tensor, sizes: list[int], sent: Sequence[Tensor]) -> Work:
+    def all_to_all(self, arrived: Tensor, sizes: list[int], sent: Sequence[Tensor]) -> Transfer:
         """Begin to fill ``arrived`` with what each other rank sends."""
         return self._swap(arrived.split(sizes), sent)
 
-    def _swap(self, arrived: Sequence[Tensor], sent: Sequence[Tensor]) -> Work:
+    def _swap(self, arrived: Sequence[Tensor], sent: Sequence[Tensor]) -> Transfer:
         """Send and receive at the same time; both ends know how many bytes these are."""
         begun = []
         for rank, link in self._sockets.items():

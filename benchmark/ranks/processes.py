@@ -12,14 +12,14 @@ from torch import Tensor
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.errors import ConfigurationError, printable
 from benchmark.federation import Values
-from benchmark.ranks.links import Links, Work
+from benchmark.ranks.links import Links, Transfer
 from benchmark.ranks.plain_values import decode, encode
 from benchmark.ranks.pulse import BROKEN, OtherRankError, Pulse
 
 T = TypeVar("T")
 
 #: Per name shape, type and kind of device.
-Layout = dict[str, tuple[tuple[int, ...], torch.dtype, str]]
+PackedLayout = dict[str, tuple[tuple[int, ...], torch.dtype, str]]
 
 CPU = torch.device("cpu")
 
@@ -116,7 +116,7 @@ class ProcessRanks(Ranks):
             for rank, (part, layout) in enumerate(zip(arrived.split(sizes), mine, strict=True))
         ]
 
-    def _sizes(self, label: str, layouts: Sequence[Layout]) -> list[int]:
+    def _sizes(self, label: str, layouts: Sequence[PackedLayout]) -> list[int]:
         """Return the bytes of each rank's tensors, of which this process must have room for all.
 
         Raises:
@@ -142,7 +142,7 @@ class ProcessRanks(Ranks):
         self.received += (self.count - 1) * mine.numel() * mine.element_size()
         return parts
 
-    def _wait(self, work: Work) -> None:
+    def _wait(self, work: Transfer) -> None:
         began, pause = time.perf_counter(), PAUSE / 64
         while not work.is_completed():
             self.look()
@@ -164,11 +164,11 @@ class ProcessRanks(Ranks):
         return self.pulse.trouble or OtherRankError(said, 1, told_here=self.rank == 0)
 
 
-def _layout(values: Values) -> Layout:
+def _layout(values: Values) -> PackedLayout:
     return {name: (tuple(value.shape), value.dtype, value.device.type) for name, value in values.items()}
 
 
-def _bytes(layout: Layout) -> int:
+def _bytes(layout: PackedLayout) -> int:
     if any(size < 0 for shape, _, _ in layout.values() for size in shape):
         raise ValueError("sizes below 0")
     return sum(prod(shape) * dtype.itemsize for shape, dtype, _ in layout.values())
@@ -197,7 +197,7 @@ def _packed(values: Values, device: torch.device) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
 
 
-def _unpacked(data: Tensor, layout: Layout) -> Values:
+def _unpacked(data: Tensor, layout: PackedLayout) -> Values:
     """Take apart what ``_packed`` gave."""
     values, begin = {}, 0
     for name, (shape, dtype, _) in layout.items():

@@ -14,7 +14,7 @@ from benchmark.records.classes import class_of
 from benchmark.records.grouped_runs import Experiment, Run, flat, tell_apart
 from benchmark.records.hashes import canonical
 from benchmark.records.words import POINT_WORDS, ROUND_WORDS
-from benchmark.report.grid import Cell, Grid, anchor_of, grid
+from benchmark.report.grid import Grid, GridCell, anchor_of, grid
 from benchmark.report.published import READINGS, beside
 from benchmark.report.readings import (
     evaluated_rounds,
@@ -182,7 +182,7 @@ def ranking(board: Board, paper: "pd.DataFrame") -> Grid:
     for rank, each in enumerate(board.ranked, 1):
         named, *numbers = _row(each, board)
         settings = _settings(names.get(each.first.folder, each.name), each)
-        rows.append([Cell(str(rank)), named._replace(note=settings), *numbers])
+        rows.append([GridCell(str(rank)), named._replace(note=settings), *numbers])
     if not board.first.demo:
         published = [_published(each, paper) for each in board.ranked]
         alike = len({theirs.note for _, theirs in published if theirs.text}) == 1  # then it is said once, below
@@ -210,7 +210,7 @@ def _heads(board: Board) -> list[str]:
     return [*heads, "Tuned", "Seeds", "kB a round", "Seconds", *([] if board.first.demo else PAPER)]
 
 
-def _row(experiment: Experiment, board: Board) -> list[Cell]:
+def _row(experiment: Experiment, board: Board) -> list[GridCell]:
     there = points_of(experiment)
     codes = len({canonical(run.record.code) for run in experiment.runs})
     scores = [
@@ -219,17 +219,17 @@ def _row(experiment: Experiment, board: Board) -> list[Cell]:
     evaluated = min(evaluated_rounds(run, there[0]) for run in experiment.runs)
     few = f"of {evaluated}" if evaluated < experiment.first.record.rounds else ""
     numbers = [
-        *map(Cell, scores),
-        Cell(mean_std(_averages(experiment, "last10")), few if evaluated < 10 else ""),
-        Cell(mean_std(_averages(experiment, "best_on_test")), few),
-        *(Cell(mean_std(statistic_of(experiment, there[0], "last", each.name))) for each in within_clients()),
-        Cell(_tuning(experiment.first)),
-        Cell(str(len(experiment.runs)), f"of {codes} codes" if codes > 1 else ""),
-        Cell(mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0]),
-        Cell(mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0]),
+        *map(GridCell, scores),
+        GridCell(mean_std(_averages(experiment, "last10")), few if evaluated < 10 else ""),
+        GridCell(mean_std(_averages(experiment, "best_on_test")), few),
+        *(GridCell(mean_std(statistic_of(experiment, there[0], "last", each.name))) for each in within_clients()),
+        GridCell(_tuning(experiment.first)),
+        GridCell(str(len(experiment.runs)), f"of {codes} codes" if codes > 1 else ""),
+        GridCell(mean_std([value / 1e3 for value in traffic_of(experiment)], 1).partition(" ± ")[0]),
+        GridCell(mean_std([run.record.seconds["total"] for run in experiment.runs], 0).partition(" ± ")[0]),
     ]
     above = "ranked above: " if experiment in board.alike else ""
-    return [Cell(_named(experiment.first), above + _settings(experiment.name, experiment), board.anchor), *numbers]
+    return [GridCell(_named(experiment.first), above + _settings(experiment.name, experiment), board.anchor), *numbers]
 
 
 def _settings(name: str, experiment: Experiment) -> str:
@@ -242,7 +242,7 @@ def _tuning(run: Run) -> str:
     return f"{tuning['trials']} trials, {tuning['chosen_on']}" if tuning else "no"
 
 
-def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cell]:
+def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[GridCell, GridCell]:
     """Our number read as the paper reads its own; the paper's, in its own scale, where it stands and how it is read."""
     rows = beside(experiment.first, paper)
     rows = rows[~rows["setting"].astype("str").str.contains(";")]  # what stands behind it is a variant's
@@ -251,9 +251,9 @@ def _published(experiment: Experiment, paper: "pd.DataFrame") -> tuple[Cell, Cel
         point = _paper_point(experiment)
         where = f", {POINT_WORDS[point]}" if point != "server" else ""
         read = f"{STATISTICS[statistic].reading}, {ROUND_WORDS[which]}{where}"
-        theirs = Cell(f"{row.value:.2f}", f"{table_title(str(row.paper), str(row.table))}, {row.backbone}, {read}")
-        return Cell(mean_std(statistic_of(experiment, point, which, statistic))), theirs
-    return Cell(""), Cell("")
+        theirs = GridCell(f"{row.value:.2f}", f"{table_title(str(row.paper), str(row.table))}, {row.backbone}, {read}")
+        return GridCell(mean_std(statistic_of(experiment, point, which, statistic))), theirs
+    return GridCell(""), GridCell("")
 
 
 def _paper_point(experiment: Experiment) -> str:
@@ -272,24 +272,24 @@ def runs_of(board: Board, days: Mapping[str, str]) -> Grid:
     """
     runs = [(each, run) for each in board.experiments for run in each.runs]
     heads = ["Method", "Seed", "Rounds done", "Batch", "Hardware", "Peak MB", "Date", "Commit", "Command"]
-    rows = [[Cell(each.name), *_circumstances(run, days)] for each, run in runs]
+    rows = [[GridCell(each.name), *_circumstances(run, days)] for each, run in runs]
     return grid(f"Runs, {board.first.dataset}, {board.facts}", heads, rows)
 
 
-def _circumstances(run: Run, days: Mapping[str, str]) -> list[Cell]:
+def _circumstances(run: Run, days: Mapping[str, str]) -> list[GridCell]:
     revision, peak = revision_of(run), run.record.peak_memory_bytes
     day = str(run.record.environment.get("date") or "")
     committed = days.get(revision, "")
     config = shlex.quote(f"{run.folder.as_posix()}/config.yaml")  # a stranger's folder may be called anything
     return [
-        Cell(str(run.record.seed)),
-        Cell(str(run.record.rounds_trained)),
-        Cell(str(run.get("data.batch_size", ""))),
-        Cell(hardware_of(run)),
-        Cell("" if peak is None else f"{peak / 1e6:.0f}"),
-        Cell(day or committed, "" if day or not committed else "of the commit"),
-        Cell(revision[:7], "with changes" if run.record.environment.get("git", {}).get("dirty") else "", code=True),
-        Cell(f"lightning-cli fit --config {config} --run_dir again", code=True),
+        GridCell(str(run.record.seed)),
+        GridCell(str(run.record.rounds_trained)),
+        GridCell(str(run.get("data.batch_size", ""))),
+        GridCell(hardware_of(run)),
+        GridCell("" if peak is None else f"{peak / 1e6:.0f}"),
+        GridCell(day or committed, "" if day or not committed else "of the commit"),
+        GridCell(revision[:7], "with changes" if run.record.environment.get("git", {}).get("dirty") else "", code=True),
+        GridCell(f"lightning-cli fit --config {config} --run_dir again", code=True),
     ]
 
 
@@ -304,6 +304,6 @@ def worst_clients(board: Board) -> Grid:
     rows = []
     for each in board.ranked:
         worst = sorted(last_by_client(each, points_of(each)[0]), key=lambda entry: entry[1])[: len(WORST)]
-        cells = [Cell(f"{value:.2f}", client) for client, value in worst]
-        rows.append([Cell(each.name), *cells, *[Cell("")] * (len(heads) - 1 - len(worst))])
+        cells = [GridCell(f"{value:.2f}", client) for client, value in worst]
+        rows.append([GridCell(each.name), *cells, *[GridCell("")] * (len(heads) - 1 - len(worst))])
     return grid(f"Worst clients, {board.first.dataset}, {board.facts}", heads, rows)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 MINUS = "\N{MINUS SIGN}"
 
 
-class Cell(NamedTuple):
+class GridCell(NamedTuple):
     """One cell, of text that is escaped where it is shown.
 
     Attributes:
@@ -59,7 +59,7 @@ class Grid:
 
     label: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[GridCell]]
     kinds: Sequence[str] = ()
     sorts: bool = True
 
@@ -69,9 +69,9 @@ class Grid:
         return [any(row[column].value for row in self.rows) for column in range(len(self.heads))]
 
 
-def grid(label: str, heads: Iterable[object], rows: Iterable[Iterable[Cell | str]]) -> Grid:
+def grid(label: str, heads: Iterable[object], rows: Iterable[Iterable[GridCell | str]]) -> Grid:
     """A table whose cells may be plain texts."""
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    cells = [[cell if isinstance(cell, GridCell) else GridCell(cell) for cell in row] for row in rows]
     return Grid(label, [str(head) for head in heads], cells)
 
 

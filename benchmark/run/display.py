@@ -44,7 +44,7 @@ class RoundRow:
     epsilon: float | None = None
 
 
-class Display(Protocol):
+class RoundDisplay(Protocol):
     """Shows a run's pace."""
 
     def begin(self) -> None:
@@ -189,7 +189,7 @@ class Screen:
         yield line
 
 
-def display_for(pace: Pace) -> Display:
+def display_for(pace: Pace) -> RoundDisplay:
     """The display that suits where the output goes."""
     return Screen(pace) if in_terminal() else Lines(pace)
 

@@ -11,7 +11,7 @@ from benchmark.contract import Stage
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan.work import CohortWork, Step
 from benchmark.records.words import POINT_WORDS
-from benchmark.run.display import SCORES, Display, Lines, RoundRow, display_for
+from benchmark.run.display import SCORES, Lines, RoundDisplay, RoundRow, display_for
 from benchmark.run.pace import Pace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class RoundProgress(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self.pace = Pace(0)
-        self.display: Display | None = None
+        self.display: RoundDisplay | None = None
         self._enabled = True
         self._looked = 0.0
         self._evaluated = False

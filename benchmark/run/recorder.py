@@ -40,7 +40,7 @@ from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
 from benchmark.run.federation_file import FederationFacts
 from benchmark.run.predictions import predictions_of, tell_size
-from benchmark.run.scores import Key, Values, logged_numbers, long_table
+from benchmark.run.scores import Key, Scores, logged_numbers, long_table
 from benchmark.run.tracking import Numbers, Tracking, sent
 from benchmark.server import ServerRule
 
@@ -99,7 +99,7 @@ class Recorder(Callback):
         self.run_dir = Path(run_dir) if run_dir else None
         self.config = config
         #: per round, point, split and metric one value per client; with a run directory of the last evaluation alone
-        self.values: Values = {}
+        self.values: Scores = {}
         #: likewise the values of all clients' images together, of metrics that are pooled from counts
         self.pooled: dict[Key, float] = {}
         #: with a run directory: per evaluated round the sha256 of its rows
@@ -204,7 +204,7 @@ class Recorder(Callback):
     def _collect(self, trainer: Trainer, method: "FederatedMethod") -> None:
         round = method.server.finished_rounds
         averages: Numbers = {}
-        found: Values = {}
+        found: Scores = {}
         pooled: dict[Key, float] = {}
         hostile = self._hostile(trainer, method)
         for (point, split), scores in method.evaluation.scores.items():
@@ -245,7 +245,7 @@ class Recorder(Callback):
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         return method.server.delivery.attackers.union(data.flipped_clients)
 
-    def _facts(self, trainer: Trainer, method: "FederatedMethod", found: Values) -> Numbers:
+    def _facts(self, trainer: Trainer, method: "FederatedMethod", found: Scores) -> Numbers:
         """Return what rule and delivery have reported of the last round; each client's goes to ``found``."""
         if trainer.state.fn != TrainerFn.FITTING:
             return {}

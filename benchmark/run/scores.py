@@ -19,10 +19,10 @@ SIDE_BY_SIDE = 4
 
 Key = tuple[int, str, str, str]
 #: per round, point, split and metric: one value per client
-Values = dict[Key, torch.Tensor]
+Scores = dict[Key, torch.Tensor]
 
 
-def long_table(found: Values, pooled: Mapping[Key, float] = {}) -> "pd.DataFrame":
+def long_table(found: Scores, pooled: Mapping[Key, float] = {}) -> "pd.DataFrame":
     """Make the long table of some evaluations: round, client, point, split, metric, value.
 
     Args:
@@ -78,7 +78,7 @@ def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) ->
 
 
 def print_scores(
-    found: Values, client_names: list[str], averaged: Mapping[tuple[str, str], Averaged] = MappingProxyType({})
+    found: Scores, client_names: list[str], averaged: Mapping[tuple[str, str], Averaged] = MappingProxyType({})
 ) -> None:
     """Print for each split and point a table of clients x metrics, of the last evaluation; several of many metrics.
 

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import FILES
-from benchmark.run.scores import Values, logged_name, logged_numbers
+from benchmark.run.scores import Scores, logged_name, logged_numbers
 from datamodules.heatmap import manifest_heatmap
 from datamodules.split_record import SplitRecord
 
@@ -67,7 +67,7 @@ class Tracking:
             if isinstance(logger, WandbLogger) and told is not None:
                 _skip_rows(logger, told + 2)  # after those of the picture and of rounds 0 to `told`
 
-    def round(self, number: int, numbers: Numbers, found: Values, client_names: Sequence[str]) -> None:
+    def round(self, number: int, numbers: Numbers, found: Scores, client_names: Sequence[str]) -> None:
         """Tell of a round.
 
         Args:
@@ -161,7 +161,7 @@ def sent(row: Sequence[int]) -> Numbers:
     return {f"communication/{name}": float(number) for name, number in zip(names, row, strict=False)}
 
 
-def _by_metric(found: Values) -> dict[str, list[float]]:
+def _by_metric(found: Scores) -> dict[str, list[float]]:
     """Return the values of all clients by name of the metric."""
     return {logged_name(point, split, metric): values.tolist() for (_, point, split, metric), values in found.items()}
 

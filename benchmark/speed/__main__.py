@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmark.errors import ConfigurationError
 from benchmark.speed import against
-from benchmark.speed.measure import Row, device, report, rows_table
+from benchmark.speed.measure import Timing, device, report, rows_table
 
 #: in the order in which they run; first those that the project's targets name
 CASES = (
@@ -97,7 +97,7 @@ def measure_here(case: str, folder: Path) -> bool:
     The rows of a case that is stopped or fails go to ``CASE.stopped``, so that an older whole record stays.
     """
     title, rows = importlib.import_module(f"benchmark.speed.{case}").run(folder)
-    found: list[Row] = []
+    found: list[Timing] = []
     try:
         for row in rows:  # some cases measure a row when it is asked for
             found.append(row)
@@ -126,7 +126,7 @@ def run_all(cases: Sequence[str], folder: Path, minutes: float | None) -> int:
     named = []
     for case in (case for case in cases if case not in failed):
         rows = json.loads((folder / f"{case}.json").read_text())["rows"]
-        named += [(case, Row(**row)) for row in rows]
+        named += [(case, Timing(**row)) for row in rows]
     console.print(rows_table("All cases", named))
     for case, why in failed.items():
         console.print(f"{case}: {why}")

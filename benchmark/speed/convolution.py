@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from benchmark.backbones.client_layers import ClientConv2d
 from benchmark.backbones.cnn import PaperCNN
-from benchmark.speed.measure import Row, device, seconds
+from benchmark.speed.measure import Timing, device, seconds
 
 #: in channels, filters, kernel, side of the input: both convolutions of pFedPT's CNN
 LAYERS = ((3, 64, 5, 32), (64, 64, 5, 14))
@@ -71,12 +71,12 @@ def tensors(clients: int, layer: tuple[int, int, int, int]) -> list[Tensor]:
     return [torch.randn(*s, device=device(), requires_grad=t) for s, t in zip(shapes, trained, strict=True)]
 
 
-def layer_rows(clients: int, layer: tuple[int, int, int, int]) -> list[Row]:
+def layer_rows(clients: int, layer: tuple[int, int, int, int]) -> list[Timing]:
     """One layer in each way, against the grouped one."""
     given = tensors(clients, layer)
     trained = [part for part in given if part.requires_grad]
     channels, filters, kernel, side = layer
-    rows: list[Row] = []
+    rows: list[Timing] = []
     for name, way in WAYS.items():
 
         def work(way: Callable[..., Tensor] = way) -> None:
@@ -84,7 +84,7 @@ def layer_rows(clients: int, layer: tuple[int, int, int, int]) -> list[Row]:
 
         took = seconds(work, repetitions=10)
         what = f"{channels} to {filters} channels, {kernel} x {kernel}, {IMAGES} images of {side} px each"
-        rows.append(Row(f"{name}, {clients} clients", what, took, took / (rows[0].seconds if rows else took)))
+        rows.append(Timing(f"{name}, {clients} clients", what, took, took / (rows[0].seconds if rows else took)))
     return rows
 
 
@@ -98,9 +98,9 @@ def network(own_layers: bool) -> PaperCNN:
     return made.to(device())
 
 
-def network_rows(clients: int) -> list[Row]:
+def network_rows(clients: int) -> list[Timing]:
     """The whole network with each kind of layers."""
-    rows: list[Row] = []
+    rows: list[Timing] = []
     x = torch.rand(clients, IMAGES, 3, 32, 32, device=device())
     for own_layers in (False, True):
         made = network(own_layers)
@@ -116,11 +116,11 @@ def network_rows(clients: int) -> list[Row]:
         took = seconds(work, repetitions=5)
         name = "ClientConv2d" if own_layers else "grouped"
         what = f"pFedPT's CNN, {IMAGES} images each"
-        rows.append(Row(f"{name}, {clients} clients", what, took, took / (rows[0].seconds if rows else took)))
+        rows.append(Timing(f"{name}, {clients} clients", what, took, took / (rows[0].seconds if rows else took)))
     return rows
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """Both layers of pFedPT's CNN for 1, 8 and 32 clients, and all of it."""
     rows = [row for layer in LAYERS for clients in (1, 8, 32) for row in layer_rows(clients, layer)]
     rows += [row for clients in (8, 32) for row in network_rows(clients)]

@@ -19,7 +19,7 @@ from benchmark.backbones.pixel_prompts import PaddingPrompt
 from benchmark.backbones.tiny_vit import TinyViT
 from benchmark.contract import LocalTraining
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import RandomImages, Row, device, fit
+from benchmark.speed.measure import RandomImages, Timing, device, fit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -125,7 +125,7 @@ def plain_cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(192, 10))
 
 
-def run(folder: Path, turns: int = 3) -> tuple[str, list[Row]]:
+def run(folder: Path, turns: int = 3) -> tuple[str, list[Timing]]:
     """Time the loop and the engine in turns."""
     best: dict[str, float] = {}
     for _ in range(turns):
@@ -136,5 +136,5 @@ def run(folder: Path, turns: int = 3) -> tuple[str, list[Row]]:
         ):
             best[name] = min(best.get(name, float("inf")), timed())
     work = f"{CLIENTS} clients x {IMAGES // BATCH} steps of {BATCH} images"
-    rows = [Row(name, work, value, value / best["plain loop"]) for name, value in best.items()]
+    rows = [Timing(name, work, value, value / best["plain loop"]) for name, value in best.items()]
     return "One FedAvg round with pFedPT's CNN, against a plain loop", rows

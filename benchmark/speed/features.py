@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import Laps, Row, device, fit, rounds_until_repeated
-from benchmark.speed.workloads import Work, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
+from benchmark.speed.measure import Laps, Timing, device, fit, rounds_until_repeated
+from benchmark.speed.workloads import Workload, fedpgp, headtune, large_clip, large_vit, pfedbayespt, promptfl, sgpt
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Subject:
         width: clients stepped together.
     """
 
-    work: Work
+    work: Workload
     clients: int = 4
     images: int = 32
     rounds: int = 3
@@ -50,7 +50,7 @@ def largest_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) 
     return max(((value - right[name]).abs().max().item() for name, value in left.items()), default=0.0)
 
 
-def compare(subject: Subject) -> list[Row]:
+def compare(subject: Subject) -> list[Timing]:
     """The work with the images encoded in every step, and once for all."""
     times: list[Laps] = []
     left_behind = []
@@ -66,8 +66,8 @@ def compare(subject: Subject) -> list[Row]:
     work = f"a round of {subject.clients} clients x {subject.images} images, batches of {subject.work.batch}"
     encoded, kept = times
     return [
-        Row(f"{subject.work.name}, encoded in every step", work, encoded.best, encoded.best / kept.best, note=note),
-        Row(f"{subject.work.name}, encoded once", work, kept.best, 1.0),
+        Timing(f"{subject.work.name}, encoded in every step", work, encoded.best, encoded.best / kept.best, note=note),
+        Timing(f"{subject.work.name}, encoded once", work, kept.best, 1.0),
     ]
 
 
@@ -92,7 +92,7 @@ def subjects() -> list[Subject]:
     return found
 
 
-def run(folder: Path) -> tuple[str, Iterable[Row]]:
+def run(folder: Path) -> tuple[str, Iterable[Timing]]:
     """Every subject both ways."""
     rows = (row for subject in subjects() for row in compare(subject))
     return "Frozen features: made in every step, against once for each image", rows

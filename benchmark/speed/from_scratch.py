@@ -9,7 +9,7 @@ from benchmark.backbones.cnn import PaperCNN
 from benchmark.backbones.pixel_prompts import PaddingPrompt
 from benchmark.contract import LocalTraining
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import RandomImages, Row, fit
+from benchmark.speed.measure import RandomImages, Timing, fit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -38,7 +38,7 @@ def _methods() -> dict[str, Callable[[], FederatedMethod]]:
     }
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """Local training and aggregation; the ratio is of width 10 to width 1 of the same method."""
     rows = []
     for name, build in _methods().items():
@@ -49,7 +49,7 @@ def run(folder: Path) -> tuple[str, list[Row]]:
             data = FederatedDataModule(source, IID(CLIENTS), ImageTransform(), batch_size=BATCH, clients_at_once=width)
             seconds[width] = fit(build(), data, rounds=3).best
             rows.append(
-                Row(
+                Timing(
                     f"{name}, width {width}",
                     f"{CLIENTS} clients x {IMAGES // BATCH} steps of {BATCH} images in each phase",
                     seconds[width],

@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmark.errors import ConfigurationError
-from benchmark.speed.measure import Row, device
+from benchmark.speed.measure import Timing, device
 
 TESTS = Path("tests/methods/test_gpu.py")
 #: Names of failed tests that a row shows.
 SHOWN = 3
 
 
-def run(folder: Path) -> tuple[str, Iterable[Row]]:
+def run(folder: Path) -> tuple[str, Iterable[Timing]]:
     """Run them in a process of their own.
 
     Raises:
@@ -29,7 +29,7 @@ def run(folder: Path) -> tuple[str, Iterable[Row]]:
     return "Tests that need a GPU", _rows()
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[Timing]:
     with TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
         # One process: the tests share one GPU.
@@ -40,7 +40,7 @@ def _rows() -> Iterator[Row]:
         yield from rows_of(report.read_text())
 
 
-def rows_of(report: str) -> Iterator[Row]:
+def rows_of(report: str) -> Iterator[Timing]:
     """Yield a row for each test function of a JUnit report, its cases together."""
     kinds: dict[str, list[ET.Element]] = {}
     for case in ET.fromstring(report).iter("testcase"):
@@ -51,4 +51,4 @@ def rows_of(report: str) -> Iterator[Row]:
         note = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped"
         note += f": {', '.join(failed[:SHOWN])}" if failed else ""
         seconds = sum(float(case.attrib["time"]) for case in cases)
-        yield Row(kind.removeprefix("test_").replace("_", " "), f"{len(cases)} cases", seconds, note=note)
+        yield Timing(kind.removeprefix("test_").replace("_", " "), f"{len(cases)} cases", seconds, note=note)

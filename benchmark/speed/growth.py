@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmark.backbones.prompted_clip import PromptedCLIP
 from benchmark.contract import LocalTraining
 from benchmark.run.checkpoint import AtomicCheckpointIO
-from benchmark.speed.measure import RandomImages, Row, fit, last_line_of
+from benchmark.speed.measure import RandomImages, Timing, fit, last_line_of
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -143,7 +143,7 @@ def grow_apart(clients: int, participants: int = PARTICIPANTS) -> Grown:
     return Grown(**json.loads(last_line_of(command)))
 
 
-def client_rows(numbers: tuple[int, ...]) -> list[Row]:
+def client_rows(numbers: tuple[int, ...]) -> list[Timing]:
     """Round, set-up, record, evaluation and checkpoint by the number of clients, against the first number."""
     grown = {clients: grow_apart(clients) for clients in numbers}
     first = grown[numbers[0]]
@@ -151,22 +151,22 @@ def client_rows(numbers: tuple[int, ...]) -> list[Row]:
     for clients, found in grown.items():
         work = f"{PARTICIPANTS} of {clients:,} clients"
         size = f"personal state {found.state_bytes / 2**20:.2f} MB"
-        rows.append(Row("round", work, found.round, found.round / first.round, memory=found.memory, note=size))
+        rows.append(Timing("round", work, found.round, found.round / first.round, memory=found.memory, note=size))
     rows += [
-        Row("set-up", f"{clients:,} clients", found.set_up, found.set_up / first.set_up)
+        Timing("set-up", f"{clients:,} clients", found.set_up, found.set_up / first.set_up)
         for clients, found in grown.items()
     ]
     rows += [
-        Row("recording the split", f"{clients:,} clients", found.record, found.record / first.record)
+        Timing("recording the split", f"{clients:,} clients", found.record, found.record / first.record)
         for clients, found in grown.items()
     ]
     rows += [
-        Row("evaluation", f"{clients:,} clients", found.evaluation, found.evaluation / first.evaluation)
+        Timing("evaluation", f"{clients:,} clients", found.evaluation, found.evaluation / first.evaluation)
         for clients, found in grown.items()
         if found.evaluation and first.evaluation
     ]
     rows += [
-        Row(
+        Timing(
             "writing a checkpoint",
             f"{clients:,} clients",
             found.checkpoint,
@@ -178,20 +178,22 @@ def client_rows(numbers: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def wide_rows(numbers: tuple[int, ...], participants: int) -> list[Row]:
+def wide_rows(numbers: tuple[int, ...], participants: int) -> list[Timing]:
     """Round, set-up and record by the number of clients, of whom many take part, against the first number."""
     grown = {clients: grow_apart(clients, participants) for clients in numbers}
     first = grown[numbers[0]]
     rounds = [
-        Row("round", f"{participants:,} of {n:,} clients", found.round, found.round / first.round, memory=found.memory)
+        Timing(
+            "round", f"{participants:,} of {n:,} clients", found.round, found.round / first.round, memory=found.memory
+        )
         for n, found in grown.items()
     ]
     set_ups = [
-        Row("set-up", f"{n:,} clients, {participants:,} a round", found.set_up, found.set_up / first.set_up)
+        Timing("set-up", f"{n:,} clients, {participants:,} a round", found.set_up, found.set_up / first.set_up)
         for n, found in grown.items()
     ]
     records = [
-        Row(
+        Timing(
             "recording the split", f"{n:,} clients, {participants:,} a round", found.record, found.record / first.record
         )
         for n, found in grown.items()
@@ -199,7 +201,7 @@ def wide_rows(numbers: tuple[int, ...], participants: int) -> list[Row]:
     return rounds + set_ups + records
 
 
-def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rounds: int = 3) -> list[Row]:
+def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rounds: int = 3) -> list[Timing]:
     """A round of PromptFL with the micro CLIP by the number of classes, against the first number.
 
     Args:
@@ -222,10 +224,10 @@ def class_rows(numbers: tuple[int, ...], clients: int = 4, images: int = 64, rou
         seconds[classes] = fit(PromptFL(clients, names, clip, training=TRAINING), data, rounds).best
     first = seconds[numbers[0]]
     work = f"{clients} clients x {images // 16} steps of 16 images"
-    return [Row(f"PromptFL, {classes} classes", work, value, value / first) for classes, value in seconds.items()]
+    return [Timing(f"PromptFL, {classes} classes", work, value, value / first) for classes, value in seconds.items()]
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """Numbers of clients, then numbers of classes."""
     rows = [*client_rows(CLIENTS), *wide_rows(MANY, WIDE), *class_rows(CLASSES)]
     return "What grows with the clients (FedPer, 8 x 8 pixels) and with the classes (PromptFL, micro CLIP)", rows

@@ -44,7 +44,7 @@ COLUMNS = ("what", "work", "seconds", "ratio", "of peak", "MB", "note")
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """One measurement.
 
     Attributes:
@@ -106,7 +106,7 @@ class Laps(Callback):
         evaluations: seconds of every evaluation of all clients.
         steps: optimizer steps of all clients in every round.
         losses: mean over the round's clients of their mean training loss, of every round.
-        memory: peak bytes when training ended, as in ``Row``.
+        memory: peak bytes when training ended, as in ``Timing``.
         steps_of_all: steps of the last round in all ranks together.
         width: clients stepped together.
     """
@@ -305,7 +305,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
     return 2 * size**3 / seconds(lambda: a @ a, repetitions=10, warm_up=3)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Timing) -> tuple[str, ...]:
     """Return the cells of a row in a table."""
     return (
         row.what,
@@ -318,7 +318,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def rows_table(title: str, rows: Sequence[tuple[str, Row]]) -> Table:
+def rows_table(title: str, rows: Sequence[tuple[str, Timing]]) -> Table:
     """A table for the screen of (case, row); without a column of cases if none has a name."""
     table = Table(title=title, title_justify="left")
     cases = any(case for case, _ in rows)
@@ -329,7 +329,7 @@ def rows_table(title: str, rows: Sequence[tuple[str, Row]]) -> Table:
     return table
 
 
-def report(case: str, title: str, rows: Sequence[Row], folder: Path, settings: dict[str, Any] | None = None) -> None:
+def report(case: str, title: str, rows: Sequence[Timing], folder: Path, settings: dict[str, Any] | None = None) -> None:
     """Print the rows and write them to ``folder/case.md`` and, with the hardware, ``folder/case.json``.
 
     Args:

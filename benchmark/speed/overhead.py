@@ -20,8 +20,8 @@ from benchmark.engine.batches.images import ImageFeed
 from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.engine.repeat.recorded_step import Visit
 from benchmark.engine.rounds import Server
-from benchmark.speed.measure import Row, device, fit, now, rounds_until_repeated
-from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny
+from benchmark.speed.measure import Timing, device, fit, now, rounds_until_repeated
+from benchmark.speed.workloads import Workload, cnn, fedvpt, large_clip, large_vit, promptfl, tiny
 
 CLIENTS, STEPS = 8, 10
 PICTURE = "where_the_time_goes.png"
@@ -116,7 +116,7 @@ class Stopwatch(Callback):
             yield
 
 
-def parts_of_round(work: Work, clients: int, width: int, rounds: int) -> dict[str, float]:
+def parts_of_round(work: Workload, clients: int, width: int, rounds: int) -> dict[str, float]:
     """Seconds by part of the fastest round after the first.
 
     Args:
@@ -167,7 +167,7 @@ def waits_inside(events: Sequence[FunctionEvent], name: str) -> tuple[int, int]:
     return waits, copies
 
 
-def waits_of_round(work: Work, clients: int, width: int) -> str:
+def waits_of_round(work: Workload, clients: int, width: int) -> str:
     """In words, how often a round's local steps wait for the GPU."""
     method, data = work.method(clients), work.data(clients, STEPS * work.batch, width)
     steps = -(-clients // width) * STEPS
@@ -213,7 +213,7 @@ def draw(shares: Sequence[tuple[str, dict[str, float]]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """Five works, their parts, and the picture; the first one with all clients together and its steps recorded."""
     rows, shares = [], []
     for work in (tiny(), cnn(), fedvpt("micro_vit", 32), fedvpt(*large_vit()), promptfl(large_clip())):
@@ -222,9 +222,9 @@ def run(folder: Path) -> tuple[str, list[Row]]:
         shares.append((work.name, seconds))
         note = waits_of_round(work, CLIENTS, width) if device() == "cuda" else ""
         amount = f"a round of {CLIENTS} clients x {STEPS} steps of {work.batch} images, width {width}"
-        rows.append(Row(f"{work.name}: round", amount, sum(seconds.values()), 1.0, note=note))
+        rows.append(Timing(f"{work.name}: round", amount, sum(seconds.values()), 1.0, note=note))
         rows += [
-            Row(f"{work.name}: {part}", "", seconds[part], seconds[part] / sum(seconds.values()), note=PARTS[part])
+            Timing(f"{work.name}: {part}", "", seconds[part], seconds[part] / sum(seconds.values()), note=PARTS[part])
             for part in PARTS
         ]
     draw(shares, folder / PICTURE)

@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 
 from benchmark.backbones.parts import Adapter, LowRank, Norms
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import Row, device, fit, last_line_of
-from benchmark.speed.workloads import CLASSES, TRAINING, Work, class_names, frozen_clip, frozen_vit, large_clip
+from benchmark.speed.measure import Timing, device, fit, last_line_of
+from benchmark.speed.workloads import CLASSES, TRAINING, Workload, class_names, frozen_clip, frozen_vit, large_clip
 from methods import (
     FedCLIP,
     FedLoRA,
@@ -93,12 +93,12 @@ def measured(title: str) -> dict[str, float]:
     clip = title in of_clip()
     size = cast(ZeroShotCLIP, method).clip.image_size[0] if clip else 224
     rounds = CLIP_ROUNDS if clip else VIT_ROUNDS
-    data = Work("", make, size).data(CLIENTS, IMAGES, CLIENTS, tested=4, cache_features=cached)
+    data = Workload("", make, size).data(CLIENTS, IMAGES, CLIENTS, tested=4, cache_features=cached)
     laps = fit(method, data, rounds, evaluate_every=rounds)
     return {"seconds": laps.best, "memory": laps.memory}
 
 
-def rows_of(titles: Iterable[str], work: str, of_first: str) -> Iterator[Row]:
+def rows_of(titles: Iterable[str], work: str, of_first: str) -> Iterator[Timing]:
     """Yield the rows, measured in turns, against the first."""
     found: dict[str, list[dict[str, float]]] = {title: [] for title in titles}
     for _ in range(TURNS):
@@ -109,10 +109,10 @@ def rows_of(titles: Iterable[str], work: str, of_first: str) -> Iterator[Row]:
         note = "" if first else f"times {of_first} in every row; MB of a process with all that it has imported"
         seconds, memory = min(turn["seconds"] for turn in turns), min(int(turn["memory"]) for turn in turns)
         first = first or seconds
-        yield Row(title, work, seconds, seconds / first, memory=memory, note=note)
+        yield Timing(title, work, seconds, seconds / first, memory=memory, note=note)
 
 
-def run(folder: Path) -> tuple[str, Iterable[Row]]:
+def run(folder: Path) -> tuple[str, Iterable[Timing]]:
     """Time both towers' parts."""
     work = f"a round of {CLIENTS} clients x {IMAGES} images"
     towers = (

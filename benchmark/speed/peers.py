@@ -33,7 +33,7 @@ from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
 from benchmark.ranks.process_numbers import is_first_process
 from benchmark.ranks.strategy import RanksStrategy
-from benchmark.speed.measure import Row, device, fit
+from benchmark.speed.measure import Timing, device, fit
 from benchmark.speed.peer_scripts.cifar10_setting import (
     BATCH,
     CLASSES,
@@ -180,7 +180,7 @@ def peer_commands(cores: int) -> dict[str, list[str]]:
     return commands
 
 
-def rows_of(measured: dict[str, Measured], setting: Setting) -> list[Row]:
+def rows_of(measured: dict[str, Measured], setting: Setting) -> list[Timing]:
     """Three rows a program, against the first one's: a round, an evaluation, and both as often as published."""
     reference = next(iter(measured.values()))
     rows = []
@@ -193,11 +193,11 @@ def rows_of(measured: dict[str, Measured], setting: Setting) -> list[Row]:
             f"{found.processes} x {found.threads} threads",
             *(f"{package} {version}" for package, version in found.versions.items()),
         ]
-        rows.append(Row(f"{name}: round", work, found.best, found.best / reference.best, note=", ".join(details)))
+        rows.append(Timing(f"{name}: round", work, found.best, found.best / reference.best, note=", ".join(details)))
     for name, found in measured.items():
         fastest = min(found.evaluations)
         rows.append(
-            Row(
+            Timing(
                 f"{name}: evaluation",
                 f"{setting.test:,} images",
                 fastest,
@@ -211,12 +211,12 @@ def rows_of(measured: dict[str, Measured], setting: Setting) -> list[Row]:
 
     work = f"{PUBLISHED_CADENCE} rounds and an evaluation"
     return rows + [
-        Row(f"{name}: as published", work, together(found), together(found) / together(reference))
+        Timing(f"{name}: as published", work, together(found), together(found) / together(reference))
         for name, found in measured.items()
     ]
 
 
-def compare(setting: Setting, widths: tuple[int, ...]) -> list[Row]:
+def compare(setting: Setting, widths: tuple[int, ...]) -> list[Timing]:
     """All programs, one after the other."""
     cores = torch.get_num_threads()
     measured: dict[str, Measured] = {}
@@ -227,7 +227,7 @@ def compare(setting: Setting, widths: tuple[int, ...]) -> list[Row]:
     return rows_of(measured, setting)
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """The setting as published, at three widths."""
     title = "pfl-research's CIFAR-10 setting (synthetic images, no dropout): this engine, pfl and Flower"
     return title, compare(Setting(), (50, 10, 1))

@@ -27,7 +27,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.method import FederatedMethod
 from benchmark.ranks.process_numbers import is_first_process
 from benchmark.ranks.strategy import RanksStrategy
-from benchmark.speed.measure import Row, fit
+from benchmark.speed.measure import Timing, fit
 from benchmark.speed.peer_scripts.prompt_setting import (
     BATCH,
     CLASSES,
@@ -143,7 +143,7 @@ def measure_all(setting: PromptSetting, cores: int) -> dict[str, PromptMeasured]
     return found
 
 
-def rows_of(title: str, setting: PromptSetting, measured: dict[str, PromptMeasured]) -> list[Row]:
+def rows_of(title: str, setting: PromptSetting, measured: dict[str, PromptMeasured]) -> list[Timing]:
     """Return a row for each program, against the first.
 
     Raises:
@@ -173,11 +173,11 @@ def rows_of(title: str, setting: PromptSetting, measured: dict[str, PromptMeasur
             f"{found.processes} x {found.threads} threads",
             *(f"{package} {version}" for package, version in found.versions.items()),
         ]
-        rows.append(Row(f"{title}: {name}", work, found.best, found.best / first.best, note=", ".join(details)))
+        rows.append(Timing(f"{title}: {name}", work, found.best, found.best / first.best, note=", ".join(details)))
     return rows
 
 
-def compare(cases: dict[str, PromptSetting], cores: int) -> Iterable[Row]:
+def compare(cases: dict[str, PromptSetting], cores: int) -> Iterable[Timing]:
     """Yield the rows of each case, the programs of one measured one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         for title, given in cases.items():
@@ -186,7 +186,7 @@ def compare(cases: dict[str, PromptSetting], cores: int) -> Iterable[Row]:
             yield from rows_of(title, setting, measure_all(setting, cores))
 
 
-def run(folder: Path) -> tuple[str, Iterable[Row]]:
+def run(folder: Path) -> tuple[str, Iterable[Timing]]:
     """FedVPT in all blocks and in the last four, and PromptFL."""
     cases = {
         "FedVPT, all blocks": PromptSetting(),

@@ -6,17 +6,17 @@ The images' prompt-free features are cached, as by default; the last row compute
 from dataclasses import replace
 from pathlib import Path
 
-from benchmark.speed.measure import Row, device, fit
-from benchmark.speed.workloads import CLASSES, TRAINING, Work, frozen_vit, large_vit
+from benchmark.speed.measure import Timing, device, fit
+from benchmark.speed.workloads import CLASSES, TRAINING, Workload, frozen_vit, large_vit
 from methods.fedvptdeep import FedVPTDeep
 from methods.pfedbayespt import PFedBayesPT
 
 PROMPTS = 10
 
 
-def deep(name: str, size: int, num_prompts: int) -> Work:
+def deep(name: str, size: int, num_prompts: int) -> Workload:
     """FedVPT-Deep with so many prompts in every layer."""
-    return Work(
+    return Workload(
         f"FedVPT-Deep, {num_prompts} prompts a layer",
         lambda clients: FedVPTDeep(
             CLASSES, clients, frozen_vit(name, size), num_prompts=num_prompts, training=TRAINING
@@ -26,7 +26,7 @@ def deep(name: str, size: int, num_prompts: int) -> Work:
     )
 
 
-def bayes(name: str, size: int, what: str, **settings: object) -> Work:
+def bayes(name: str, size: int, what: str, **settings: object) -> Workload:
     """PFedBayesPT with these settings."""
     return replace(
         deep(name, size, PROMPTS),
@@ -42,7 +42,7 @@ def bayes(name: str, size: int, what: str, **settings: object) -> Work:
     )
 
 
-def ladder(name: str, size: int) -> list[tuple[Work, bool, str]]:
+def ladder(name: str, size: int) -> list[tuple[Workload, bool, str]]:
     """Per rung the work, whether the features are kept, and what it adds to the rung before."""
     j4 = {"importance_samples": 4}
     return [
@@ -58,7 +58,7 @@ def ladder(name: str, size: int) -> list[tuple[Work, bool, str]]:
     ]
 
 
-def rungs(name: str, size: int, clients: int, images: int, rounds: int = 3) -> list[Row]:
+def rungs(name: str, size: int, clients: int, images: int, rounds: int = 3) -> list[Timing]:
     """Seconds of one client's step, all clients at once on a GPU and one after the other on a CPU.
 
     Args:
@@ -68,18 +68,18 @@ def rungs(name: str, size: int, clients: int, images: int, rounds: int = 3) -> l
         images: of a client.
         rounds: of each fit.
     """
-    rows: list[Row] = []
+    rows: list[Timing] = []
     for work, kept, note in ladder(name, size):
         data = work.data(clients, images, clients if device() == "cuda" else 1, cache_features=kept)
         laps = fit(work.method(clients), data, rounds, precision=work.precision)
         seconds = laps.best / laps.steps[-1]
         reference = rows[0].seconds if rows else seconds
         what = f"one client's step of {work.batch} images, {name} at {size} px"
-        rows.append(Row(work.name, what, seconds, seconds / reference, note=note))
+        rows.append(Timing(work.name, what, seconds, seconds / reference, note=note))
     return rows
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """The frozen ViT of this machine."""
     name, size = large_vit()
     return "pFedBayesPT's step against FedVPT-Deep's, part by part", rungs(

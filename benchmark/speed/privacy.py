@@ -6,14 +6,14 @@ from pathlib import Path
 from benchmark.engine.rounds import Server
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.privacy.record_level import RecordLevelPrivacy
-from benchmark.speed.measure import Row, fit, rounds_until_repeated
-from benchmark.speed.workloads import Work, fedvpt, large_clip, large_vit, promptfl
+from benchmark.speed.measure import Timing, fit, rounds_until_repeated
+from benchmark.speed.workloads import Workload, fedvpt, large_clip, large_vit, promptfl
 
 CLIENTS, IMAGES, REPETITIONS = 4, 32, 2
 PLAIN, USER, RECORD = "no privacy", "user level", "record level"
 
 
-def one(work: Work, level: str, rounds: int) -> float:
+def one(work: Workload, level: str, rounds: int) -> float:
     """Return the seconds of the fastest round of so many."""
     method, data = work.made(CLIENTS, IMAGES, CLIENTS)
     if level == RECORD:
@@ -22,7 +22,7 @@ def one(work: Work, level: str, rounds: int) -> float:
     return fit(method, data, rounds, callbacks=[] if rule is None else [Server(rule)]).best
 
 
-def compare(work: Work, rounds: int) -> list[Row]:
+def compare(work: Workload, rounds: int) -> list[Timing]:
     """Time the levels of privacy in turn, and again; the fastest of each counts."""
     found: dict[str, list[float]] = {}
     for _ in range(REPETITIONS):
@@ -32,12 +32,12 @@ def compare(work: Work, rounds: int) -> list[Row]:
     steps = -(-IMAGES // work.batch)
     what = f"a round of {CLIENTS} clients x {steps} steps of {work.batch} images"
     rows = [
-        Row(f"{work.name}, {level}", what, best[level], best[level] / best[PLAIN]) for level in (PLAIN, USER, RECORD)
+        Timing(f"{work.name}, {level}", what, best[level], best[level] / best[PLAIN]) for level in (PLAIN, USER, RECORD)
     ]
     return rows
 
 
-def run(folder: Path) -> tuple[str, Iterable[Row]]:
+def run(folder: Path) -> tuple[str, Iterable[Timing]]:
     """A prompt in a ViT; one in a CLIP's text tower, with kept features, in mini-batches of two sizes."""
     clip = [promptfl(large_clip(), batch) for batch in (4, 32)]
     # Small steps are recorded and repeated, those with privacy too.

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
 from benchmark.speed.growth import SIZE, TRAINING, SmallBackbone
-from benchmark.speed.measure import RandomImages, Row, fit, seconds
+from benchmark.speed.measure import RandomImages, Timing, fit, seconds
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -92,7 +92,7 @@ def long_run(clients: int, rounds: int) -> list[tuple[float, float, int]]:
         return [tuple(entry) for entry in json.loads(watched.read_text())]
 
 
-def round_rows(rounds: list[tuple[float, float, int]]) -> list[Row]:
+def round_rows(rounds: list[tuple[float, float, int]]) -> list[Timing]:
     """Medians of rounds of the same kind: those after the first, and the last ones, against them."""
     rows = []
     for kind, numbers, count in (
@@ -104,7 +104,7 @@ def round_rows(rounds: list[tuple[float, float, int]]) -> list[Row]:
             wall, cpu = (median(rounds[r - 1][column] for r in chosen) for column in (0, 1))
             first = first or (wall, cpu)
             rows.append(
-                Row(
+                Timing(
                     f"round {kind}",
                     f"rounds {chosen[0]} to {chosen[-1]}, median of {count}",
                     wall,
@@ -116,7 +116,7 @@ def round_rows(rounds: list[tuple[float, float, int]]) -> list[Row]:
     return rows
 
 
-def evaluation_rows(numbers: tuple[int, ...]) -> list[Row]:
+def evaluation_rows(numbers: tuple[int, ...]) -> list[Timing]:
     """Planning and evaluating by the number of clients, one test image each; ratios are seconds a client."""
     found: dict[int, tuple[float, float]] = {}
     for clients in numbers:
@@ -132,7 +132,7 @@ def evaluation_rows(numbers: tuple[int, ...]) -> list[Row]:
         found[clients] = (seconds(data.val_dataloader), min(laps.evaluations))
     first = numbers[0]
     return [
-        Row(
+        Timing(
             what,
             f"{clients:,} clients",
             taken[place],
@@ -144,7 +144,7 @@ def evaluation_rows(numbers: tuple[int, ...]) -> list[Row]:
     ]
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """The long run, then the large evaluations."""
     rows = [*round_rows(long_run(CLIENTS, ROUNDS)), *evaluation_rows(EVALUATED)]
     title = (

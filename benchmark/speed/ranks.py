@@ -22,7 +22,7 @@ from benchmark.ranks.process_numbers import is_first_process
 from benchmark.ranks.processes import ProcessRanks
 from benchmark.ranks.strategy import RanksStrategy
 from benchmark.speed import growth
-from benchmark.speed.measure import RandomImages, Row, device, fit, last_line_of
+from benchmark.speed.measure import RandomImages, Timing, device, fit, last_line_of
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import IID
 from datamodules.transform import ImageTransform
@@ -112,7 +112,7 @@ def share_apart(devices: int, heads: bool) -> Shared:
     return Shared(**json.loads(last_line_of(command, environment)))
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """Measure each number of devices against one."""
     most = torch.cuda.device_count() if device() == "cuda" else 4
     counts = [devices for devices in (1, 2, 4, 8) if devices <= most]
@@ -126,7 +126,7 @@ def run(folder: Path) -> tuple[str, list[Row]]:
             f"state of {MANY:,} clients (FedPer) at most {max(state[devices]) / 2**20:.2f} MB a rank"
         )
         what = f"{devices} device{'s' if devices > 1 else ''}"
-        rows.append(Row(what, work, shared.round, shared.round / found[1].round, memory=shared.memory, note=note))
+        rows.append(Timing(what, work, shared.round, shared.round / found[1].round, memory=shared.memory, note=note))
     return "One FedAvg round of pFedPT's CNN over ranks, and FedPer's heads", rows
 
 

@@ -24,10 +24,10 @@ from benchmark.engine.repeat import recorded_step
 from benchmark.engine.repeat.recorded_step import RecordedSteps
 from benchmark.internals import TorchDispatchMode
 from benchmark.speed import engine, features, vit
-from benchmark.speed.measure import Row, device, fit, matmul_peak, now
+from benchmark.speed.measure import Timing, device, fit, matmul_peak, now
 from benchmark.speed.peer_scripts.cifar10_setting import Setting
 from benchmark.speed.peers import measure_engine
-from benchmark.speed.workloads import Work, fedpgp, headtune, promptfl, tiny
+from benchmark.speed.workloads import Workload, fedpgp, headtune, promptfl, tiny
 
 CLIENTS, STEPS = 50, 5
 #: Milliseconds of a round in all, and beside its steps; operations that would take a kernel. These are counted on the
@@ -120,7 +120,7 @@ def verdict(found: float, target: float, named: float | None = None) -> str:
     return f"target {target if named is None else named:g}: {'met' if found <= target else 'not met'}"
 
 
-def host_rows(rounds: int) -> list[Row]:
+def host_rows(rounds: int) -> list[Timing]:
     """CPU time of a round in all and beside its steps, and its kernels; ratios are to the targets."""
     work = f"{CLIENTS} clients x {STEPS} steps, tiny tensors, one thread"
     threads = torch.get_num_threads()
@@ -138,11 +138,11 @@ def host_rows(rounds: int) -> list[Row]:
         torch.set_num_threads(threads)
     milliseconds = {"a round": (1000 * whole, HOST), "beside its steps": (1000 * beside, BESIDE)}
     rows = [
-        Row(f"host: {part}", work, found / 1000, found / target, note=f"ms, {verdict(found, target)}")
+        Timing(f"host: {part}", work, found / 1000, found / target, note=f"ms, {verdict(found, target)}")
         for part, (found, target) in milliseconds.items()
     ]
     kernels = f"{counted.count} operations on the {device()}, {verdict(counted.count, KERNELS)}"
-    return [*rows, Row("host: kernels of a round", work, 0.0, counted.count / KERNELS, note=kernels)]
+    return [*rows, Timing("host: kernels of a round", work, 0.0, counted.count / KERNELS, note=kernels)]
 
 
 def _host_time(rounds: int, callbacks: list[Callback]) -> float:
@@ -152,7 +152,7 @@ def _host_time(rounds: int, callbacks: list[Callback]) -> float:
     return min(clock.rounds[rounds // 2 :])
 
 
-def loop_rows(rounds: int, turns: int) -> list[Row]:
+def loop_rows(rounds: int, turns: int) -> list[Timing]:
     """Rounds of the engine with ten clients together, each against a bare loop of the same mathematics, in turns."""
     pairs: dict[str, tuple[Callable[..., float], Callable[[], float]]] = {
         "FedAvg, pFedPT's CNN": (engine.plain, lambda: engine.engine(10, rounds)),
@@ -173,13 +173,13 @@ def loop_rows(rounds: int, turns: int) -> list[Row]:
         with Products() as products:
             loop(rounds, each_round=products.end_round)
         least = min(products.rounds[1:])
-        rows.append(Row(f"{name}: a bare loop", work, bare, 1.0))
-        rows.append(Row(f"{name}: its convolutions and products alone", work, least, least / bare))
-        rows.append(Row(f"{name}: engine, width 10", work, ours, ours / bare, note=verdict(ours / bare, LOOP)))
+        rows.append(Timing(f"{name}: a bare loop", work, bare, 1.0))
+        rows.append(Timing(f"{name}: its convolutions and products alone", work, least, least / bare))
+        rows.append(Timing(f"{name}: engine, width 10", work, ours, ours / bare, note=verdict(ours / bare, LOOP)))
     return rows
 
 
-def kept_rows(works: list[Work], clients: int, rounds: int, turns: int) -> list[Row]:
+def kept_rows(works: list[Workload], clients: int, rounds: int, turns: int) -> list[Timing]:
     """Rounds on kept features with recorded steps, against the same steps as they are written, in turns."""
     rows = []
     for work in works:
@@ -192,22 +192,22 @@ def kept_rows(works: list[Work], clients: int, rounds: int, turns: int) -> list[
                 best[name] = min(best[name], *laps.rounds[rounds // 2 :])
         amount = f"{clients} clients x 4 steps of {work.batch} images"
         share = best["recorded"] / best["as written"]
-        rows.append(Row(f"{work.name}: as written", amount, best["as written"], 1.0))
-        rows.append(Row(f"{work.name}: recorded", amount, best["recorded"], share, note=verdict(share, KEPT)))
+        rows.append(Timing(f"{work.name}: as written", amount, best["as written"], 1.0))
+        rows.append(Timing(f"{work.name}: recorded", amount, best["recorded"], share, note=verdict(share, KEPT)))
     return rows
 
 
-def published_row(setting: Setting, target: float) -> Row:
+def published_row(setting: Setting, target: float) -> Timing:
     """Rounds and evaluations of pfl-research's CIFAR-10 setting, all clients of a round together."""
     found = measure_engine(setting, setting.cohort)
     took = sum(found.rounds) + sum(found.evaluations)
     work = f"{setting.rounds:,} rounds of {setting.cohort} clients, {len(found.evaluations)} evaluations"
     evaluated = 100 * sum(found.evaluations) / took
     note = f"{verdict(took, target)}; {evaluated:.0f} % of it evaluations, best round {1000 * found.best:.2f} ms"
-    return Row("pfl-research's CIFAR-10 setting", work, took, took / target, note=note)
+    return Timing("pfl-research's CIFAR-10 setting", work, took, took / target, note=note)
 
 
-def share_of_peak_row() -> Row:
+def share_of_peak_row() -> Timing:
     """One client's step of FedVPT with a large ViT; the ratio is to the target."""
     row = vit.share_row(64, 8, 4, matmul_peak(torch.bfloat16))
     assert row.share_of_peak is not None
@@ -215,14 +215,14 @@ def share_of_peak_row() -> Row:
     return replace(row, ratio=SHARE / row.share_of_peak, note=note)
 
 
-def made_anew_rows(subject: features.Subject) -> list[Row]:
+def made_anew_rows(subject: features.Subject) -> list[Timing]:
     """Rounds that encode images in every step, and once for all."""
     anew, kept = features.compare(subject)
     assert anew.ratio is not None
     return [replace(anew, note=f"{anew.note}; {verdict(MADE_ANEW / anew.ratio, 1.0, MADE_ANEW)}"), kept]
 
 
-def _rows(rounds: int) -> Iterator[Row]:
+def _rows(rounds: int) -> Iterator[Timing]:
     yield from host_rows(rounds)
     if device() == "cuda":
         yield published_row(WHOLE, PUBLISHED)
@@ -235,7 +235,7 @@ def _rows(rounds: int) -> Iterator[Row]:
         yield from kept_rows(works, 4, 12, 2)
 
 
-def run(folder: Path, rounds: int = 60) -> tuple[str, Iterable[Row]]:
+def run(folder: Path, rounds: int = 60) -> tuple[str, Iterable[Timing]]:
     """The host's time; then on a CPU loops and small steps on kept features, on a GPU what is too large for a CPU."""
     rows = _rows(rounds)
     return "Targets: the engine's own cost, and what it is worth against plain loops", rows

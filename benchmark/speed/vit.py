@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmark.backbones.vit_layers import FEWEST_ROWS
 from benchmark.method import FederatedMethod
-from benchmark.speed.measure import Row, device, fit_repeated, matmul_peak
+from benchmark.speed.measure import Timing, device, fit_repeated, matmul_peak
 from benchmark.speed.workloads import fedvpt
 
 CLIENTS, STEPS = 8, 2
@@ -28,7 +28,7 @@ def forward_operations(method: FederatedMethod, size: int) -> int:
     return counter.get_total_flops() // FEWEST_ROWS
 
 
-def share_row(batch: int, width: int, epochs: int, peak: float) -> Row:
+def share_row(batch: int, width: int, epochs: int, peak: float) -> Timing:
     """Seconds of one client's step of FedVPT with this machine's ViT, and its share of the peak.
 
     Args:
@@ -44,7 +44,7 @@ def share_row(batch: int, width: int, epochs: int, peak: float) -> Row:
     make = partial(work.made, CLIENTS, STEPS * batch, width)
     times = fit_repeated(make, STEPS * epochs * CLIENTS // width, 3, work.precision)
     seconds = times.best / (CLIENTS * STEPS * epochs)
-    return Row(
+    return Timing(
         f"{work.name}, batch {batch}, width {width}",
         f"one client's step, {step / 1e9:.4g} GFLOP",
         seconds,
@@ -60,7 +60,7 @@ def large_frozen_vit() -> tuple[str, int]:
     return ("vit_base_patch16_224", 224) if device() == "cuda" else ("vit_small_patch16_224", 112)
 
 
-def _rows(settings: Sequence[tuple[int, int]], epochs: int, peak: float) -> Iterator[Row]:
+def _rows(settings: Sequence[tuple[int, int]], epochs: int, peak: float) -> Iterator[Timing]:
     """Per mini-batch size and number of clients at once a row; those of the first one's size are compared with it."""
     reference = 0.0
     for batch, width in settings:
@@ -69,7 +69,7 @@ def _rows(settings: Sequence[tuple[int, int]], epochs: int, peak: float) -> Iter
         yield replace(row, ratio=row.seconds / reference if batch == settings[0][0] else None)
 
 
-def run(folder: Path) -> tuple[str, Iterable[Row]]:
+def run(folder: Path) -> tuple[str, Iterable[Timing]]:
     """Mini-batch size and clients at once, each with its share of the measured peak."""
     on_gpu = device() == "cuda"
     settings = ((64, 1), (64, 2), (64, 4), (64, 8), (16, 1), (128, 1)) if on_gpu else ((16, 1), (16, 4))

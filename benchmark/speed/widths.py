@@ -9,8 +9,8 @@ import torch
 
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.plan.round_plan import RoundPlan
-from benchmark.speed.measure import Laps, Row, device, fit, fit_repeated
-from benchmark.speed.workloads import Work, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
+from benchmark.speed.measure import Laps, Timing, device, fit, fit_repeated
+from benchmark.speed.workloads import Workload, cnn, fedvpt, large_clip, large_vit, promptfl, tiny_vit
 from datamodules.federated import FederatedDataModule
 from datamodules.partition import DirichletShared, Partition
 
@@ -30,7 +30,9 @@ def round_plan(data: FederatedDataModule, width: int) -> RoundPlan:
     return RoundPlan(clients, data.train_indices, data.federation.terms, phases, Stage.TRAIN, width, round=1)
 
 
-def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]], rounds: int, turns: int) -> list[Row]:
+def width_rows(
+    work: Workload, clients: int, widths: Sequence[int | Literal["auto"]], rounds: int, turns: int
+) -> list[Timing]:
     """Seconds of one client's step by the clients at once; a number that does not fit into the GPU's memory has no row.
 
     Args:
@@ -54,7 +56,7 @@ def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]]
     what = f"one client's step of {work.batch} images, of {clients} clients x {STEPS} steps"
     reference = best[widths[0]].best
     return [
-        Row(
+        Timing(
             f"{work.name}, width {width}",
             what,
             times.best / (clients * STEPS),
@@ -66,7 +68,7 @@ def width_rows(work: Work, clients: int, widths: Sequence[int | Literal["auto"]]
     ]
 
 
-def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], rounds: int) -> list[Row]:
+def ragged_rows(work: Workload, clients: int, images: int, widths: Sequence[int], rounds: int) -> list[Timing]:
     """A round of unequal clients against one of equal clients with as many images, and how much of it is padding.
 
     Args:
@@ -88,7 +90,7 @@ def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], ro
         share = padding_share(round_plan(data, width))
         sizes = data.train_sizes.values()
         rows.append(
-            Row(
+            Timing(
                 f"{work.name}, unequal clients, width {width}",
                 f"a round of {clients} clients with {min(sizes)} to {max(sizes)} images, batches of {work.batch}",
                 times.best,
@@ -99,7 +101,7 @@ def ragged_rows(work: Work, clients: int, images: int, widths: Sequence[int], ro
     return rows
 
 
-def run(folder: Path) -> tuple[str, list[Row]]:
+def run(folder: Path) -> tuple[str, list[Timing]]:
     """Four works by clients at once, and unequal clients."""
     on_gpu = device() == "cuda"
     vit = fedvpt(*large_vit()) if on_gpu else fedvpt("micro_vit", 32)

@@ -32,7 +32,7 @@ TRAINING = LocalTraining(lr=1e-3, epochs=1)
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """A method with its backbone, and the images it takes.
 
     Attributes:
@@ -125,9 +125,9 @@ class TinyNetwork(nn.Module):
         return cast(Tensor, self.layers(x.flatten(1)))
 
 
-def tiny() -> Work:
+def tiny() -> Workload:
     """Return a workload of tiny tensors, whose rounds take little but the host's time."""
-    return Work(
+    return Workload(
         "FedAvg, tiny tensors",
         lambda clients: FedAvg(CLASSES, clients, TinyNetwork(), training=TRAINING),
         size=4,
@@ -135,20 +135,20 @@ def tiny() -> Work:
     )
 
 
-def cnn() -> Work:
+def cnn() -> Workload:
     """All weights of pFedPT's CNN."""
-    return Work("FedAvg, pFedPT's CNN", lambda clients: FedAvg(CLASSES, clients, PaperCNN(), training=TRAINING))
+    return Workload("FedAvg, pFedPT's CNN", lambda clients: FedAvg(CLASSES, clients, PaperCNN(), training=TRAINING))
 
 
-def tiny_vit() -> Work:
+def tiny_vit() -> Workload:
     """All weights of pFedPT's small ViT."""
-    return Work("FedAvg, tiny ViT", lambda clients: FedAvg(CLASSES, clients, TinyViT(), training=TRAINING))
+    return Workload("FedAvg, tiny ViT", lambda clients: FedAvg(CLASSES, clients, TinyViT(), training=TRAINING))
 
 
-def fedvpt(name: str, size: int, batch: int = 16, epochs: int = 1) -> Work:
+def fedvpt(name: str, size: int, batch: int = 16, epochs: int = 1) -> Workload:
     """Prompts and head on a frozen ViT of timm."""
     training = LocalTraining(lr=1e-3, epochs=epochs)
-    return Work(
+    return Workload(
         f"FedVPT, {name} at {size} px",
         lambda clients: FedVPT(CLASSES, clients, frozen_vit(name, size), training=training),
         size,
@@ -157,9 +157,9 @@ def fedvpt(name: str, size: int, batch: int = 16, epochs: int = 1) -> Work:
     )
 
 
-def promptfl(name: str, batch: int = 16) -> Work:
+def promptfl(name: str, batch: int = 16) -> Workload:
     """A text prompt for a frozen CLIP, from the images' features where these are kept."""
-    return Work(
+    return Workload(
         f"PromptFL, CLIP {name}",
         lambda clients: PromptFL(clients, class_names(), frozen_clip(name), training=TRAINING),
         _clip_size(name),
@@ -167,9 +167,9 @@ def promptfl(name: str, batch: int = 16) -> Work:
     )
 
 
-def fedpgp(name: str, batch: int = 16) -> Work:
+def fedpgp(name: str, batch: int = 16) -> Workload:
     """Two text prompts and their contrast."""
-    return Work(
+    return Workload(
         f"FedPGP, CLIP {name}",
         lambda clients: FedPGP(clients, class_names(), frozen_clip(name), training=TRAINING),
         _clip_size(name),
@@ -177,27 +177,27 @@ def fedpgp(name: str, batch: int = 16) -> Work:
     )
 
 
-def headtune(name: str, size: int) -> Work:
+def headtune(name: str, size: int) -> Workload:
     """A linear classifier on a frozen ViT."""
-    return Work(
+    return Workload(
         f"HeadTune, {name} at {size} px",
         lambda clients: HeadTune(CLASSES, clients, frozen_vit(name, size), training=TRAINING),
         size,
     )
 
 
-def pfedbayespt(name: str, size: int) -> Work:
+def pfedbayespt(name: str, size: int) -> Workload:
     """Prompts made from a frozen ViT's tokens."""
-    return Work(
+    return Workload(
         f"PFedBayesPT, {name} at {size} px",
         lambda clients: PFedBayesPT(CLASSES, clients, frozen_vit(name, size), training=TRAINING),
         size,
     )
 
 
-def sgpt(name: str, size: int) -> Work:
+def sgpt(name: str, size: int) -> Workload:
     """Shared and group prompts, the group selected by a frozen ViT's query."""
-    return Work(
+    return Workload(
         f"SGPT, {name} at {size} px",
         lambda clients: SGPT(CLASSES, clients, frozen_vit(name, size), num_groups=CLASSES, training=TRAINING),
         size,

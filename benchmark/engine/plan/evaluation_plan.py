@@ -13,7 +13,7 @@ from benchmark.engine.plan.work import Part, Share, Shown, Step, by_cohort, with
 from benchmark.engine.roles import Roles, overrides
 from benchmark.federation import Federation, Terms
 
-Rows = Mapping[int, np.ndarray]
+HeldOutRows = Mapping[int, np.ndarray]
 
 #: Bytes of what clients differ in (whole models, with some methods) that are tested together at most.
 EVALUATED_STATE = 2**32
@@ -71,7 +71,7 @@ def evaluation_plans(
     return plans
 
 
-def _by_splits(clients: Sequence[int], held_out: Mapping[str, Rows]) -> list[list[int]]:
+def _by_splits(clients: Sequence[int], held_out: Mapping[str, HeldOutRows]) -> list[list[int]]:
     """Return clients by the splits that they hold images of."""
     found: dict[tuple[str, ...], list[int]] = {}
     for client in clients:
@@ -154,7 +154,7 @@ class EvaluationPlan:
     def __init__(
         self,
         clients: Sequence[int],
-        held_out: Mapping[str, Rows],
+        held_out: Mapping[str, HeldOutRows],
         training: RoundPlan | None,
         points: Sequence[str],
         batch_size: int,
@@ -162,7 +162,7 @@ class EvaluationPlan:
         noisy: bool = False,
         most_images: Mapping[str, int] = MappingProxyType({}),
         streams: Mapping[str, np.ndarray] = MappingProxyType({}),
-        corrupted: Rows = MappingProxyType({}),
+        corrupted: HeldOutRows = MappingProxyType({}),
         terms: Terms | None = None,
     ) -> None:
         self.held_out = held_out

@@ -17,7 +17,7 @@ REFUSED = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, t
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Of a tensor: all but its numbers."""
 
     shape: torch.Size
@@ -26,12 +26,12 @@ class Layout:
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Layout":
+    def of(cls, tensor: Tensor) -> "TensorLayout":
         """Return the layout of a tensor."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-class Recorder(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """While it is on, writes down every operation below autograd and vmap; tensors stay alive, to be known again.
 
     Args:
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
         if place[0] not in self._storages:
             self._storages.add(place[0])
             self._left -= memory.nbytes() if node.op == "call_function" else 0  # else it was there before
-        node.meta |= {"layout": Layout.of(tensor), "place": place}
+        node.meta |= {"layout": TensorLayout.of(tensor), "place": place}
         self._known[id(tensor)] = (tensor, node)
 
     def written(self, value: Any) -> Any:

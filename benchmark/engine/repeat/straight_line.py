@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from benchmark.engine.repeat.operations import Recorder
+from benchmark.engine.repeat.operations import OperationRecorder
 from benchmark.engine.repeat.views import base_of, view_at_once, writes
 from benchmark.internals import tree_flatten, tree_leaves, tree_map, without_autocast
 
@@ -44,7 +44,7 @@ def straight_line(
             room.
     """
     # On a GPU the backward operations would run in a thread of autograd's, unseen.
-    with Recorder(inputs, room) as recorder, torch.autograd.set_multithreading_enabled(False):
+    with OperationRecorder(inputs, room) as recorder, torch.autograd.set_multithreading_enabled(False):
         made = function(*inputs)
     graph = recorder.graph
     graph.output(tree_map(recorder.written, made))

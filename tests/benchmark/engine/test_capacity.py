@@ -20,7 +20,7 @@ from benchmark.engine.device.memory import HeldBytes
 from benchmark.engine.simulation import Simulation
 from benchmark.federation import Broadcast
 from benchmark.speed import measure
-from benchmark.speed.workloads import Work, cnn, fedvpt, tiny_vit
+from benchmark.speed.workloads import Workload, cnn, fedvpt, tiny_vit
 from methods.fedavg import FedAvg
 
 CPU = torch.device("cpu")
@@ -44,14 +44,14 @@ def common(simulation: Simulation) -> dict[int, Broadcast]:
     return {1: Broadcast(common=simulation.shared())}
 
 
-def trained(work: Work, clients: int) -> tuple[Any, int]:
+def trained(work: Workload, clients: int) -> tuple[Any, int]:
     """The method after a round in which all clients are stepped together, and the round's peak bytes."""
     method, data = work.method(clients), work.data(clients, 2 * work.batch, clients)
     return method, allocated(lambda: measure.fit(method, data, 1, precision=work.precision))
 
 
 @pytest.mark.parametrize("work", [cnn(), tiny_vit(), fedvpt("micro_vit", 32)], ids=lambda work: work.name)
-def test_what_is_counted_is_what_a_client_adds_to_a_round(work: Work) -> None:
+def test_what_is_counted_is_what_a_client_adds_to_a_round(work: Workload) -> None:
     (method, two), (_, four) = trained(work, 2), trained(work, 4)
     assert bytes_per_client(method.simulation, common(method.simulation), work.batch)[0] == pytest.approx(
         (four - two) / 2, rel=0.1

@@ -21,7 +21,7 @@ from benchmark.records.environment import commit_days
 from benchmark.records.grouped_runs import Run, group, read_run, read_runs
 from benchmark.report.boards import boards, ranking
 from benchmark.report.charts import _whole_ticks, curves
-from benchmark.report.grid import Cell
+from benchmark.report.grid import GridCell
 from benchmark.report.page import write_report
 from benchmark.tables.numbers import mean_std
 from benchmark.tables.paper import read_paper
@@ -74,7 +74,7 @@ def test_seeds_of_different_code_are_said(codes: tuple[str, str], note: str, tmp
         write_run(tmp_path / str(seed), "FedAvg", seed, [0.5, 0.7, 0.9], code={"my_method": digest})
     (board,) = boards(group(read_runs([tmp_path])[0]))
     table = ranking(board, read_paper([]))
-    assert Cell("2", note) in table.rows[0]
+    assert GridCell("2", note) in table.rows[0]
 
 
 def test_two_folders_of_one_name_are_no_two_seeds(tmp_path: Path) -> None:
@@ -424,11 +424,11 @@ def test_a_date_is_the_runs_own_or_its_commits(tmp_path: Path) -> None:
 
 
 def test_numbers_are_written_as_read() -> None:
-    assert (Cell("75.00 ± 7.07").value, Cell("75.00 ± 7.07").spread) == ("75.00", "7.07")
-    assert Cell("43969.5").shown == "43,969.5"
-    assert Cell("-2.00").shown == "\N{MINUS SIGN}2.00"
-    assert Cell("FedVPT-2").shown == "FedVPT-2"
-    assert (Cell("4865227", code=True).value, Cell("4865227", code=True).shown) == ("", "4865227")
+    assert (GridCell("75.00 ± 7.07").value, GridCell("75.00 ± 7.07").spread) == ("75.00", "7.07")
+    assert GridCell("43969.5").shown == "43,969.5"
+    assert GridCell("-2.00").shown == "\N{MINUS SIGN}2.00"
+    assert GridCell("FedVPT-2").shown == "FedVPT-2"
+    assert (GridCell("4865227", code=True).value, GridCell("4865227", code=True).shown) == ("", "4865227")
 
 
 def test_what_the_report_needs_is_said(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

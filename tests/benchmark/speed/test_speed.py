@@ -21,13 +21,13 @@ from benchmark.contract import LocalTraining, Stage
 from benchmark.engine.plan.round_plan import RoundPlan
 from benchmark.speed import __main__ as speed
 from benchmark.speed import convolution, features, overhead, posterior, vit, widths
-from benchmark.speed.measure import Row, report
-from benchmark.speed.workloads import Work, cnn, headtune, promptfl
+from benchmark.speed.measure import Timing, report
+from benchmark.speed.workloads import Workload, cnn, headtune, promptfl
 from datamodules.partition import DirichletShared
 from methods.fedvpt import FedVPT
 
 
-def small(work: Work) -> features.Subject:
+def small(work: Workload) -> features.Subject:
     return features.Subject(work, clients=2, images=24, rounds=2)
 
 
@@ -75,7 +75,7 @@ def test_operations_of_a_vit_by_hand() -> None:
 
 
 @pytest.mark.parametrize("work", [promptfl("micro_clip", batch=8), headtune("micro_vit", 32)], ids=lambda w: w.name)
-def test_features_made_once_leave_the_same_behind(work: Work) -> None:
+def test_features_made_once_leave_the_same_behind(work: Workload) -> None:
     encoded, kept = features.compare(small(work))
     assert kept.ratio == 1.0
     assert encoded.ratio == pytest.approx(encoded.seconds / kept.seconds)
@@ -161,7 +161,10 @@ def test_waits_are_counted_within_the_steps_alone() -> None:
 
 
 def test_report_writes_rows_and_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row("engine", "10 steps", 0.25, 1.25, share_of_peak=0.5, memory=2**20, note="noted"), Row("loop", "", 0.2)]
+    rows = [
+        Timing("engine", "10 steps", 0.25, 1.25, share_of_peak=0.5, memory=2**20, note="noted"),
+        Timing("loop", "", 0.2),
+    ]
     report("case", "A title", rows, tmp_path / "speed", {"extra": 3})
     record = json.loads((tmp_path / "speed" / "case.json").read_text())
     assert record["title"] == "A title"
@@ -180,8 +183,8 @@ def test_report_writes_rows_and_hardware(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_stopped_case_keeps_what_it_has_measured(
     stop: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rows(count: int) -> Iterator[Row]:
-        yield from [Row("loop", "", 0.2)] * count
+    def rows(count: int) -> Iterator[Timing]:
+        yield from [Timing("loop", "", 0.2)] * count
         raise stop
 
     made = {"count": 2}

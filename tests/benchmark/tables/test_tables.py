@@ -23,7 +23,7 @@ from scipy import stats
 from waiting import until
 
 from benchmark.cells import this_machine
-from benchmark.cells.display import Display
+from benchmark.cells.display import RunsDisplay
 from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.job import run_as_job
 from benchmark.cells.outcome import Outcome
@@ -762,7 +762,7 @@ def test_the_live_display_shows_rounds_and_failures(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("round 1/9  loss 2.0\nround 3/9  loss 1.5  accuracy after aggregation 61.00 %\nsaving\n")
     stream = io.StringIO()
-    with Display(4, Console(file=stream, force_terminal=True, width=160, markup=False)) as display:
+    with RunsDisplay(4, Console(file=stream, force_terminal=True, width=160, markup=False)) as display:
         display.update(1, 1, {"alpha-digits-s0": log, "beta-digits-s0": tmp_path / "none"})
         display.live.refresh()  # type: ignore[union-attr]
         shown = stream.getvalue()
