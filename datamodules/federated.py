@@ -323,9 +323,10 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.class_counts = torch.from_numpy(class_counts(rows, labels, self.num_classes))
         trained, seconds = self.num_clients - len(self.testers), time.monotonic() - began
         sizes = [self.train_sizes[client] for client in range(trained)]
+        span = " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
         log.info(
-            f"  {len(labels):,} images of {self.num_classes} classes; {trained} clients with {min(sizes):,} "
-            f"to {max(sizes):,} training images ({seconds:.1f} s)"
+            f"  {len(labels):,} images of {self.num_classes} classes; {trained} clients with {span} training images "
+            f"({seconds:.1f} s)"
         )
         if self.ood is not None:
             self._foreign = self.others[Shown.FOREIGN] = self.ood.read(pool, self.held_out)

@@ -16,7 +16,12 @@ ROUND_WORDS = {
 def metric_words(split: str, metric: str, point: str) -> str:
     """Return what was measured, such as ``test accuracy after aggregation``."""
     name = metric.replace("_", " ")
-    return f"{name} in local training" if split == "train" else f"{split} {name} {POINT_WORDS[point]}"
+    return f"{name} {place_words(split, point)}" if split == "train" else f"{split} {name} {POINT_WORDS[point]}"
+
+
+def place_words(split: str, point: str) -> str:
+    """Return where metrics were measured, such as ``test after aggregation``."""
+    return "in local training" if split == "train" else f"{split} {POINT_WORDS[point]}"
 
 
 def metric_number(value: float, metric: str) -> str:

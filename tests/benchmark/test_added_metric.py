@@ -108,7 +108,7 @@ def test_both_go_through_a_whole_run(
     assert record.summary["server"]["test"]["accuracy"]["last"]["p10"] is not None
 
     monkeypatch.setenv("COLUMNS", "200")
-    assert commands.main(["show", "run"]) == 0
+    assert commands.main(["show", "run", "--metric", "kappa"]) == 0
     shown = capsys.readouterr().out
     assert "test kappa after aggregation " in shown  # and no unit
     assert " p10 " in shown

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmark.cells.this_machine import ThisMachine
 from benchmark.commands import main
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
+from benchmark.records.record_file import read_record
 from benchmark.run import cli
 from benchmark.tables import run_table as tables
 from benchmark.tables.run_table import TableResult
@@ -77,6 +79,31 @@ def test_show_prints_the_summary(
         "last ten rounds": "37.50",
         "best round (2), chosen on test data": "50.00",
     }
+
+
+def test_show_has_other_metrics_of_the_last_round_and_one_by_rounds_on_request(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    auroc = [(2, 0, "server", "test", "auroc", 0.25)]
+    metrics = pd.concat(
+        [pd.read_parquet(run_dir / "metrics.parquet"), pd.DataFrame(auroc, columns=list(COLUMNS))], ignore_index=True
+    )
+    record = replace(read_record(run_dir), summary={})
+    shutil.rmtree(run_dir)
+    write_finished_run(run_dir, record, metrics)
+    for options, found in (
+        ((), ["test accuracy after aggregation, %", "test after aggregation, last round (2)", "auroc, 1 of 2 clients"]),
+        (("--metric", "auroc"), ["test auroc after aggregation, 1 of 2 clients"]),
+    ):
+        assert main(["show", str(run_dir), *options]) == 0
+        shown = capsys.readouterr().out
+        labels = [line.split("│")[1].strip() for line in shown.splitlines() if "│" in line]
+        assert [label for label in labels if label in found] == found
+        assert labels.count("before training") == 1
+        assert ("--metric auroc" in shown) == (not options)
+    assert main(["show", str(run_dir), "--metric", "ap"]) == 2
+    assert "the run has no metric 'ap'; it has accuracy, auroc" in capsys.readouterr().err
 
 
 def test_verify_says_what_is_wrong(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
