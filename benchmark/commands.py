@@ -162,9 +162,12 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write one HTML page of all records and tables that opens from disk."""
-    from benchmark.report.page import write_report
+    from benchmark.report.page import RESULTS, write_report
 
-    page = write_report(arguments.page, arguments.results_dir, arguments.runs)
+    runs, own = arguments.runs, Path("runs")
+    if runs is None and arguments.results_dir == RESULTS and not (RESULTS / "runs").is_dir() and own.is_dir():
+        runs = own  # a user's folder, with no records but these
+    page = write_report(arguments.page, arguments.results_dir, runs)
     print(f"written: {page.path} ({page.path.stat().st_size / 1e6:.1f} MB, {page.runs} runs, {page.tables} tables)")
     for problem in page.problems:
         print(_text(f"left out: {problem}"), file=sys.stderr)
@@ -369,7 +372,7 @@ def parser() -> CommandParser:
         "page", type=user_path, nargs="?", default=Path("results/report.html"), help="default %(default)s"
     )
     entry.add_argument("--results_dir", type=user_path, default=Path("results"), help="default %(default)s")
-    entry.add_argument("--runs", type=user_path, help="a further folder of runs, such as runs")
+    entry.add_argument("--runs", type=user_path, help="a further folder of runs; default runs, where results/runs is missing")
     entry.set_defaults(run=report)
     entry = commands.add_parser("wandb-report", help=wandb_report.__doc__, description=wandb_report.__doc__)
     entry.add_argument("project", metavar="ENTITY/PROJECT", help="after `wandb login`")

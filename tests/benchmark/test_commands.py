@@ -328,7 +328,14 @@ def test_configurations_are_listed_with_their_whole_first_sentence(
 
 
 def test_report_and_reproduction(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report"]) == 2  # no results here
+    for _ in range(2):  # no results here, but the user's runs; nor are there any when the page is there
+        assert main(["report"]) == 0
+        assert "written: results/report.html (0.9 MB, 1 runs, 0 tables)" in capsys.readouterr().out
+    shutil.move("runs", "elsewhere")
+    shutil.rmtree("results")
+    assert main(["report"]) == 2
+    assert "results is no folder" in capsys.readouterr().err
+    shutil.move("elsewhere", "runs")
     assert main(["keep", str(run_dir)]) == 0
     assert main(["verify"]) == 0  # what is kept
     assert f"results/runs/{run_dir.name}: ok" in capsys.readouterr().out
