@@ -8,7 +8,7 @@ from benchmark.paths import user_path
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print a record's summary, or a metric's intervals, the calibration or a decision curve of its kept images."""
+    """Print a record's summary, or of its kept images intervals, calibration, a decision curve or subgroups."""
     if arguments.calibration:
         from benchmark.records.calibration import print_calibration
 
@@ -18,6 +18,11 @@ def show(arguments: argparse.Namespace) -> int:
         from benchmark.records.decision_curves import print_net_benefit
 
         print_net_benefit(arguments.run_dir, arguments.net_benefit)
+        return 0
+    if arguments.subgroups is not None:
+        from benchmark.records.group_fairness import print_subgroups
+
+        print_subgroups(arguments.run_dir, arguments.subgroups)
         return 0
     if arguments.intervals is not None:
         from benchmark.records.run_intervals import print_intervals
@@ -124,5 +129,10 @@ def add_command(commands: Any) -> None:
         "--net_benefit",
         metavar="CLASS",
         help="print the net benefit of acting on this class, by threshold of its probability, instead",
+    )
+    instead.add_argument(
+        "--subgroups",
+        metavar="COLUMN",
+        help="print metrics of test images by the values of this column of their index, such as sex, instead",
     )
     entry.set_defaults(run=show)
