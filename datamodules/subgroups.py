@@ -58,8 +58,9 @@ def subgroups_of(source: ImageSource, column: str, rows: NDArray[np.int64]) -> d
         :data:`benchmark.records.subgroups.NOT_GIVEN` last.
 
     Raises:
-        ConfigurationError: the column is empty for all of these images, or has one value or more than
-            :data:`benchmark.records.subgroups.MOST_SUBGROUPS`, or values that cannot be printed or read alike.
+        ConfigurationError: the column is empty for all of these images, or has one value, too many, or
+            values that cannot be printed or read alike: there are fewer than
+            :data:`benchmark.records.subgroups.MOST_SUBGROUPS`, of two images each on average.
     """
     values = source.image_column(column)
     texts = [values[row] for row in rows]
@@ -75,12 +76,12 @@ def subgroups_of(source: ImageSource, column: str, rows: NDArray[np.int64]) -> d
             f"data.subgroups: the column {column} has the one value {named[0]!r:.80} for all {count} held-out images: "
             "there is nothing to compare; leave it out"
         )
-    if len(order := [*named, ""]) > MOST_SUBGROUPS:
+    if len(named) > (most := min(MOST_SUBGROUPS - 1, count // 2)):
         raise ConfigurationError(
-            f"data.subgroups: the column {column} has {len(named)} values in {count} held-out images, and fewer than "
-            f"{MOST_SUBGROUPS} are compared; give a column of fewer, such as bands of ages in place of ages"
+            f"data.subgroups: the column {column} has {len(named)} values in {count} held-out images, and at most "
+            f"{most} are compared there; give a column of fewer, such as bands of ages in place of ages"
         )
-    found: dict[str, list[int]] = {text or NOT_GIVEN: [] for text in order}
+    found: dict[str, list[int]] = {text or NOT_GIVEN: [] for text in [*named, ""]}
     for row, text in zip(rows.tolist(), texts, strict=True):
         found[text or NOT_GIVEN].append(row)
     return {value: images for value, images in found.items() if images}

@@ -34,7 +34,7 @@ STATED = ("average", "worst", "worst_decile", "std", "gini")
 TWO_IN_A_TENTH = 20
 #: Sensitivities of more classes are not shown.
 MOST_CLASSES = 10
-WHOLE = "all images together"
+WHOLE = "all images"
 
 
 class Subgroup(NamedTuple):
@@ -208,10 +208,15 @@ def metric_lines(of: GroupFairness) -> Lines:
     stated = []
     for name in STATED:
         if name != "worst_decile" or len(of.subgroups) >= TWO_IN_A_TENTH:
-            words = [STATISTICS[name].words.replace("client", "group"), "", ""]
+            words = (
+                STATISTICS[name]
+                .words.replace(" over clients", "")
+                .replace("client", "group")
+                .removesuffix(" coefficient")
+            )
             # A Gini coefficient is a share of the mean, and has no unit.
             numbers = [_entry(found[metric][name], "" if name == "gini" else metric) for metric in MEASURED]
-            stated.append([*map(Entry, words), *numbers])
+            stated.append([*map(Entry, (words, "", "")), *numbers])
     return Lines(heads, [made[:-1], made[-1:], stated])
 
 
@@ -248,17 +253,20 @@ def print_subgroups(run_dir: str | Path, column: str) -> None:
     there = {*run.predictions.loc[run.predictions["split"] == "test", "point"]}
     for point in [point for point in POINT_WORDS if point in there] or ["server"]:  # without any, it says so
         of = group_fairness(run, column, point)
-        title = f"test images {POINT_WORDS[point]} by {column}"
-        for lines in filter(None, (metric_lines(of), sensitivity_lines(of))):
+        metrics = metric_lines(of)
+        metrics = metrics._replace(heads=[head.replace(",", "").replace(" ", "\n") for head in metrics.heads])
+        for what, lines in {"test images": metrics, "sensitivity": sensitivity_lines(of)}.items():
+            if lines is None:
+                continue
+            title = f"{what} {POINT_WORDS[point]} by {column}"
             shown = Table(title=Text(printable(title), style="italic"))
             for number, head in enumerate(lines.heads):
-                shown.add_column(Text(printable(head)), justify="right" if number else "left")
+                shown.add_column(Text(printable(head, kept="\n")), justify="right" if number else "left")
             for part in lines.parts:
                 for row in part:
                     shown.add_row(*(Text(_printed(entry)) for entry in row))
                 shown.add_section()
             console.print(shown)
-            title = f"sensitivity {POINT_WORDS[point]} by {column}"
         for said in of.remarks:
             console.print(Text(printable(said)))
     console.print(

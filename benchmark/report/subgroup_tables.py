@@ -33,11 +33,11 @@ def subgroup_tables(kept: Sequence[Scored]) -> list[SubgroupTables]:
 def _of(scored: Scored) -> Iterator[SubgroupTables]:
     for of in scored.subgroups:
         heading = f"{of.column}: {scored.label}"
+        metrics = metric_lines(of)
+        metrics = metrics._replace(heads=[head[:1].upper() + head[1:] for head in metrics.heads])
         lines = sensitivity_lines(of)
         sensitivities = None if lines is None else _grid(f"Sensitivity by {heading}", lines, of)
-        yield SubgroupTables(
-            heading, _grid(f"Test images by {heading}", metric_lines(of), of), sensitivities, [*of.remarks]
-        )
+        yield SubgroupTables(heading, _grid(f"Test images by {heading}", metrics, of), sensitivities, [*of.remarks])
 
 
 def _grid(label: str, lines: Lines, of: GroupFairness) -> Grid:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from federation import CONF, ShallowViT, TinyImages, build
@@ -131,15 +132,14 @@ def test_subgroups_ask_for_kept_images_and_for_an_index(tmp_path: Path) -> None:
     [
         ("none", None, "the column none is empty for all 8 held-out images; fill it in, or leave it out"),
         ("one", None, "has the one value '1' for all 8 held-out images: there is nothing to compare"),
-        ("id", None, "has 8 values in 8 held-out images, and fewer than 5 are compared; give a column of fewer"),
+        ("id", None, "has 8 values in 8 held-out images, and at most 4 are compared there; give a column"),
         ("sex", "F\x1b[2J", "has signs that cannot be printed"),
         ("sex", "F", None),
     ],
 )
 def test_columns_without_subgroups_to_compare_are_refused(
-    column: str, values: str | None, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    column: str, values: str | None, said: str | None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("datamodules.subgroups.MOST_SUBGROUPS", 5)
     root = draw(tmp_path, "path,label,split,sex,id,one,none", size=4)
     if values:
         text = (root / "index.csv").read_text()
@@ -152,6 +152,23 @@ def test_columns_without_subgroups_to_compare_are_refused(
     with pytest.raises(ConfigurationError, match=said.replace("(", r"\(")) as told:
         subgroups_of(source, column, rows)
     assert "\n" not in str(told.value)
+
+
+class Numbered(TinyImages):
+    """Images of which as many as are given share a number."""
+
+    def __init__(self, of_each: int) -> None:
+        super().__init__()
+        self.of_each = of_each
+
+    def image_column(self, name: str) -> list[str]:
+        return [str(image // self.of_each) for image in range(176)]
+
+
+def test_there_are_fewer_than_fifty_subgroups() -> None:
+    with pytest.raises(ConfigurationError, match="the column id has 60 values in 120 held-out images, and at most 49"):
+        subgroups_of(Numbered(2), "id", np.arange(120))
+    assert [*subgroups_of(Numbered(3), "id", np.arange(120))] == [str(number) for number in range(40)]
 
 
 def test_an_index_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:

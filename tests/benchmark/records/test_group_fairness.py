@@ -145,18 +145,18 @@ def test_show_prints_two_tables(
     rows = {row[0]: row[1:] for row in cells(said)[:8]}
     assert rows["2"] == ["5", "41.7", "60.00", "66.67", "0.9444", "0.9444", "0.3913"]
     assert rows[NOT_GIVEN] == ["3", "25.0", "66.67", "66.67", "", "", "0.2941"]
-    assert rows["all images together"][:3] == ["12", "100.0", "58.33"]
+    assert rows["all images"][:3] == ["12", "100.0", "58.33"]
     assert rows["average"][:3] == ["", "", "58.89"]
     assert rows["worst group"][2:] == ["50.00", "50.00", "0.8750", "0.9167", "0.3913"]
-    assert rows["spread over groups"][2] == "8.39"
-    assert rows["Gini coefficient"][2] == "0.0629"
+    assert rows["spread"][2] == "8.39"
+    assert rows["Gini"][2] == "0.0629"
     assert "worst decile" not in said  # of three it is the worst
     of_classes = cells(said)[8:]
     assert of_classes == [
         ["2", "50.00 (2)", "50.00 (2)", "100.00 (1)"],
         ["10", "50.00 (2)", "50.00 (2)", ""],
         [NOT_GIVEN, "", "", "66.67 (3)"],
-        ["all images together", "50.00 (4)", "50.00 (4)", "75.00 (4)"],
+        ["all images", "50.00 (4)", "50.00 (4)", "75.00 (4)"],
         ["gap", "", "", ""],
     ]
     assert "test images after aggregation by site" in said
@@ -215,7 +215,7 @@ def test_a_file_of_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_subgroups(b"PAR1")
     content = subgroups_parquet_of({"sex": {"F": [0] * 30_000}})
     monkeypatch.setattr("benchmark.records.predictions.MOST_ROWS", 1000)
-    with pytest.raises(ValueError, match="it has 30,000 rows; at most 1,000 are read"):
+    with pytest.raises(ValueError, match="it has 30,000 rows; at most 1,"):
         parse_subgroups(content)
 
 
@@ -244,7 +244,7 @@ def test_the_page_shows_them(tmp_path: Path) -> None:
     page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
     text = page.partition("<h3>Subgroups</h3>")[2].partition("<h3>Runs</h3>")[0]
     assert text.count("<table") == 4
-    assert "<h4>sex: FedVPT, seed 0, after aggregation</h4>" in text
+    assert "<details open><summary>sex: FedVPT, seed 0, after aggregation</summary>" in text
     assert "<span>33.33<small>3 images</small></span>" in text
     assert HOSTILE not in text
     assert "AUROC and AP do not rank the groups" in text
