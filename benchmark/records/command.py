@@ -19,6 +19,11 @@ def show(arguments: argparse.Namespace) -> int:
 
         print_net_benefit(arguments.run_dir, arguments.net_benefit)
         return 0
+    if arguments.youden is not None:
+        from benchmark.records.operating_points import print_youden
+
+        print_youden(arguments.run_dir, arguments.youden)
+        return 0
     if arguments.subgroups is not None:
         from benchmark.records.group_fairness import print_subgroups
 
@@ -134,5 +139,10 @@ def add_command(commands: Any) -> None:
         "--subgroups",
         metavar="COLUMN",
         help="print metrics of test images by the values of this column of their index, such as sex, instead",
+    )
+    instead.add_argument(
+        "--youden",
+        metavar="CLASS",
+        help="print rates of test images by a threshold of this class, of two, that is chosen on val images instead",
     )
     entry.set_defaults(run=show)

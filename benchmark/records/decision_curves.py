@@ -85,7 +85,7 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
     there = {*run.predictions.loc[run.predictions["split"] == "test", "point"]}
     for point in [point for point in POINT_WORDS if point in there] or ["server"]:  # without any, it says so
         names = run.class_names(len(images_scored_on_test(run, point)["logits"].iloc[0]))
-        of = _label(run, named, names)
+        of = label_of(run, named, names)
         curve = decision_curves(run, of, point)[POOLED_CLIENT]
         title = f"net benefit of acting on {names[of]}, test images {POINT_WORDS[point]}"
         shown = Table("threshold", "model", "every image", "no image", title=Text(printable(title), style="italic"))
@@ -98,8 +98,17 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
         )
 
 
-def _label(run: StoredRun, named: str, names: list[str]) -> int:
-    """Return the label of a class that is given by name or label."""
+def label_of(run: StoredRun, named: str, names: list[str]) -> int:
+    """Return the label of a class.
+
+    Args:
+        run: whose.
+        named: its name or label.
+        names: of all classes.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
     if named in names:
         return names.index(named)
     if named.isascii() and named.isdecimal() and int(named) < len(names):

@@ -1,7 +1,7 @@
 """Confusion, calibration, ROC, precision-recall and decision curves of test images that a run kept, as charts' rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,9 +102,9 @@ def scored_images(name: str, run: Run) -> list[Scored]:
         if len(there):
             label = f"{name}, seed {run.record.seed}, {words}"
             label += f", round {there['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
-            made = _scored(label, there, run.record.client_names, classes, stored.min_support)
             columns = columns_of(stored) if stored.has(SUBGROUPS) else []
-            found.append(replace(made, subgroups=[group_fairness(stored, column, point) for column in columns]))
+            subgroups = [group_fairness(stored, column, point) for column in columns]
+            found.append(_scored(label, there, run.record.client_names, classes, stored.min_support, subgroups))
     return found
 
 
@@ -118,7 +118,14 @@ def _check(rows: "pd.DataFrame", run: Run, classes: int) -> None:
             )
 
 
-def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Sequence[str], min_support: int) -> Scored:
+def _scored(
+    label: str,
+    rows: "pd.DataFrame",
+    names: Sequence[str],
+    classes: Sequence[str],
+    min_support: int,
+    subgroups: Sequence[GroupFairness],
+) -> Scored:
     charts = ("confusion", "reliability", "roc", "precision_recall", "decision")
     made: dict[str, list[dict[str, Any]]] = {chart: [] for chart in charts}
     by_client = {client: rows[rows["client"] == client] for client in sorted({*rows["client"]})}
@@ -137,7 +144,8 @@ def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Seq
         ]
     ((_, averaged),) = averaged_classes(by_class(rows), min_support).items()
     shown = {client: names[client] for client in by_client}
-    return Scored(label, shown, classes, **made, ranks=not_alike(averaged, names))
+    ranks = not_alike(averaged, names)
+    return Scored(label, shown, classes, **made, ranks=ranks, subgroups=subgroups)
 
 
 def _pairs(counts: np.ndarray) -> dict[str, list[int]]:
