@@ -116,11 +116,11 @@ def operating_points(run: StoredRun, of: int, point: str) -> dict[int, Operating
             f"{run.folder} has {' and '.join(map(str, sorted(classes)))} classes; an operating point is of two"
         )
     clients = sorted({int(client) for client in splits[1]["client"]})
-    made = {POOLED_CLIENT: _point(*splits, of)}
-    return made | {client: _point(*(rows[rows["client"] == client] for rows in splits), of) for client in clients}
+    made = {POOLED_CLIENT: _point(of, *splits)}
+    return made | {client: _point(of, *(rows[rows["client"] == client] for rows in splits)) for client in clients}
 
 
-def _point(val: "pd.DataFrame", test: "pd.DataFrame", of: int) -> OperatingPoint:
+def _point(of: int, val: "pd.DataFrame", test: "pd.DataFrame") -> OperatingPoint:
     threshold = youden_threshold(images_of(val), of) if len(val) else None
     images = images_of(test)
     positive = images.y == of
