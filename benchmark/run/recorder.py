@@ -132,9 +132,9 @@ class Recorder(Callback):
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
             data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+            write_subgroups(self.run_dir, data)  # refuses some
             data.split_record.write(self.run_dir / "manifest.json")
             FederationFacts.of(data).write(self.run_dir)
-            write_subgroups(self.run_dir, data)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the evaluations so far, start the clock, note the code, and tell the loggers what to group this run by.

@@ -233,6 +233,9 @@ def test_show_and_a_mistake_end_to_end(
     line = refused(capsys, main, options(root, tmp_path / "b", "--data.subgroups=sex"))
     assert "subgroups" in line
     assert not (tmp_path / "b").exists()
+    line = refused(capsys, main, options(root, tmp_path / "c", "--data.subgroups=[id]"))
+    assert "the column id has 8 values in 8 held-out images, and at most 4 are compared there" in line
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_kept_copy_says_nothing_of_single_images_and_verifies(run: Path, tmp_path: Path) -> None:
