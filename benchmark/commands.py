@@ -372,7 +372,9 @@ def parser() -> CommandParser:
         "page", type=user_path, nargs="?", default=Path("results/report.html"), help="default %(default)s"
     )
     entry.add_argument("--results_dir", type=user_path, default=Path("results"), help="default %(default)s")
-    entry.add_argument("--runs", type=user_path, help="a further folder of runs; default runs, where results/runs is missing")
+    entry.add_argument(
+        "--runs", type=user_path, help="a further folder of runs; default runs, where results/runs is missing"
+    )
     entry.set_defaults(run=report)
     entry = commands.add_parser("wandb-report", help=wandb_report.__doc__, description=wandb_report.__doc__)
     entry.add_argument("project", metavar="ENTITY/PROJECT", help="after `wandb login`")

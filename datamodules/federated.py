@@ -78,6 +78,9 @@ class FederatedDataModule(Checked, LightningDataModule):
         keep_predictions: whose scored images are kept in ``predictions.parquet``: of no evaluation (``none``), the
             ``last`` one, the one with the best mean accuracy on split ``val`` (``best_on_val``), or ``all``. None:
             those of the last one where metrics are made of them, as clinical and own ones are.
+        subgroups: columns of an index (:class:`datamodules.own_images.ImageIndex`), such as ``[sex, age_band]``: the
+            run keeps in ``subgroups.parquet`` which held-out image has which value, and ``benchmark show
+            --subgroups sex`` compares the metrics of these subgroups.
         ood: foreign images that each client's model scores in every evaluation, beside the client's own images of split
             ``test``, ``val`` or ``new``: how well it tells them apart (see
             :class:`datamodules.ood_stream.OODStream`), for example ``{source: datamodules.Letters, images: 500}``.
@@ -126,6 +129,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         metrics: list[str | dict[str, Any]] | dict[str, Any] | str | None = None,
         min_support: PositiveInt = 1,
         keep_predictions: Keep | None = None,
+        subgroups: list[str] | None = None,
         ood: OODStream | None = None,
         corruptions: CorruptedTests | Literal["default"] | None = None,
         new_clients: BelowOne = 0.0,
@@ -161,21 +165,16 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.val_only = val_only
         self.evaluate_local = evaluate_local
         self.metrics = metrics
-        self.min_support, self.keep_predictions = min_support, keep_predictions
+        self.min_support, self.keep_predictions, self.subgroups = min_support, keep_predictions, subgroups
         #: evaluations whose images are kept
         self.kept_rounds = checked_scoring(
-            metrics, min_support, keep_predictions, val_fraction, len(source.class_names)
+            source, metrics, min_support, keep_predictions, subgroups, val_fraction, val_only
         )
         self.keeps_images = self.kept_rounds != "none"
         self.ood = ood
         if ood is not None:
             ood.check_classes(source)
         self.corruptions = CorruptedTests() if corruptions == "default" else corruptions
-        if val_only and not val_fraction:
-            raise ConfigurationError(
-                "data.val_only scores the held-out training images alone, and data.val_fraction=0 holds none out; "
-                "give for example data.val_fraction=0.1"
-            )
         self.num_workers = num_workers
         self.seed = seed
         self.partition_seed = seed if partition_seed is None else partition_seed

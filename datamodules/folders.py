@@ -143,7 +143,12 @@ def without_copies(
 
     So no test image trains, whatever copies of it a release holds on its training side.
     """
-    return pool_of(decoded, labels, test, domains, test | ~np.isin(decoded.group, decoded.group[test]))
+    return pool_of(decoded, labels, test, domains, no_copies(decoded.group, test))
+
+
+def no_copies(group: NDArray[np.int64], test: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which images are no training images in one group with a test image."""
+    return test | ~np.isin(group, group[test])
 
 
 def pool_of(

@@ -14,7 +14,7 @@ from benchmark.paths import user_path
 from benchmark.ranges import Bits, Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.decoded_cache import BESIDE
-from datamodules.folders import DecodedImages, file_statuses, read_images, without_copies
+from datamodules.folders import DecodedImages, file_statuses, no_copies, pool_of, read_images
 from datamodules.names import check_names, in_order, listed, whole
 from datamodules.own_folders import (
     SIDE_NAMES,
@@ -28,9 +28,9 @@ from datamodules.own_folders import (
 from datamodules.pixels import Decoding, Fit
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_test, draw_units, united
-from datamodules.tables import read_table
+from datamodules.tables import columns_of, read_table
 
-#: Columns of an index beside path and label.
+#: Columns of an index beside path and label that say how images are read and split.
 OPTIONAL = ("domain", "split", "group")
 #: Names of data sets with their own source that older configurations use for folders; those configurations stay valid.
 NAMED_BEFORE = frozenset(
@@ -81,6 +81,8 @@ class OwnImages(ImageSource):
         self.split_seed = split_seed
         self.bits = bits
         self.cache = cache
+        #: of each listed image, once they are read, whether the pool has it
+        self._in_pool: NDArray[np.bool_] | None = None
         if not self.at.is_dir():
             raise ConfigurationError(
                 f"{name} is not in {root}: there is no such folder; put the images there, or give their folder as "
@@ -127,7 +129,8 @@ class OwnImages(ImageSource):
         else:
             decoded = replace(decoded, group=united(images.units, decoded.group))
             test = images.test | self._drawn_units(images, decoded.group)
-        pool = without_copies(decoded, images.labels, test, images.domains)
+        self._in_pool = no_copies(decoded.group, test)
+        pool = pool_of(decoded, images.labels, test, images.domains, self._in_pool)
         left_out = len(images.files) - len(pool.labels)
         if left_out:
             warnings.warn(
@@ -285,8 +288,8 @@ class ImageIndex(OwnImages):
 
     Columns are ``path`` (relative to ``root``) and ``label`` (name of the class), and where wanted ``domain``,
     ``split`` (``train`` or ``test``) and ``group``: images of one group, such as a patient's, are on one side of every
-    split. Other columns are passed over. Classes and domains come in the order of their names, 2 before 10; a domain
-    may lack a class.
+    split. Of other columns, such as ``sex``, those are read that ``data.subgroups`` names. Classes and domains come in
+    the order of their names, 2 before 10; a domain may lack a class.
 
     Args:
         name: of the data set, in records and reports.
@@ -331,6 +334,26 @@ class ImageIndex(OwnImages):
             raise ConfigurationError(f"{self.index}: expected at least two classes in the column label, got one")
         domains, labels = ({name: n for n, name in enumerate(of)} for of in (self.domain_names, self.class_names))
         self.rows = sorted(rows, key=lambda row: (domains[row.get("domain", "")], labels[row["label"]], row["path"]))
+
+    @property
+    def image_columns(self) -> tuple[str, ...]:
+        """Return the names of the columns that say more of an image than where it is, and which class and side."""
+        return tuple(name for name in columns_of(self.index) if name not in ("path", "label", "split", "group"))
+
+    def image_column(self, name: str) -> list[str]:
+        """Return the values of such a column, of whole numbers without ``.0``.
+
+        Raises:
+            ConfigurationError: the index has the column twice, or other images than when it was first read.
+        """
+        assert self._in_pool is not None, "load() comes first"
+        read = read_table(self.index, ("path",), (name,))
+        texts = whole([(row.get(name) or "").strip() for row in read])
+        values = dict(zip((row["path"].strip() for row in read), texts, strict=True))
+        files = [self.rows[number]["path"] for number in np.flatnonzero(self._in_pool)]
+        if not values.keys() >= {*files}:
+            raise ConfigurationError(f"{self.index} was changed while the images were read; start again")
+        return [values[file] for file in files]
 
     def _check(self, rows: Sequence[dict[str, str]]) -> None:
         """Refuse rows without images, images given twice, sides that do not exist, and groups on both sides."""

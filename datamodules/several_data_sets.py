@@ -95,6 +95,16 @@ class SeveralDataSets(ImageSource):
         every = [source.decoding for source in self.sources]
         return every[0] if all(each == every[0] for each in every) else None
 
+    @property
+    def image_columns(self) -> tuple[str, ...]:
+        """Return the names of the columns that all of them have, in the first one's order."""
+        first, *others = ([*source.image_columns] for source in self.sources)
+        return tuple(name for name in first if all(name in each for each in others))
+
+    def image_column(self, name: str) -> list[str]:
+        """Return the values of such a column, of one data set after the other."""
+        return [value for source in self.sources for value in source.image_column(name)]
+
     def load(self) -> ImagePool:
         """Read all of them.
 

@@ -121,6 +121,18 @@ class ImageSource(Checked):
         """The name of the data set in records."""
         return self.name or type(self).__name__
 
+    @property
+    def image_columns(self) -> tuple[str, ...]:
+        """Return names of what is known of each image beside its class, such as ``sex``; as a rule there are none."""
+        return ()
+
+    def image_column(self, name: str) -> list[str]:
+        """Return the values of one of :attr:`image_columns`, a text for each image of the pool that ``load`` returned.
+
+        A text is empty where nothing is known.
+        """
+        raise ConfigurationError(f"the images of {self.recorded_name} come without a column {name!r:.80}")
+
     @classmethod
     def name_by(cls, arguments: Mapping[str, Any]) -> str:
         """Return the name that a source made with these arguments, as a configuration has them, has in records."""

@@ -38,6 +38,15 @@ def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] =
     return rows
 
 
+def columns_of(path: Path) -> list[str]:
+    """Return the names of a table's columns.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    return (_parquet_rows(path, ()) if path.suffix == ".parquet" else _separated_rows(path))[1]
+
+
 def _separated_rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
     """Rows and header."""
     try:

@@ -1,6 +1,6 @@
 """A folder of results as ``benchmark report`` reads it, with hostile names in it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.predictions import PREDICTIONS, parquet_of
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import write_record
+from benchmark.records.subgroups import SUBGROUPS, subgroups_parquet_of
 from benchmark.tables.frame import LONG_COLUMNS
 
 HOSTILE = '</script><img src=x onerror="document.title=1">'
@@ -51,12 +52,14 @@ def write_run(
     source: str = "CIFAR10",
     arguments: Mapping[str, Any] = {},
     kept: pd.DataFrame | None = None,
+    subgroups: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
     data: Mapping[str, Any] = {},
     **fields: Any,
 ) -> None:
     """A run of three clients with further arguments of the method, of data, and fields; the last one's name is hostile.
 
-    With ``kept`` images it has three classes, of which the last one's name is hostile, too.
+    With ``kept`` images it has three classes, of which the last one's name is hostile, too. Their subgroups are by
+    column and value.
     """
     folder.mkdir(parents=True)
     config = {
@@ -76,6 +79,8 @@ def write_run(
     if kept is not None:
         classes, counts = [*classes, HOSTILE], [[*each, 0] for each in counts]
         (folder / PREDICTIONS).write_bytes(parquet_of(kept))
+    if subgroups is not None:
+        (folder / SUBGROUPS).write_bytes(subgroups_parquet_of(subgroups))
     clients = [{"name": n, "train_classes": c, "test_classes": c} for n, c in zip(names, counts, strict=True)]
     write_json(folder / "manifest.json", {"class_names": classes, "clients": clients})
     points = {"server": accuracies} | ({"local": local} if local else {})

@@ -146,6 +146,17 @@ def check_images(subject: SourceUnderCheck) -> None:
         require(not without, f"no {side} image is of the {name} {without[:3]}; leave it out of the names")
 
 
+def check_columns(subject: SourceUnderCheck) -> None:
+    """Of each image every column has a text."""
+    images = len(subject.pool.labels)
+    for name in subject.source.image_columns:
+        with own_errors():
+            values = subject.source.image_column(name)
+        texts = sum(isinstance(value, str) for value in values)
+        otherwise = f"{texts} texts among {len(values)} values of {images} images; give a text for each, empty or not"
+        require(texts == len(values) == images, f"the column {name!r} has {otherwise}")
+
+
 def check_sides(subject: SourceUnderCheck) -> None:
     """Images are trained on or tested on, and what shows the same thing is on one side."""
     pool = subject.pool
@@ -286,4 +297,13 @@ def require_refused(subject: SourceUnderCheck, root: Path, what: str) -> None:
     require("\n" not in said and str(root) in said, f"{what} are said so: {said!r:.200}; {advice}")
 
 
-CHECKS = (check_names, check_images, check_sides, check_again, check_order_of_files, check_content, check_missing)
+CHECKS = (
+    check_names,
+    check_images,
+    check_columns,
+    check_sides,
+    check_again,
+    check_order_of_files,
+    check_content,
+    check_missing,
+)

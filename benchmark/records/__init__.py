@@ -9,6 +9,8 @@ A run directory holds
 * with ``--data.metrics=clinical`` or ``--data.keep_predictions`` ``predictions.parquet``: the scored images of the
   evaluations that are kept (see :data:`benchmark.records.predictions.COLUMNS` and
   :mod:`benchmark.records.kept_rounds`), and ``classes.parquet``: values by client and class,
+* with ``--data.subgroups`` ``subgroups.parquet``: the subgroups that these images are in
+  (see :data:`benchmark.records.subgroups.COLUMNS`),
 * ``checkpoints/last.ckpt``: for resuming only,
 * ``record.json``: everything else. It is written last and atomically, so that a run is finished exactly when this
   file is there.

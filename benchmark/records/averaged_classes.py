@@ -33,12 +33,13 @@ def averaged_classes(classes: "pd.DataFrame", min_support: int) -> Mapping[tuple
     return made
 
 
-def not_alike(averaged: Averaged, names: Sequence[str]) -> str:
+def not_alike(averaged: Averaged, names: Sequence[str], ranked: str = "clients") -> str:
     """Return a sentence where clients' means are of different classes, so that they rank no client; else nothing.
 
     Args:
         averaged: of a point and split.
         names: of the clients.
+        ranked: another word for these.
     """
     own = {client: classes for client, classes in averaged.items() if client != POOLED_CLIENT and classes}
     first = next(iter(own), POOLED_CLIENT)
@@ -46,7 +47,7 @@ def not_alike(averaged: Averaged, names: Sequence[str]) -> str:
     if other is None:
         return ""
     said = " and ".join(f"{names[each]} over {_listed(own[each])}" for each in (first, other))
-    return f"AUROC and AP do not rank the clients: they average over different classes ({said})."
+    return f"AUROC and AP do not rank the {ranked}: they average over different classes ({said})."
 
 
 def _listed(classes: Sequence[int], most: int = 12) -> str:

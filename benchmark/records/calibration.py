@@ -130,22 +130,42 @@ def calibrations(run: StoredRun, point: str) -> dict[int, Calibration]:
         ConfigurationError: the run kept no images of ``val`` or none of ``test`` at this point, or they are not the
             ones that it wrote.
     """
-    splits = _splits(run, point)
-    if not all(map(len, splits)):
-        missing = "val" if not len(splits[0]) else "test"
-        raise ConfigurationError(
-            f"{run.folder} kept no {missing} images {POINT_WORDS[point]}: a temperature is fitted on val images and "
-            f"measured on test images; {NO_VAL}"
-        )
+    splits = val_and_test(run, point, "a temperature is fitted")
     clients = sorted({int(client) for rows in splits for client in rows["client"]})
     made = {client: calibration_of(*(_images(rows[rows["client"] == client]) for rows in splits)) for client in clients}
     return made | {POOLED_CLIENT: calibration_of(*map(_images, splits))}
 
 
+def val_and_test(run: StoredRun, point: str, what: str) -> "list[pd.DataFrame]":
+    """Return the rows of ``val`` and of ``test``.
+
+    Args:
+        run: that kept its images.
+        point: of a round, ``"server"`` or ``"local"``.
+        what: becomes of the images of ``val``, for messages.
+
+    Raises:
+        ConfigurationError: the run kept no images of ``val`` or none of ``test`` at this point, or they are not the
+            ones that it wrote.
+    """
+    splits = _splits(run, point)
+    if not all(map(len, splits)):
+        missing = "val" if not len(splits[0]) else "test"
+        raise ConfigurationError(
+            f"{run.folder} kept no {missing} images {POINT_WORDS[point]}: {what} on val images and measured on test "
+            f"images; {NO_VAL}"
+        )
+    return splits
+
+
+def points_with_both(run: StoredRun) -> list[str]:
+    """Return the points of a round at which a run kept images of ``val`` and of ``test``."""
+    return [point for point in POINT_WORDS if all(map(len, _splits(run, point)))]
+
+
 def _splits(run: StoredRun, point: str) -> "list[pd.DataFrame]":
-    """Return the rows of ``val`` and of ``test``."""
     if PREDICTIONS not in run.record.files:
-        raise ConfigurationError(f"{run.folder} kept no images, so no temperature can be fitted: {NO_VAL}")
+        raise ConfigurationError(f"{run.folder} kept no images: {NO_VAL}")
     rows = run.predictions
     rows = rows[rows["point"] == point]
     return [rows[rows["split"] == split] for split in ("val", "test")]
@@ -166,9 +186,8 @@ def print_calibration(run_dir: str | Path) -> None:
     from rich.text import Text
 
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
-    measured = [point for point in POINT_WORDS if all(map(len, _splits(run, point)))]
     at_bound = False
-    for point in measured or ["server"]:  # with neither, it says what is missing
+    for point in points_with_both(run) or ["server"]:  # with neither, it says what is missing
         made = calibrations(run, point)
         shown = Table(title=f"calibration of test images {POINT_WORDS[point]}, before -> after temperature scaling")
         for head in ("", "val images", "test images", "temperature", *MEASURED):

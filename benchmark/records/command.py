@@ -7,25 +7,31 @@ from benchmark.paths import user_path
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print a record's summary, or a metric's intervals, the calibration or a decision curve of its kept images."""
+    """Print a record's summary, or of its kept images intervals, calibration, a decision curve or subgroups."""
     if arguments.calibration:
         from benchmark.records.calibration import print_calibration
 
         print_calibration(arguments.run_dir)
-        return 0
-    if arguments.net_benefit is not None:
+    elif arguments.net_benefit is not None:
         from benchmark.records.decision_curves import print_net_benefit
 
         print_net_benefit(arguments.run_dir, arguments.net_benefit)
-        return 0
-    if arguments.intervals is not None:
+    elif arguments.youden is not None:
+        from benchmark.records.operating_points import print_youden
+
+        print_youden(arguments.run_dir, arguments.youden)
+    elif arguments.subgroups is not None:
+        from benchmark.records.group_fairness import print_subgroups
+
+        print_subgroups(arguments.run_dir, arguments.subgroups)
+    elif arguments.intervals is not None:
         from benchmark.records.run_intervals import print_intervals
 
         print_intervals(arguments.run_dir, arguments.intervals)
-        return 0
-    from benchmark.records.printed_summary import print_summary
+    else:
+        from benchmark.records.printed_summary import print_summary
 
-    print_summary(arguments.run_dir, arguments.metric)
+        print_summary(arguments.run_dir, arguments.metric)
     return 0
 
 
@@ -49,5 +55,15 @@ def add_command(commands: Any) -> None:
         "--net_benefit",
         metavar="CLASS",
         help="print the net benefit of acting on this class, by threshold of its probability, instead",
+    )
+    instead.add_argument(
+        "--subgroups",
+        metavar="COLUMN",
+        help="print metrics of test images by the values of this column of their index, such as sex, instead",
+    )
+    instead.add_argument(
+        "--youden",
+        metavar="CLASS",
+        help="print rates of test images by a threshold of this class, of two, that is chosen on val images instead",
     )
     entry.set_defaults(run=show)

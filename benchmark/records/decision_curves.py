@@ -41,12 +41,17 @@ def decision_curves(run: StoredRun, of: int, point: str) -> dict[int, DecisionCu
     Raises:
         ConfigurationError: the run kept no test images at this point, or they are not the ones that it wrote.
     """
-    rows = _test_images(run, point)
+    rows = images_scored_on_test(run, point)
     own = {int(client): rows[rows["client"] == client] for client in sorted({*rows["client"]})}
     return {client: _curve(images, of) for client, images in {POOLED_CLIENT: rows, **own}.items()}
 
 
-def _test_images(run: StoredRun, point: str) -> "pd.DataFrame":
+def images_scored_on_test(run: StoredRun, point: str) -> "pd.DataFrame":
+    """Return the rows of a run's kept test images at a point of a round.
+
+    Raises:
+        ConfigurationError: there are none, or they are not the ones that the run wrote.
+    """
     rows = run.predictions
     rows = rows[(rows["split"] == "test") & (rows["point"] == point)]
     if not len(rows):
@@ -79,8 +84,8 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
     there = {*run.predictions.loc[run.predictions["split"] == "test", "point"]}
     for point in [point for point in POINT_WORDS if point in there] or ["server"]:  # without any, it says so
-        names = run.class_names(len(_test_images(run, point)["logits"].iloc[0]))
-        of = _label(run, named, names)
+        names = run.class_names(len(images_scored_on_test(run, point)["logits"].iloc[0]))
+        of = label_of(run, named, names)
         curve = decision_curves(run, of, point)[POOLED_CLIENT]
         title = f"net benefit of acting on {names[of]}, test images {POINT_WORDS[point]}"
         shown = Table("threshold", "model", "every image", "no image", title=Text(printable(title), style="italic"))
@@ -93,8 +98,17 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
         )
 
 
-def _label(run: StoredRun, named: str, names: list[str]) -> int:
-    """Return the label of a class that is given by name or label."""
+def label_of(run: StoredRun, named: str, names: list[str]) -> int:
+    """Return the label of a class.
+
+    Args:
+        run: whose.
+        named: its name or label.
+        names: of all classes.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
     if named in names:
         return names.index(named)
     if named.isascii() and named.isdecimal() and int(named) < len(names):

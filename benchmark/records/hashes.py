@@ -24,6 +24,7 @@ RESULT_FREE_KEYS = frozenset(
         "root",
         "cache",  # where decoded images are kept
         "keep_predictions",  # which scored images a run keeps
+        "subgroups",  # which columns of an index it keeps with them
     }
 )
 

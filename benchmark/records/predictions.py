@@ -35,7 +35,7 @@ together), class, support (images of the class), predicted (images that were pre
 
 def parquet_of(predictions: "pd.DataFrame") -> bytes:
     """Return the content of ``predictions.parquet``. The same rows give the same bytes."""
-    return _bytes(_table(predictions))
+    return bytes_of(_table(predictions))
 
 
 def merged(parts: "Sequence[Path]", stream: BinaryIO) -> None:
@@ -80,7 +80,7 @@ def _table(predictions: "pd.DataFrame") -> "pa.Table":
     lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(logits), pa.float32()))
     kinds = {"round": pa.int32(), "client": pa.int32(), "label": pa.int32(), "prediction": pa.int32()}
     arrays = [
-        _named(predictions[name])
+        categories(predictions[name])
         if name in NAMES
         else lists
         if name == "logits"
@@ -104,7 +104,7 @@ def parse_predictions(content: bytes, every: bool = False, columns: Sequence[str
     """
     import pyarrow.compute as pc
 
-    file = _opened(content, COLUMNS)
+    file = opened(content, COLUMNS)
     groups = list(range(file.metadata.num_row_groups))
     rounds = [file.read_row_group(number, columns=["round"])["round"] for number in groups]
     last = max((pc.max(each).as_py() for each in rounds if len(each)), default=0)
@@ -116,15 +116,25 @@ def parse_predictions(content: bytes, every: bool = False, columns: Sequence[str
     return _frame(table)[list(columns)]
 
 
-def _opened(content: bytes, columns: tuple[str, ...]) -> "pq.ParquetFile":
-    """Return a file that is of this form and not too large."""
+def opened(content: bytes, columns: tuple[str, ...], texts: Sequence[str] = NAMES) -> "pq.ParquetFile":
+    """Open a Parquet file of a run that is of this form and not too large.
+
+    Args:
+        content: of the file.
+        columns: that it must have, in this order; numbers, but for ``logits`` and for texts.
+        texts: those that hold texts.
+
+    Raises:
+        OSError: it is no Parquet file.
+        ValueError: it has other columns or values of other types, or is too large.
+    """
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(io.BytesIO(content))
     if tuple(file.schema_arrow.names) != columns:
         raise ValueError(f"it has the columns {', '.join(file.schema_arrow.names)[:200]}, not {', '.join(columns)}")
     for field in file.schema_arrow:
-        if not _is_of_its_type(field.name, field.type):
+        if not _is_of_its_type(field.name, field.type, texts):
             raise ValueError(f"its column {field.name} is of type {field.type!s:.40}")
     bound = max(MOST_ROWS, len(content))
     if file.metadata.num_rows > bound:
@@ -132,14 +142,15 @@ def _opened(content: bytes, columns: tuple[str, ...]) -> "pq.ParquetFile":
     size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
     if size > MOST_BYTES:
         raise ValueError(f"it holds {size:,} bytes; at most {MOST_BYTES:,} are read")
-    return file
+    # Texts stay as short as they are stored.
+    return pq.ParquetFile(io.BytesIO(content), read_dictionary=[name for name in columns if name in texts])
 
 
-def _is_of_its_type(name: str, kind: "pa.DataType") -> bool:
+def _is_of_its_type(name: str, kind: "pa.DataType", texts: Sequence[str]) -> bool:
     """Return whether a column of this name can have values of a type."""
     import pyarrow.types as types
 
-    if name in NAMES:
+    if name in texts:
         return types.is_string(kind.value_type if types.is_dictionary(kind) else kind)
     if name == "logits":
         return types.is_list(kind) and types.is_floating(kind.value_type)
@@ -156,13 +167,15 @@ def _frame(arrow: "pa.Table") -> "pd.DataFrame":
     return table.astype(dict.fromkeys(NAMES, "str"))
 
 
-def _named(column: "pd.Series") -> "pa.Array":
+def categories(column: "pd.Series") -> "pa.Array":
+    """Return a column of texts of which each is stored once, in the order in which they come."""
     import pyarrow as pa
 
     return pa.array(column.to_numpy("object"), pa.string()).dictionary_encode()
 
 
-def _bytes(table: "pa.Table") -> bytes:
+def bytes_of(table: "pa.Table") -> bytes:
+    """Return the content of a Parquet file. The same rows give the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -263,12 +276,12 @@ def classes_parquet_of(table: "pd.DataFrame") -> bytes:
         "tp": pa.int64(),
     }
     arrays = [
-        _named(table[name])
+        categories(table[name])
         if name in NAMES
         else pa.array(table[name].to_numpy(), whole.get(name, pa.float64()), from_pandas=True)
         for name in table.columns
     ]
-    return _bytes(pa.Table.from_arrays(arrays, names=list(table.columns)))
+    return bytes_of(pa.Table.from_arrays(arrays, names=list(table.columns)))
 
 
 def parse_classes(content: bytes) -> "pd.DataFrame":
@@ -278,5 +291,5 @@ def parse_classes(content: bytes) -> "pd.DataFrame":
         OSError: it is no Parquet file.
         ValueError: it has other columns, or values of other types.
     """
-    file = _opened(content, (*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS))
+    file = opened(content, (*NAMES, "client", "class", "support", "predicted", "tp", *BY_CLASS))
     return _frame(file.read(use_pandas_metadata=False))

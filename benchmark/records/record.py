@@ -206,6 +206,7 @@ _Files = TypedDict(
         "metrics.parquet": _File,
         "predictions.parquet": NotRequired[_File],
         "classes.parquet": NotRequired[_File],
+        "subgroups.parquet": NotRequired[_File],
     },
 )
 with_config(ConfigDict(extra="forbid"))(_Files)
@@ -235,7 +236,7 @@ class RunRecord:
             filled by :func:`benchmark.records.record_file.write_record`.
         summary: from :func:`benchmark.records.summary.summarize`.
         files: per file of :data:`benchmark.records.record_file.FILES`, and of those of
-            :data:`benchmark.records.record_file.MORE_FILES` that the run has, its ``sha256`` and ``bytes``.
+            :data:`benchmark.records.record_file.OPTIONAL_FILES` that the run has, its ``sha256`` and ``bytes``.
         server: dotted path of the class of the server, with those of the rules that it wraps in brackets; this and what
             follows is None in older records.
         default_server: dotted path of the server that the method brings itself.

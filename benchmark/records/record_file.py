@@ -13,6 +13,7 @@ from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.metrics_table import readable, write_parquet
 from benchmark.records.predictions import CLASSES, PREDICTIONS, by_class, classes_parquet_of, parse_predictions
 from benchmark.records.record import RunRecord, parse_record
+from benchmark.records.subgroups import SUBGROUPS
 from benchmark.records.summary import summarize
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for i
 SCHEMA = 1
 FILES = ("config.yaml", "manifest.json", "metrics.parquet")
 MORE_FILES = (PREDICTIONS, CLASSES)
+"""Files of runs that keep images."""
+OPTIONAL_FILES = (*MORE_FILES, SUBGROUPS)
 """Files that some runs have; a copy of a run may lack them."""
 
 #: Bytes that are read at most of each file of a run.
@@ -32,6 +35,7 @@ LARGEST = {
     "partition.json": 2**26,
     PREDICTIONS: 2**32,
     CLASSES: 2**28,
+    SUBGROUPS: 2**28,
     "record.json": 2**26,
 }
 
@@ -54,7 +58,7 @@ def write_record(
         record: what is known of the run.
         metrics: the long table.
         predictions: the run keeps its images: ``predictions.parquet``, where any was scored, belongs to it, and
-            ``classes.parquet`` is made of it.
+            ``classes.parquet`` is made of it; so does ``subgroups.parquet``, where it is there.
 
     Raises:
         ConfigurationError: one of the two files is missing or unreadable.
@@ -76,7 +80,7 @@ def write_record(
         with readable(folder / PREDICTIONS, "table of predictions"):
             kept = parse_predictions(read_regular(folder / PREDICTIONS, LARGEST[PREDICTIONS]))
         write_bytes(folder / CLASSES, classes_parquet_of(by_class(kept)))
-        files += MORE_FILES
+        files += tuple(name for name in OPTIONAL_FILES if (folder / name).is_file())
     full = dataclasses.replace(
         record,
         config_hash=configuration,

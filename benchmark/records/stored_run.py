@@ -17,7 +17,8 @@ from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.kept_rounds import Keep, rounds_to_keep
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
 from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, parse_predictions
-from benchmark.records.record_file import FILES, LARGEST, MORE_FILES, file_entry, read_record
+from benchmark.records.record_file import FILES, LARGEST, OPTIONAL_FILES, file_entry, read_record
+from benchmark.records.subgroups import SUBGROUPS, parse_subgroups
 from benchmark.records.summary import summarize
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
@@ -44,10 +45,12 @@ class StoredRun:
         self._contents: dict[str, bytes] = {}
 
     def content(self, name: str) -> bytes:
-        """One of :data:`FILES` or :data:`MORE_FILES`, with the hash that the record has of it."""
+        """One of :data:`FILES` or :data:`OPTIONAL_FILES`, with the hash that the record has of it."""
         if name not in self.record.files:
             why = "only a run with --data.metrics=clinical or --data.keep_predictions=last keeps its images"
-            if name in MORE_FILES and self.keep == "none":
+            if name == SUBGROUPS:
+                why = "it was run without data.subgroups; run it again with for example --data.subgroups=[sex]"
+            elif name in OPTIONAL_FILES and self.keep == "none":
                 why = "it was run with data.keep_predictions=none; run it again with --data.keep_predictions=last"
             raise ConfigurationError(f"{self.folder} has no {name}: {why}")
         if name not in self._contents:
@@ -147,6 +150,12 @@ class StoredRun:
         return table
 
     @functools.cached_property
+    def subgroups(self) -> "pd.DataFrame":
+        """Subgroups of the scored images (:data:`benchmark.records.subgroups.COLUMNS`)."""
+        with readable(self.folder / SUBGROUPS, "table of subgroups"):
+            return parse_subgroups(self.content(SUBGROUPS))
+
+    @functools.cached_property
     def partition(self) -> dict[str, Any] | None:
         """``manifest.json``, or the class counts that are kept of a large one; None where neither was kept."""
         paths = [self.folder / name for name in ("manifest.json", "partition.json")]
@@ -181,7 +190,7 @@ class StoredRun:
         problems: list[str] = []
         missing = self.record.files["manifest.json"]["bytes"] > KEPT_MANIFEST_BYTES
         for name in self.record.files:
-            optional = name in MORE_FILES or (name == "manifest.json" and missing)
+            optional = name in OPTIONAL_FILES or (name == "manifest.json" and missing)
             if optional and not os.path.lexists(self.folder / name):
                 continue
             try:
@@ -190,7 +199,13 @@ class StoredRun:
                 problems.append(str(error))
         if problems:
             return problems
-        for compare in (self._of_config, self._of_partition, self._of_metrics, self._of_predictions):
+        for compare in (
+            self._of_config,
+            self._of_partition,
+            self._of_metrics,
+            self._of_predictions,
+            self._of_subgroups,
+        ):
             try:
                 problems += [f"{self.folder / name} does not give the record's {what}" for name, what in compare()]
             except (ConfigurationError, ValueError) as error:
@@ -291,6 +306,16 @@ class StoredRun:
         if {*rows["round"]} != kept or not _same(right.to_dict(), stored.to_dict()):
             yield PREDICTIONS, "accuracies"
 
+    def _of_subgroups(self) -> Iterator[tuple[str, str]]:
+        """Look in each column for the scored images, where they are kept."""
+        if not {SUBGROUPS, PREDICTIONS} <= {*self._contents}:
+            return
+        scored = {*self.predictions["image"]}
+        for _, rows in self.subgroups.groupby("column", observed=True):
+            if not scored <= {*rows["image"]}:
+                yield SUBGROUPS, "images"
+                return
+
 
 _STORED: dict[str, tuple[list[tuple[int, int, int] | None], StoredRun]] = {}
 
@@ -302,7 +327,7 @@ def stored_run(run_dir: str | Path) -> StoredRun:
         ConfigurationError: as :func:`read_record`.
     """
     folder = os.path.abspath(run_dir)
-    state = [_state(f"{folder}/{name}") for name in ("record.json", *FILES, *MORE_FILES, "partition.json")]
+    state = [_state(f"{folder}/{name}") for name in ("record.json", *FILES, *OPTIONAL_FILES, "partition.json")]
     known = _STORED.get(folder)
     if known is None or known[0] != state or str(known[1].folder) != str(run_dir):
         known = _STORED[folder] = (state, StoredRun(run_dir))
@@ -345,9 +370,9 @@ def verify_record(run_dir: str | Path) -> list[str]:
 
     Compared are the record's own hash, the hashes of the files, and every field that follows from them: seed, method,
     data set and rounds from ``config.yaml``; partition, images, clients and their sizes from ``manifest.json``; summary
-    and rounds from ``metrics.parquet``; accuracies of the rounds that it is to have from ``predictions.parquet``. This
-    file and ``classes.parquet`` may be missing, and a manifest above :data:`KEPT_MANIFEST_BYTES`: their hashes stay in
-    the record.
+    and rounds from ``metrics.parquet``; accuracies of the rounds that it is to have from ``predictions.parquet``, all
+    of whose images ``subgroups.parquet`` has. These two and ``classes.parquet`` may be missing, and a manifest above
+    :data:`KEPT_MANIFEST_BYTES`: their hashes stay in the record.
 
     The hashes are no signature: they show that a file was damaged, or changed by somebody who did not mean to deceive.
     Whoever changes a file can make all of them anew. Nor can anything here tell whether seconds, memory, bytes sent,

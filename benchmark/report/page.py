@@ -29,6 +29,7 @@ from benchmark.report.boards import (
 from benchmark.report.gains import gains_over_alone
 from benchmark.report.scored import Scored, scored_images
 from benchmark.report.scored_charts import scored_charts
+from benchmark.report.subgroup_tables import subgroup_tables
 from benchmark.report.table_pages import TablePage, table_page
 from benchmark.shipped import SHIPPED
 from benchmark.tables.paper import read_paper
@@ -172,6 +173,7 @@ def _place(board: Board, heading: str, paper: Any, days: Mapping[str, str], prob
         "kept": kept,
         "unkept": _unkept(board),
         "images": images,
+        "subgroups": subgroup_tables(kept),
         "specs": [chart.spec for part in (*drawn.values(), images) for chart in part],
     }
 

@@ -9,9 +9,11 @@ import numpy as np
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.averaged_classes import averaged_classes, not_alike
+from benchmark.records.group_fairness import GroupFairness, columns_of, group_fairness
 from benchmark.records.grouped_runs import Run
 from benchmark.records.predictions import PREDICTIONS, by_class, confusion, images_of
 from benchmark.records.stored_run import StoredRun, stored_run
+from benchmark.records.subgroups import SUBGROUPS
 from benchmark.records.words import POINT_WORDS
 
 if TYPE_CHECKING:  # slow to import
@@ -52,6 +54,7 @@ class Scored:
             own.
         decision: likewise, ``x`` threshold, ``y`` net benefit of the model and ``every`` that of acting on every image;
             -1 for the mean over the classes that occur. ``said`` is the net benefit at a half.
+        subgroups: compared by each column that the run kept.
     """
 
     label: str
@@ -63,6 +66,7 @@ class Scored:
     precision_recall: Sequence[dict[str, Any]]
     decision: Sequence[dict[str, Any]]
     ranks: str = ""
+    subgroups: Sequence[GroupFairness] = ()
 
     @property
     def first(self) -> int:
@@ -98,7 +102,9 @@ def scored_images(name: str, run: Run) -> list[Scored]:
         if len(there):
             label = f"{name}, seed {run.record.seed}, {words}"
             label += f", round {there['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
-            found.append(_scored(label, there, run.record.client_names, classes, stored.min_support))
+            columns = columns_of(stored) if stored.has(SUBGROUPS) else []
+            subgroups = [group_fairness(stored, column, point) for column in columns]
+            found.append(_scored(label, there, run.record.client_names, classes, stored.min_support, subgroups))
     return found
 
 
@@ -112,7 +118,14 @@ def _check(rows: "pd.DataFrame", run: Run, classes: int) -> None:
             )
 
 
-def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Sequence[str], min_support: int) -> Scored:
+def _scored(
+    label: str,
+    rows: "pd.DataFrame",
+    names: Sequence[str],
+    classes: Sequence[str],
+    min_support: int,
+    subgroups: Sequence[GroupFairness],
+) -> Scored:
     charts = ("confusion", "reliability", "roc", "precision_recall", "decision")
     made: dict[str, list[dict[str, Any]]] = {chart: [] for chart in charts}
     by_client = {client: rows[rows["client"] == client] for client in sorted({*rows["client"]})}
@@ -131,7 +144,8 @@ def _scored(label: str, rows: "pd.DataFrame", names: Sequence[str], classes: Seq
         ]
     ((_, averaged),) = averaged_classes(by_class(rows), min_support).items()
     shown = {client: names[client] for client in by_client}
-    return Scored(label, shown, classes, **made, ranks=not_alike(averaged, names))
+    ranks = not_alike(averaged, names)
+    return Scored(label, shown, classes, **made, ranks=ranks, subgroups=subgroups)
 
 
 def _pairs(counts: np.ndarray) -> dict[str, list[int]]:

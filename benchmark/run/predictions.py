@@ -43,6 +43,24 @@ def tell_size(method: "FederatedMethod", data: "FederatedDataModule", rounds: in
     log.info(f"keeping {said}")
 
 
+def refuse_files(data: "FederatedDataModule") -> None:
+    """Refuse data of which a run keeps files, where it has no directory.
+
+    Raises:
+        ConfigurationError: it is so.
+    """
+    if data.kept_rounds in ("best_on_val", "all"):
+        raise ConfigurationError(
+            f"data.keep_predictions={data.kept_rounds} keeps a file of images, and the run has no directory; give "
+            "fit(..., run_dir=FOLDER), or keep_predictions='last'"
+        )
+    if data.subgroups is not None:
+        raise ConfigurationError(
+            "data.subgroups keeps a file of subgroups, and the run has no directory; give fit(..., run_dir=FOLDER), or "
+            "leave it out"
+        )
+
+
 def predictions_of(method: "FederatedMethod", data: "FederatedDataModule") -> "pd.DataFrame | None":
     """Return the images of the last evaluation, columns as in :data:`benchmark.records.predictions.COLUMNS`.
 

@@ -39,8 +39,9 @@ from benchmark.records.source_code import code_of, combined
 from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
 from benchmark.run.federation_file import FederationFacts
-from benchmark.run.predictions import predictions_of, tell_size
+from benchmark.run.predictions import predictions_of, refuse_files, tell_size
 from benchmark.run.scores import Key, Scores, logged_numbers, long_table
+from benchmark.run.subgroups import write_subgroups
 from benchmark.run.tracking import Numbers, Tracking, sent
 from benchmark.server import ServerRule
 
@@ -120,10 +121,10 @@ class Recorder(Callback):
         self._git: Git | None = None  # as the training began: there may be other commits by its end
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the partition's manifest, so that the split is on disk before training, and the federation's facts.
+        """Write what is known before training: the partition's manifest, facts of the federation, and subgroups.
 
         Raises:
-            ConfigurationError: the directory holds a finished run.
+            ConfigurationError: the directory holds a finished run, or a column has no subgroups to compare.
         """
         self._writes = trainer.is_global_zero
         self._tracking = Tracking(trainer.loggers if self._writes else (), self.run_dir)
@@ -131,6 +132,7 @@ class Recorder(Callback):
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
             data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
+            write_subgroups(self.run_dir, data)  # refuses some
             data.split_record.write(self.run_dir / "manifest.json")
             FederationFacts.of(data).write(self.run_dir)
 
@@ -170,11 +172,7 @@ class Recorder(Callback):
         """
         keep = data.kept_rounds
         if self.run_dir is None:
-            if keep in ("best_on_val", "all"):
-                raise ConfigurationError(
-                    f"data.keep_predictions={keep} keeps a file of images, and the run has no directory; give "
-                    "fit(..., run_dir=FOLDER), or keep_predictions='last'"
-                )
+            refuse_files(data)
             return
         self._kept = KeptRounds(self.run_dir, keep)
         if keep == "all" and self._writes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmark.errors import ConfigurationError
 from benchmark.files import check_no_links
 from benchmark.locks import FileLock
-from benchmark.records.record_file import MORE_FILES, is_finished
+from benchmark.records.record_file import OPTIONAL_FILES, is_finished
 
 LOCK = ".lock"
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
@@ -20,7 +20,7 @@ FOLDERS = ("checkpoints", "csv", "metrics", "predictions", "tensorboard", "wandb
 """Folders that a run makes."""
 FILES = (
     *("config.yaml", "federation.json", "manifest.json", "metrics.parquet", "partition.png", "record.json"),
-    *MORE_FILES,
+    *OPTIONAL_FILES,
     *("checkpoints/*.ckpt", "csv/metrics.csv", "csv/hparams.yaml", "metrics/*.parquet", "tensorboard/hparams.yaml"),
     "predictions/*.parquet",
 )

@@ -69,6 +69,13 @@ class Unnamed(Pets):
         return ImagePool(pool.images, pool.labels * 2, pool.test, pool.domains, pool.group)
 
 
+class Aged(Pets):
+    image_columns = ("age",)  # type: ignore[assignment]
+
+    def image_column(self, name: str) -> list[str]:
+        return ["1", 2] * 7  # type: ignore[list-item]
+
+
 class Large(Pets):
     size = 8
 
@@ -100,6 +107,11 @@ def root(tmp_path: Path) -> Path:
         (Leaks, sources.check_sides, r"4 groups are on both sides"),
         (Stale, sources.check_content, r"other images are read as those of before"),
         (Unnamed, sources.check_images, r"labels \[2\] have no name"),
+        (
+            Aged,
+            sources.check_columns,
+            r"the column 'age' has 7 texts among 14 values of 16 images; give a text for each",
+        ),
         (Large, sources.check_images, r"images are 4 x 4 pixels, its size is 8"),
         (
             Hurried,
