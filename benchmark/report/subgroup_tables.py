@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmark.records.group_fairness import Entry, GroupFairness, Lines, metric_lines, sensitivity_lines
-from benchmark.report.grid import Cell, Grid, grid
+from benchmark.report.grid import Grid, GridCell, grid
 from benchmark.report.scored import Scored
 
 
@@ -46,7 +46,7 @@ def _grid(label: str, lines: Lines, of: GroupFairness) -> Grid:
     return replace(grid(label, heads, rows), sorts=False)
 
 
-def _cell(entry: Entry) -> Cell:
+def _cell(entry: Entry) -> GridCell:
     if entry.images is None:
-        return Cell(entry.text)
-    return Cell(entry.text, note=f"{entry.images:,} image{'s' * (entry.images != 1)}")
+        return GridCell(entry.text)
+    return GridCell(entry.text, note=f"{entry.images:,} image{'s' * (entry.images != 1)}")
