@@ -248,6 +248,16 @@ def test_docstrings_say_what_is_done_or_name_the_thing() -> None:
     assert riddles == []
 
 
+def test_names_of_tests_fit_in_75_characters() -> None:
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) > 75] == []
+
+
 def test_files_stay_readable() -> None:
     """A size is a sign that a file is about more than one thing: past 300 lines a warning, past 500 a failure."""
     lines = {module: len(path.read_text().splitlines()) for module, path in modules().items()}
@@ -335,7 +345,7 @@ def test_methods_hand_on_few_arguments() -> None:
     assert handed <= 0.15 * total
 
 
-def test_an_argument_is_documented_where_it_is_declared_and_declared_anew_only_to_change_it() -> None:
+def test_arguments_are_documented_where_declared_and_redeclared_only_to_change() -> None:
     made = constructors()
     spelled = {
         name: {argument.arg: (ast.unparse(argument), default(constructor, argument)) for argument in named(constructor)}

@@ -151,7 +151,7 @@ def test_a_refused_run_leaves_no_directory(capsys: pytest.CaptureFixture[str]) -
     assert not Path("far").exists()
 
 
-def test_time_that_is_up_ends_the_run_after_a_whole_round_and_it_goes_on_with_the_command_that_is_said(
+def test_when_time_is_up_a_run_ends_after_a_whole_round_and_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [*BASE, "--trainer.max_epochs=3", "--data.clients_at_once=1", "--data.batch_size=1"]

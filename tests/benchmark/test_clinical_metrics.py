@@ -72,7 +72,7 @@ def test_many_images_agree_with_scikit_learn_and_torchmetrics(seed: int) -> None
     assert made["sensitivity"] == pytest.approx(made["balanced_accuracy"])
 
 
-def test_a_client_without_a_prediction_has_no_calibration_and_one_without_images_nothing() -> None:
+def test_clients_without_predictions_or_images_have_no_calibration() -> None:
     scores = ClientScores(3, 3, "clinical")
     logits = torch.tensor([[[2.0, 0, 0], [math.nan, 0, 0]], [[2.0, 0, 0], [0, 3.0, 0]]])
     scores.update(logits, torch.tensor([[0, 1], [0, 1]]), (0, 1))
@@ -85,7 +85,7 @@ def test_a_client_without_a_prediction_has_no_calibration_and_one_without_images
     assert all(values[2].isnan() for values in made.values())
 
 
-def test_of_two_classes_the_second_is_ranked_and_images_move_between_ranks_with_their_client() -> None:
+def test_the_second_of_two_classes_is_ranked_over_ranks_of_processes() -> None:
     generator = torch.Generator().manual_seed(1)
     logits, y = torch.randn(3, 40, 2, generator=generator), torch.randint(0, 2, (3, 40), generator=generator)
     logits[:, :, 1] = logits[:, :, 1].round()  # ties

@@ -89,7 +89,7 @@ class Looks(Callback):
         internals.train_at_least(trainer, 2)
 
 
-def test_lightning_counts_steps_by_hand_and_waits_for_the_least_number_of_rounds() -> None:
+def test_lightning_counts_manual_steps_and_waits_for_the_least_rounds() -> None:
     method, data = build("HeadTune")
     looks = Looks()
     fit(method, data, 3, callbacks=[looks])

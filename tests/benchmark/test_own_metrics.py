@@ -55,7 +55,7 @@ def test_arguments_and_inputs_are_given_as_declared() -> None:
     assert set(made) == {metric.name for metric in metrics_of("clinical")} | {"kap", "hits"}
 
 
-def test_a_run_has_them_in_record_files_and_tables_also_where_nothing_is_imported(
+def test_own_metrics_are_in_record_and_tables_also_where_they_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_generators_depend_on_their_key_alone() -> None:
     assert (first[1] == again[1]).all()
 
 
-def test_initial_values_depend_on_seed_and_key_and_leave_the_global_generator_alone() -> None:
+def test_initial_values_depend_on_seed_and_key_and_leave_global_draws_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)

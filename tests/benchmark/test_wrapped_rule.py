@@ -106,7 +106,7 @@ class Passes(Delivery):
 
 
 @pytest.mark.parametrize("conf", sorted(set(methods.__all__) - {"ZeroShotCLIP"}))
-def test_a_rule_around_the_methods_own_and_a_delivery_change_nothing_where_they_do_nothing(conf: str) -> None:
+def test_an_idle_wrapped_rule_and_an_idle_delivery_change_no_bit(conf: str) -> None:
     method, data = build(conf)
     fit(method, data, 1, evaluate=False)
     wrapped, data = build(conf)
@@ -162,7 +162,7 @@ class SelectsByResult(ServerRule):
         return new
 
 
-def test_a_wrapped_rule_that_selects_by_the_result_is_asked_after_the_aggregation() -> None:
+def test_a_wrapped_rule_that_selects_by_the_result_is_asked_after_aggregation() -> None:
     method, data = build("FedAvg")
     rule = SelectsByResult()
     fit(method, data, 3, [Server(WrappedRule(rule))])

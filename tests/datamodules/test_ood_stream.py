@@ -49,7 +49,7 @@ class Nothing(ImageSource):
         return ImagePool(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), none, none.bool(), none, none)
 
 
-def test_the_stream_is_drawn_once_for_all_and_as_large_as_the_federations_images() -> None:
+def test_the_stream_is_drawn_once_and_has_the_size_of_the_federations_images() -> None:
     data = data_of(OODStream(ForeignImages(), images=10))
     assert foreign_of(data).shape == (10, 3, 32, 32)
     assert foreign_of(data).dtype == torch.uint8

@@ -159,7 +159,7 @@ def test_groups_of_an_index_are_drawn_whole(tmp_path: Path) -> None:
     assert not set(pool.group[pool.test].tolist()) & set(pool.group[~pool.test].tolist())
 
 
-def test_a_test_split_by_groups_follows_from_its_seed_and_is_near_a_fifth_of_each_class(tmp_path: Path) -> None:
+def test_a_split_by_groups_follows_its_seed_and_tests_near_a_fifth_of_a_class(tmp_path: Path) -> None:
     fill(tmp_path, "a", images=120)
     sizes = [2, 9, 3, 7, 1, 4, 12, 5, 8, 6, 1, 2]  # of a class's twelve patients
     patients = np.repeat(np.arange(24), sizes * 2)

@@ -90,7 +90,7 @@ def test_a_first_participation_has_log_2_and_no_gradient() -> None:
         assert torch.equal(method.get_parameter(name), plain.get_parameter(name))
 
 
-def test_at_the_received_prompt_the_contrast_pulls_away_from_the_previous_one_alone() -> None:
+def test_at_the_received_prompt_the_contrast_pulls_away_from_the_previous_one() -> None:
     generator = torch.Generator().manual_seed(0)
     received, previous = (F.normalize(torch.randn(5, 6, generator=generator), dim=1) for _ in range(2))
     z = received.clone().requires_grad_()

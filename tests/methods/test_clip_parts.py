@@ -66,7 +66,7 @@ def test_a_part_of_factors_in_clip_is_federated_lora() -> None:
 
 
 @pytest.mark.parametrize("text", ["null", part_of("Norms")])
-def test_parts_from_a_block_of_the_image_tower_on_take_kept_tokens_and_give_the_same_numbers(text: str) -> None:
+def test_late_parts_of_the_image_tower_take_kept_tokens_to_the_same_numbers(text: str) -> None:
     options = (f"text={text}", f"image={part_of('LowRank', rank=2, first_block=2)}")
     kept = run("FedPartCLIP", *options)
     assert kept.inputs == ("features",)

@@ -33,7 +33,7 @@ def test_the_distance_lies_between_0_and_2_and_does_not_see_lengths() -> None:
     torch.testing.assert_close(knowledge_distance(own, -own), torch.tensor(2.0))
 
 
-def test_the_objective_is_that_of_a_loop_over_all_classes_whatever_the_batch_holds() -> None:
+def test_the_objective_is_a_loop_over_all_classes_whatever_the_batch_holds() -> None:
     method = constructed("FedKgCoOp", lam=3.0)
     client, batch = client_of(method), mini_batch(method, 0, 3)
     assert len(set(batch.y.tolist())) == 3

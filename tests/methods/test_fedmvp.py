@@ -183,7 +183,7 @@ def test_maps_stand_before_query_key_and_value() -> None:
             former.low_rank[f"{of}_b"].copy_(kept)
 
 
-def test_the_objective_of_the_second_phase_is_that_of_the_network_with_the_maps_in_its_weights() -> None:
+def test_the_second_phase_has_the_objective_of_maps_added_to_the_weights() -> None:
     method = constructed("FedMVP", attributes=DESCRIBED, alpha=3.0, network_rounds=1, rank=3)
     with torch.no_grad():
         for name, value in method.former.low_rank.items():
@@ -208,7 +208,7 @@ def test_without_rounds_of_the_second_phase_it_is_the_method_of_one_phase() -> N
     assert_same(of_network(run("FedMVP", "--model.init_args.network_rounds=2")), of_network(run("FedMVP")))
 
 
-def test_in_the_second_phase_the_network_rests_but_for_the_map_of_the_descriptions() -> None:
+def test_the_second_phase_trains_of_the_network_the_map_of_descriptions_alone() -> None:
     method = run("FedMVP", "--model.init_args.network_rounds=2", rounds=3)
     before, after = of_network(run("FedMVP")), of_network(method)
     assert {name for name, value in after.items() if not torch.equal(value, before[name])} == {

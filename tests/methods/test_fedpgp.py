@@ -107,7 +107,7 @@ def test_where_the_gradients_go() -> None:
     torch.testing.assert_close(without["u"], made["u"], rtol=1e-3, atol=1e-4)
 
 
-def test_with_no_change_of_its_own_the_contrast_depends_on_the_hand_written_prompts_alone() -> None:
+def test_without_an_own_change_the_contrast_reads_hand_written_prompts_alone() -> None:
     method, batch = alone("FedPGP")
     with torch.no_grad():
         method.u.zero_()

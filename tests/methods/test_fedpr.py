@@ -113,7 +113,7 @@ def test_a_projection_is_exact_in_mixed_precision_too() -> None:
     assert (moved @ prompts.T).abs().max() < 1e-5
 
 
-def test_directions_beyond_the_prompts_own_are_drawn_anew_for_each_round_and_seed() -> None:
+def test_directions_beyond_the_prompts_own_are_drawn_for_each_round_and_seed() -> None:
     method, data = build("FedPR", *SMALL)
     fit(method, data, 0)
 
@@ -133,7 +133,7 @@ def test_directions_beyond_the_prompts_own_are_drawn_anew_for_each_round_and_see
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_from_the_second_round_on_local_training_is_orthogonal_to_the_received_prompt(depth: str) -> None:
+def test_from_round_two_on_training_is_orthogonal_to_the_received_prompt(depth: str) -> None:
     method, history = run("FedPR", 3, f"--model.init_args.depth={depth}")
     for number, (sent, uploads) in enumerate(history, start=1):
         for upload in uploads.values():

@@ -73,7 +73,7 @@ def test_the_numbers_of_a_message_at_the_size_of_vit_b_16(kind: type, num_prompt
     assert made["up_floats"] == made["down_floats"] == floats
 
 
-def test_a_new_client_fits_its_head_for_five_whole_epochs_at_the_first_rounds_rate() -> None:
+def test_a_new_client_fits_its_head_for_five_epochs_at_the_first_rounds_rate() -> None:
     training = LocalTraining(lr=0.1, epochs=2, momentum=0.5, weight_decay=0.01, steps=3, schedule="cosine")
     assert new_client_training(training) == LocalTraining(lr=0.1, epochs=5, momentum=0.5, weight_decay=0.01)
 

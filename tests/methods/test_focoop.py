@@ -271,7 +271,7 @@ def test_the_server_averages_matches_and_takes_each_row_where_it_has_least_mass(
         assert torch.equal(made["ood_context"][row], uploads.values["ood_context"][client, row])
 
 
-def test_among_equal_rows_that_of_the_first_client_is_taken_and_nobody_is_matched() -> None:
+def test_among_equal_rows_the_first_clients_is_taken_and_nobody_is_matched() -> None:
     uploads = uploads_of()
     uploads.values["ood_context"][:] = uploads.values["ood_context"][:1, :1].clone()
     made = aggregated(uploads)
@@ -323,7 +323,7 @@ def test_without_contexts_of_no_class_classes_may_move_all_the_same() -> None:
     assert run("FOCoOp", f"{INIT}num_ood=0", rounds=1).context.isfinite().all()
 
 
-def test_record_level_privacy_takes_it_where_images_do_not_move_features_together() -> None:
+def test_record_level_privacy_takes_focoop_with_features_of_single_images() -> None:
     record = "--data.record_privacy={clip: 0.5, noise_multiplier: 1.0}"
     few = ("--data.partition=federation.Few", "--data.clients_per_round=4")
     check_single_images(MethodUnderCheck(lambda *options: build("FOCoOp", f"{INIT}robust=none", *few, *options)))

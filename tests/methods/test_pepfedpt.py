@@ -105,7 +105,7 @@ def test_a_block_that_the_tower_has_not_is_named_by_its_option() -> None:
         build("PEPFedPT", *FEW, "--model.init_args.mix_block=9")
 
 
-def test_shared_prompts_from_a_block_on_take_kept_tokens_and_give_the_same_numbers() -> None:
+def test_shared_late_prompts_take_kept_tokens_and_give_the_same_numbers() -> None:
     kept, _ = trained("first_block=2", rounds=1)
     assert kept.inputs == ("features", "own_images")
     anew, data = build("PEPFedPT", *FEW, "--model.init_args.first_block=2", "--data.cache_features=false")

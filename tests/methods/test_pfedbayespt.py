@@ -64,7 +64,7 @@ def naive_mlp(mlp: nn.Module, layer: int, tokens: Tensor) -> Tensor:
     return F.linear(hidden, second["weight2"], second["bias2"].squeeze(-1)).T
 
 
-def test_the_encoder_is_layer_norm_of_masked_tokens_and_two_perceptrons_along_them() -> None:
+def test_the_encoder_is_a_layer_norm_of_masked_tokens_and_two_perceptrons() -> None:
     L, T, d, nu, R = 3, 7, 16, 2, 4
     encoder = PromptEncoder(L, T, d, 5, nu, True)
     generator = torch.Generator().manual_seed(0)

@@ -65,7 +65,7 @@ def test_the_gate_is_that_of_a_loop_over_images_classes_and_heads() -> None:
 
 
 @torch.no_grad()
-def test_the_order_of_experts_and_the_keys_bias_change_nothing_and_equal_ones_share() -> None:
+def test_experts_order_and_the_keys_bias_change_nothing_and_equal_ones_share() -> None:
     gate, images, experts = ExpertAttention(16, 2, 10.0), drawn(3, 16), drawn(4, 5, 16)
     mask = torch.ones(4, dtype=torch.bool)
     made = gate(images, experts, mask)
@@ -114,7 +114,7 @@ def test_equal_prompts_name_each_other_first_and_of_equally_near_ones_the_lower(
     assert [rule.nearest(client, "now") for client in (1, 3, 4, 2)] == [[3, 4], [1, 4], [1, 3], [0, 1]]
 
 
-def test_experts_are_of_earlier_rounds_and_an_evaluation_gives_those_of_the_round() -> None:
+def test_experts_are_of_earlier_rounds_and_of_the_round_in_an_evaluation() -> None:
     rule = rule_of(9, torch.tensor([[[1.0, 0.0]], [[2.0, 0.0]], [[4.0, 0.0]]]))
     assert sent_to(rule, 2, (0, 1, 2), 0, 1, 2) == [[2, 4], [1, 4], [2, 1]]
     mean = upload(rule, 2, (0, 1), torch.tensor([[[10.0, 0.0]], [[20.0, 0.0]]]))
@@ -256,7 +256,7 @@ def test_prompt_and_gate_differ_in_their_rate_alone() -> None:
     assert found == {(("context",), 0.3, 0.7, 0.2), (("gate",), 0.01, 0.7, 0.2)}
 
 
-def test_a_client_that_never_took_part_is_tested_with_the_prompt_that_it_receives() -> None:
+def test_a_client_that_never_took_part_is_tested_with_the_received_prompt() -> None:
     method = constructed("PFedMoAP")
     sent = drawn(*method.context.shape)
     for took_part, expected in ((True, method.context), (False, sent)):

@@ -172,7 +172,7 @@ def test_objective_by_hand() -> None:
     assert p.grad.tolist() == [[-1.0, 2.0]]
 
 
-def test_with_one_client_and_an_idle_server_it_is_vpt_restarted_from_the_base_every_round() -> None:
+def test_one_client_and_an_idle_server_are_vpt_restarted_every_round() -> None:
     one = [
         "--data.partition.init_args.num_clients=1",
         "--data.clients_per_round=1",

@@ -80,7 +80,7 @@ def test_spatial_attention_agrees_with_loops() -> None:
         ["--model.init_args.lfa=spatial", "--model.init_args.b2=0", "--model.init_args.b3=0"],
     ],
 )
-def test_without_the_attention_it_is_promptfl_and_always_sends_what_promptfl_sends(lfa: list[str]) -> None:
+def test_without_the_attention_it_is_promptfl_and_sends_what_promptfl_sends(lfa: list[str]) -> None:
     runs = []
     for method, data in (as_promptfl(), build("PFedPrompt", *lfa), build("PFedPrompt")):
         fit(method, data, 2)

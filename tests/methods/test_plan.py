@@ -242,7 +242,7 @@ def test_without_a_teacher_the_mean_of_stage_1_is_fedavg_of_independent_prompts(
     torch.testing.assert_close(other.image_prompts.detach(), images, rtol=1e-4, atol=1e-6)
 
 
-def test_a_client_that_never_trains_is_scored_with_the_global_prompts_and_untouched() -> None:
+def test_a_client_that_never_trains_is_scored_with_the_global_prompts() -> None:
     method, data = build("PLAN", FEW[0], FEW[2], "--data.new_clients=0.34", "--data.clients_per_round=4")
     fit(method, data, 2)
     newcomers = list(data.new_clients)

@@ -51,7 +51,7 @@ def test_equal_prompts_stay_bit_for_bit() -> None:
     assert torch.equal(attentive_mean(prompt, prompt.expand(7, -1, -1), 0.1, 1.0), prompt)
 
 
-def test_the_server_sends_each_client_its_cloud_prompt_and_clients_keep_their_own() -> None:
+def test_the_server_sends_each_client_its_cloud_prompt_and_they_keep_their_own() -> None:
     method = run("PromptAMP", rounds=2)
     rows = method.store.all_rows("context")
     message = method.server.rule.broadcast(Round(3, (), 0), {}, tuple(range(11)))

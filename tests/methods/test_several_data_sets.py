@@ -62,7 +62,7 @@ def test_a_cohort_has_one_label_space() -> None:
     assert sorted(map(sorted, together)) == [[0, 2, 4], [1], [3, 5]]
 
 
-def test_every_client_is_scored_among_its_own_classes_and_testers_with_the_servers_values() -> None:
+def test_clients_are_scored_among_own_classes_and_testers_by_the_servers_values() -> None:
     method, data = made("FedPGP")
     initial = {name: method.get_parameter(name).detach().clone() for name in ("u", "v")}
     fit(method, data, 2)
@@ -110,7 +110,7 @@ def test_a_resume_changes_nothing(conf: str) -> None:
     check_resume(MethodUnderCheck(lambda *options: made(conf, *options)))
 
 
-def test_images_held_out_and_clients_that_never_train_have_the_spaces_of_training() -> None:
+def test_held_out_images_and_new_clients_have_the_spaces_of_training() -> None:
     method, data = made("FedTPG", "--data.val_fraction=0.3", "--data.new_clients=0.34", "--data.clients_per_round=2")
     fit(method, data, 1)
     assert set(data.new_clients) < set(range(6))

@@ -86,7 +86,7 @@ def test_a_keys_length_changes_its_gradient_and_no_similarity() -> None:
         torch.testing.assert_close(key.grad, torch.tensor([[0.0, 0.8]]) / length)
 
 
-def test_a_group_is_selected_by_distance_times_frequency_in_training_and_by_distance_in_tests() -> None:
+def test_groups_are_selected_by_distance_and_in_training_also_by_frequency() -> None:
     similarity = torch.tensor([[0.9, 0.5], [0.0, 0.8]])
     # 0.1 * 0.9005 > 0.5 * 0.1005; 1 * 0.9005 > 0.2 * 0.1005
     assert training_group(similarity, torch.tensor([0.9, 0.1])).tolist() == [1, 1]

@@ -168,7 +168,7 @@ def test_queries_of_all_clients_at_keys_of_each() -> None:
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)])
-def test_on_a_cpu_frozen_layers_merge_clients_where_autocast_would_leave_bfloat16(
+def test_on_a_cpu_frozen_layers_merge_clients_where_autocast_gives_bfloat16(
     precision: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule of torch for ``vmap`` adds a bias in float32, and all that follows is float32 then."""

@@ -52,7 +52,7 @@ def test_the_class_token_and_every_gradient_are_those_of_the_whole_layer(kind: s
     torch.testing.assert_close(through(alone[:, 0]), through(block(tokens)[:, 0]))
 
 
-def test_of_a_large_batch_one_row_an_image_is_left_and_of_a_small_one_four_in_all() -> None:
+def test_a_large_batch_keeps_one_row_an_image_and_a_small_one_four_in_all() -> None:
     assert [rows_kept(batch) for batch in (0, 1, 2, 3, 4, 64)] == [4, 4, 2, 2, 1, 1]
 
 

@@ -325,7 +325,7 @@ def test_data_of_several_files_and_mappings_are_put_together(folder: Path) -> No
     }
 
 
-def test_a_source_and_a_partition_take_the_place_of_a_suites_in_files_and_as_options(folder: Path) -> None:
+def test_files_and_options_replace_a_suites_source_and_partition(folder: Path) -> None:
     run, names = CONFIGS / "fedvpt_digits.yaml", ("sources/digits", "partitions/dirichlet_shared")
     given = resolved(f"--config={run}", *(f"--data={name}" for name in names))
     assert given["data"]["partition"]["class_path"] == "datamodules.partition.DirichletShared"

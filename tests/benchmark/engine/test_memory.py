@@ -62,7 +62,7 @@ def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.Monk
     [(None, 8192), ("max", 8192), ("5000", 3000), ("99999", 8192)],
     ids=["none", "max", "low", "high"],
 )
-def test_the_host_gives_what_copies_of_files_take_and_a_container_no_more_than_its_limit(
+def test_free_memory_counts_cached_files_and_keeps_to_a_containers_limit(
     limit: str | None, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 64 kB\nMemFree: 1 kB\nMemAvailable:  8 kB\n")

@@ -93,7 +93,7 @@ def test_state_that_cannot_be_kept_is_refused(overrides: tuple[str, ...], messag
         fit(method, data, 1)
 
 
-def test_a_copy_that_is_fitted_knows_nothing_of_the_momentum_of_its_clients_training() -> None:
+def test_a_fitted_copy_starts_without_the_momentum_of_its_clients_training() -> None:
     """After one round, before which there was none, the kept momenta have changed nothing else."""
     scores = []
     for state in ("client", "fresh"):

@@ -143,7 +143,7 @@ def test_augmentation_numbers_are_a_clients_own() -> None:
     assert 0 <= np.min(noise(1)) <= np.max(noise(1)) < 1
 
 
-def test_augmentation_numbers_are_the_rounds_and_the_seeds_and_of_training_alone() -> None:
+def test_augmentation_depends_on_round_and_seed_and_changes_training_alone() -> None:
     def numbers(seed: int = 0, round: int = 1, stage: Stage = Stage.TRAIN) -> Tensor | None:
         return RoundPlan([0, 1, 2], INDICES, replace(TERMS, seed=seed), [of(1)], stage, 3, round, 2)[0].uniform
 
@@ -173,7 +173,7 @@ def test_an_incomplete_batch_is_dropped_only_beside_a_full_one() -> None:
     assert [len(rows_of(made, client)) for client in (0, 1, 2)] == [1, 1, 2]
 
 
-def test_rows_of_a_batch_are_the_terms_whatever_the_width_and_the_rounds_clients() -> None:
+def test_a_batch_has_the_terms_rows_whatever_the_width_and_the_rounds_clients() -> None:
     for width, clients in ((1, (1,)), (3, (1,)), (1, (0, 1, 2)), (3, (0, 1, 2))):
         made = plan(width, clients=clients)
         assert {made[step].index.shape[1] for step in range(len(made.steps))} == {TERMS.row}
@@ -227,7 +227,7 @@ def test_evaluation_steps_are_equal_and_hold_as_many_clients_as_fit() -> None:
     ]
 
 
-def test_where_scores_rest_on_draws_steps_have_as_many_rows_whoever_is_tested_together() -> None:
+def test_scores_with_draws_take_as_many_rows_whoever_is_tested_together() -> None:
     held = {
         "test": {0: np.arange(5), 1: np.arange(5, 7), 2: np.arange(7, 14), 3: np.arange(14, 15)},
         "val": {0: np.arange(15, 27), 1: np.arange(17, 18), 2: np.arange(18, 19), 3: np.arange(19, 20)},

@@ -139,7 +139,7 @@ def failing(count: int, what: Any, rank: int = 1, save_to: Path | None = None) -
     return over_ranks(count, work)
 
 
-def test_a_killed_rank_ends_the_others_and_another_number_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_all_and_another_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
     first, second, third = failing(3, lambda trainer: os.kill(os.getpid(), signal.SIGKILL), save_to=tmp_path)
     assert second is None
     assert isinstance(first, OtherRankError)

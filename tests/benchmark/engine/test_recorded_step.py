@@ -256,7 +256,7 @@ def test_whatever_changes_is_seen_once(change: Callable[[Any], object]) -> None:
     assert attributes.unchanged(Stage.TRAIN)
 
 
-def test_what_objects_hold_is_looked_at_where_a_quick_look_says_that_all_are_the_same() -> None:
+def test_attributes_are_compared_by_content_where_a_quick_look_sees_no_change() -> None:
     held: Any = nn.Module()
     held.schedule, held.namespace, held.list = Schedule(), SimpleNamespace(weights=[1.5]), []
     attributes = Attributes(held, ())

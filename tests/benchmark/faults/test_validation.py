@@ -151,7 +151,7 @@ def test_where_the_run_ends_nobody_goes_back() -> None:
         Validation("raise", "revert")
 
 
-def test_an_unreadable_message_that_nobody_refuses_ends_the_run_and_names_its_client() -> None:
+def test_an_unreadable_message_without_validation_ends_the_run_by_its_client() -> None:
     method, data = build("FedVPT", "--data.clients_per_round=11")
     with pytest.raises(ConfigurationError, match=r"the message of client 3 in round 1 can't be read.*Validation"):
         fit(method, data, 1, [Server(None, InjectedFaults("wrong_shape", clients=[3]))], evaluate=False)

@@ -263,7 +263,7 @@ def lots(sizes: dict[int, int], batch_size: int, clients: tuple[int, ...], round
     return found
 
 
-def test_lots_have_each_image_with_the_same_probability_and_at_most_twice_the_batch() -> None:
+def test_lots_draw_each_image_alike_and_hold_at_most_twice_the_batch() -> None:
     sizes = {0: 40, 1: 7, 2: 3}
     steps = lots(sizes, 5, (0, 1, 2), 300)
     assert {step.mask.shape[1] for step in steps if step.mask is not None} == {10}

@@ -125,7 +125,7 @@ def test_what_may_change_when_a_run_goes_on_makes_no_other_experiment(tmp_path: 
     assert [len(each.runs) for each in group([runs[0], again])] == [2]
 
 
-def test_of_a_cell_that_was_made_again_the_runs_own_record_is_shown_and_the_other_one_named(tmp_path: Path) -> None:
+def test_a_run_made_again_is_shown_by_its_own_record_and_the_other_is_named(tmp_path: Path) -> None:
     kept, again = tmp_path / "results" / "runs", tmp_path / "runs"
     for folder, last in ((kept / "a", 0.9), (again / "a", 0.8), (kept / "b", 0.9), (again / "b", 0.9)):
         write_run(folder, "FedVPT" if folder.name == "a" else "FedAvg", 0, [0.5, 0.7, last])
@@ -296,7 +296,7 @@ def test_ranks_are_given_within_one_identical_setting_alone(tmp_path: Path) -> N
     assert ["FedPer", "FedAvg"] not in [[each.name for each in board.ranked] for board in boards(group(longer))]
 
 
-def test_a_record_of_before_stands_with_the_only_images_that_are_known_of_its_partition(tmp_path: Path) -> None:
+def test_an_older_record_stands_with_the_only_known_images_of_its_partition(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "old", "FedAvg", 0, [0.5, 0.7, 0.9])
     write_run(tmp_path / "runs" / "new", "FedPer", 0, [0.7, 0.7, 0.9], images_sha256="a" * 64)
     write_run(tmp_path / "runs" / "seed", "FedAvg", 1, [0.5, 0.7, 0.9], images_sha256="a" * 64)
@@ -315,7 +315,7 @@ def test_the_work_of_a_round_is_told_as_it_was_configured_and_apart(tmp_path: Pa
     assert len(boards(group(read_runs([tmp_path / "runs"])[0]))) == 3
 
 
-def test_of_several_experiments_the_shipped_values_and_then_the_usual_ones_are_ranked(tmp_path: Path) -> None:
+def test_shipped_values_are_ranked_before_the_usual_ones_among_experiments(tmp_path: Path) -> None:
     def prompted(folder: str, method: str, size: int, rate: float) -> None:
         prompt = {"class_path": "benchmark.backbones.pixel_prompts.PaddingPrompt", "init_args": {"size": size}}
         given = {"visual_prompt": prompt} if method == "PFedPT" else {}

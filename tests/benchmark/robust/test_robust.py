@@ -174,7 +174,7 @@ def test_who_is_hostile_is_drawn_once_and_sends_one_vector() -> None:
     assert torch.equal(alone.values["a"][0], origin)
 
 
-def test_without_an_attack_the_same_clients_are_drawn_and_all_send_what_they_trained() -> None:
+def test_attack_none_draws_the_same_clients_and_all_send_what_they_trained() -> None:
     attacking, peaceful = Byzantine("sign_flipping", 0.4), Byzantine("none", 0.4)
     for delivery in (attacking, peaceful):
         delivery.start(terms(5))

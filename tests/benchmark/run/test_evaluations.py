@@ -90,7 +90,7 @@ def test_a_record_names_the_commit_that_the_training_began_with(
     assert read_record(tmp_path / "run").environment["git"] == {"revision": "a" * 40, "dirty": False}
 
 
-def test_a_record_names_the_gpu_of_a_run_whose_end_has_put_the_method_on_the_cpu(
+def test_a_record_names_the_gpu_after_the_method_is_back_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def onto_a_gpu(self: SingleDeviceStrategy) -> None:

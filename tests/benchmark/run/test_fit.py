@@ -96,7 +96,7 @@ def test_a_server_that_sends_each_client_its_own(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_files_give_the_numbers_of_the_command_line_with_and_without_a_run_directory(tmp_path: Path) -> None:
+def test_python_gives_the_command_lines_numbers_with_or_without_a_run_directory(tmp_path: Path) -> None:
     files = (CONF / "base.yaml", CONF / "FedVPT.yaml")
     there = command_line(tmp_path / "line", "--trainer.max_epochs=1", "--seed_everything=4")
     same(fit(*files, rounds=1, seed=4), *there)

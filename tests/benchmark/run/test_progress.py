@@ -120,7 +120,7 @@ def test_the_display_changes_no_number_and_a_log_has_no_control_characters(
     assert [line.split()[0] for line in last[2:] if line.strip()] == ["0", "1", "2", "3"]
 
 
-def test_a_run_begins_with_its_directory_and_ends_with_accuracies_and_what_to_do_next(
+def test_a_run_first_prints_its_directory_and_last_accuracies_and_next_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -141,7 +141,7 @@ def test_wandb_has_the_records_summary_and_the_record(run: Path, told: dict[str,
     assert held == {"record.json", "config.yaml", "manifest.json", "metrics.parquet"}
 
 
-def test_tensorboard_has_one_run_with_curves_histograms_pictures_and_hyperparameters(run: Path) -> None:
+def test_tensorboard_has_curves_histograms_pictures_and_hyperparameters(run: Path) -> None:
     events = accumulator.EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     tags = events.Tags()

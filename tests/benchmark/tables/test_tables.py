@@ -405,7 +405,7 @@ def test_only_what_was_measured_is_not_compared(root: Path) -> None:
     assert says_the_same(rendered, paths)
 
 
-def test_the_place_gets_ready_for_what_is_missing_before_the_readings_are_checked(
+def test_the_place_gets_ready_for_missing_runs_before_readings_are_checked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
