@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmark.errors import ConfigurationError, printable
 from benchmark.formulas import THRESHOLDS, net_benefit
 from benchmark.metrics import POOLED_CLIENT
+from benchmark.records.class_values import label_of
 from benchmark.records.predictions import images_of
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.words import POINT_WORDS
@@ -85,7 +86,7 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
     there = {*run.predictions.loc[run.predictions["split"] == "test", "point"]}
     for point in [point for point in POINT_WORDS if point in there] or ["server"]:  # without any, it says so
         names = run.class_names(len(images_scored_on_test(run, point)["logits"].iloc[0]))
-        of = label_of(run, named, names)
+        of = label_of(named, names, f"{run.folder}")
         curve = decision_curves(run, of, point)[POOLED_CLIENT]
         title = f"net benefit of acting on {names[of]}, test images {POINT_WORDS[point]}"
         shown = Table("threshold", "model", "every image", "no image", title=Text(printable(title), style="italic"))
@@ -96,24 +97,3 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
             f"{curve.own} of {curve.images} images are of the class. All clients' images together: where models are "
             "personal, this compares probabilities of different models."
         )
-
-
-def label_of(run: StoredRun, named: str, names: list[str]) -> int:
-    """Return the label of a class.
-
-    Args:
-        run: whose.
-        named: its name or label.
-        names: of all classes.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    if named in names:
-        return names.index(named)
-    if named.isascii() and named.isdecimal() and int(named) < len(names):
-        return int(named)
-    known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    raise ConfigurationError(
-        f"{run.folder} has no class {named!r:.80}; give one of {known}, or a label from 0 to {len(names) - 1}"
-    )

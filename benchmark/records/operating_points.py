@@ -11,7 +11,7 @@ from benchmark.errors import ConfigurationError, printable
 from benchmark.intervals import Interval, of_share
 from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.calibration import points_with_both, val_and_test
-from benchmark.records.decision_curves import label_of
+from benchmark.records.class_values import label_of
 from benchmark.records.predictions import images_of
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.words import POINT_WORDS, metric_number
@@ -145,7 +145,7 @@ def print_youden(run_dir: str | Path, named: str) -> None:
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
     names = run.class_names(2)
     for place in points_with_both(run) or ["server"]:  # without any, it says what is missing
-        positive = label_of(run, named, names)
+        positive = label_of(named, names, f"{run.folder}")
         of = operating_points(run, positive, place)[POOLED_CLIENT]
         if of.threshold is None:
             console.print(f"No threshold {POINT_WORDS[place]}: val images are of one class, or one has no prediction.")

@@ -40,7 +40,7 @@ def make_cells(table: Table, preset_name: str, preset: Preset) -> dict[tuple[str
 
 
 def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int], Cell], work: Work) -> None:
-    """Refuse a point, split or client that a run does not have, before anything runs.
+    """Refuse a point, split, client or class that a run does not have, before anything runs.
 
     What a cell has is said by its record where there is one, else by its configuration: that of the first data group
     for every row that is read at the point "local" (of every group where a cell sets ``evaluate_local``), that of the
@@ -56,7 +56,8 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
         columns = [column for column in group.columns if not column.harmonic]
         clients = [None, *(None if column.client == "*" else column.client for column in columns)]
         splits = [table.split, *(column.split or table.split for column in columns)]
-        special = bool(any(clients) or set(splits) - {"test"})
+        classes = [column.of_class for column in columns if column.of_class is not None]
+        special = bool(any(clients) or classes or set(splits) - {"test"})
         for row in rows:
             cell = cells[group.name, row.label, preset.seeds[0]]
             points = list(dict.fromkeys([row.point, *row.also.values()]))
@@ -69,6 +70,8 @@ def check_readings(table: Table, preset: Preset, cells: dict[tuple[str, str, int
                     continue  # a damaged record fails alone
             elif asked and work.program == PROGRAM:
                 there = of_configuration(cell_command(cell, work.runs_dir / cell.name, work.data_dir, ())[1:])
+                for named in classes:
+                    there.check_class(named, f"row {row.label}, {group.label}")
             else:
                 continue
             for client, split in zip(clients, splits, strict=True):

@@ -36,6 +36,8 @@ Paths in a table are relative to the folder the command is started in, the repos
                 # statistic: average | worst | std | by_data_set | ...; `paper` may name metric (default accuracy)
                 # and backbone (needed where the CSV has several). No `paper`: no published number, no difference.
               - {statistic: average, label: F1, metric: macro_f1}  # another metric or split than the table's
+              - {statistic: average, metric: sensitivity, of_class: melanoma}  # or specificity, ppv, npv, auroc, ap
+                # of a class, by name or label, in the last round; the runs need --data.metrics=clinical
               - {statistic: lowest_gain, over: FedAvg}  # mean_gain | lowest_gain | better_off | worse_off: of clients
                 # over a row with the same seed and partition, by default the row Local
               - {label: HM, harmonic: [Local, Base, Novel]}        # of columns further left
@@ -71,6 +73,7 @@ from benchmark.config.yaml_files import as_declared, read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import GAINS, METRICS, STATISTICS, pooled_by
 from benchmark.own_metrics import know_declared
+from benchmark.records.class_values import check_class_column
 from benchmark.shipped import shipped, table_file
 
 #: Label of the row that gains are over where a column names none.
@@ -102,6 +105,7 @@ class Column:
     over: str | None = None
     metric: str | None = None
     split: str | None = None
+    of_class: str | None = None
     harmonic: list[str] = field(default_factory=list)
     paper: PaperNumber | None = None
 
@@ -110,7 +114,9 @@ class Column:
         """The label, or what stands in its place."""
         of_gains = GAINS.get(self.statistic)
         statistic = of_gains.heading + f" over {self.over}" * bool(self.over) if of_gains else ""
-        return self.label or ("HM" if self.harmonic else self.client or statistic or STATISTICS[self.statistic].heading)
+        of = f", {self.of_class}" if self.of_class else ""
+        plain = "HM" if self.harmonic else self.client or statistic or STATISTICS[self.statistic].heading
+        return self.label or plain + of
 
     @property
     def gains_over(self) -> str | None:
@@ -304,6 +310,7 @@ def _check_table(table: Table, path: Path) -> None:
                 f"{path}: two data groups of the preset {preset_name} have the same panel and label"
             )
         for group in preset.data:
+            _check_class_columns(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
             _check_splits(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
             _check_gains(table, preset, group, f"{path}, preset {preset_name}, {group.label}: ")
     for row in table.rows:
@@ -344,6 +351,16 @@ def _check_splits(table: Table, preset: Preset, group: DataGroup, where: str) ->
             raise ConfigurationError(
                 f"{where}clients that never train are scored at the point server alone, and the row {local} is read at "
                 "local, too"
+            )
+
+
+def _check_class_columns(table: Table, preset: Preset, group: DataGroup, where: str) -> None:
+    """Refuse values of a class that no run has: of other metrics or statistics, or of other rounds than the last."""
+    for column in (each for each in group.columns if each.of_class is not None):
+        check_class_column(column.metric or table.metric, column.statistic, where)
+        if column.harmonic or (preset.summary or table.summary) != "last":
+            raise ConfigurationError(
+                f"{where}of_class is of the last round's images; give summary: last and no harmonic"
             )
 
 

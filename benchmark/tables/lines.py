@@ -10,6 +10,7 @@ from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import GAINS, STATISTICS, gains, scale_of
+from benchmark.records.class_values import class_statistic, class_values
 from benchmark.records.hashes import canonical
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
@@ -189,16 +190,16 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
         if column.harmonic:
             parts = [found[label] for label in column.harmonic]
             value = len(parts) / sum(1 / part for part in parts) if all(parts) else 0.0
+        elif column.of_class is not None:
+            value = _of_class(run, column, column.of_class, line.point, split, metric)
         elif column.client is None:
             known = summaries(record, line.point, split, metric).get(table.summary, {})
             if column.statistic not in known:  # one that is not in every record
                 at_columns = (line.point, split, metric, table.summary, column.statistic)
                 known = {column.statistic: statistic_of(run.metrics, record, *at_columns)}
             value = scaled(known[column.statistic], metric)
-        elif column.client in record.client_names:
-            value = clients(metric, split)[record.client_names.index(column.client)]
         else:
-            raise ConfigurationError(f"no client {column.client!r}; the run has {', '.join(record.client_names)}")
+            value = clients(metric, split)[_number_of(record, column.client)]
         found[column.heading] = value
     of_clients, entry = clients(table.metric, table.split), summaries(record, line.point, table.split, table.metric)
     numbers = [Number(*at, "column", table.summary, label, value) for label, value in found.items()]
@@ -217,3 +218,16 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
     }
     numbers += [Number(*at, "cost", "", name, value) for name, value in costs.items() if value is not None]
     return numbers, of_clients
+
+
+def _of_class(run: StoredRun, column: Column, named: str, point: str, split: str, metric: str) -> float:
+    """Return a class's value of a column's client, or its statistic over clients, as people read it."""
+    if column.client is None:
+        return scaled(class_statistic(run, point, split, metric, named, column.statistic), metric)
+    return scaled(class_values(run, point, split, metric, named).get(_number_of(run.record, column.client)), metric)
+
+
+def _number_of(record: RunRecord, client: str) -> int:
+    if client not in record.client_names:
+        raise ConfigurationError(f"no client {client!r}; the run has {', '.join(record.client_names)}")
+    return record.client_names.index(client)

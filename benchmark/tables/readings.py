@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark.errors import ConfigurationError
+from benchmark.metrics import keep_images
+from benchmark.own_metrics import chosen_metrics
+from benchmark.records.class_values import label_of
 from benchmark.records.record import RunRecord
 from benchmark.run.command import resolved
 
@@ -19,12 +22,25 @@ class Readable:
         points: points of evaluation, such as ``"server"``.
         splits: splits of the images, such as ``"test"``.
         clients: names of the clients.
+        classes: names of the classes of which the run has values, each by itself; None where it has none, or its record
+            says so.
     """
 
     method: str
     points: tuple[str, ...]
     splits: tuple[str, ...]
     clients: tuple[str, ...]
+    classes: tuple[str, ...] | None = None
+
+    def check_class(self, named: str, where: str) -> None:
+        """Refuse values of a class that the run does not have.
+
+        Raises:
+            ConfigurationError: no such class, or no values by class.
+        """
+        if self.classes is None:
+            raise ConfigurationError(f"{where}: no values by class; give these runs --data.metrics=clinical")
+        label_of(named, self.classes, where)
 
     def check(self, point: str, split: str, client: str | None, where: str) -> None:
         """Refuse a number that the run does not have.
@@ -56,13 +72,16 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
     method, data = _class(config["model"]), config["data"]
     held_out = {"val": data["val_fraction"], "new": data["new_clients"]}
     partition, source = _made(data["partition"]), _made(data["source"])
-    asked = data["evaluate_local"]
+    asked, kept = data["evaluate_local"], data["keep_predictions"]
+    if kept is None and keep_images(chosen_metrics(data["metrics"])):
+        kept = "last"
     local = method.evaluate_local if asked is None else asked
     return Readable(
         method.__name__,
         ("server", "local") if local else ("server",),
         ("test", *partition.further_splits, *(split for split, size in held_out.items() if size)),
         tuple(partition.client_names(source)),
+        tuple(source.class_names) if kept not in (None, "none") else None,
     )
 
 
