@@ -149,8 +149,8 @@ def verify(arguments: argparse.Namespace) -> int:
     run_dirs = arguments.run_dirs or sorted(path.parent for path in KEPT_RUNS.glob("*/record.json"))
     if not run_dirs:
         raise ConfigurationError(
-            f"there are no runs in {KEPT_RUNS}, seen from {Path.cwd()}; name run directories, or start the command in "
-            "the repository's root"
+            f"there are no runs in {KEPT_RUNS}, seen from {Path.cwd()}; name run directories, as in `benchmark verify "
+            "runs/*`, or start the command in the repository's root"
         )
     bad = 0
     for run_dir in run_dirs:

@@ -9,7 +9,7 @@ import logging
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -284,7 +284,7 @@ def _tell_of_16_bits(about: About, how: Decoding, at: Path | str) -> None:
         )
 
 
-def file_statuses(root: Path, files: Iterable[str]) -> list[os.stat_result]:
+def file_statuses(root: Path, files: Sequence[str]) -> list[os.stat_result]:
     """The status of each image's file, behind links.
 
     Raises:
@@ -301,7 +301,9 @@ def file_statuses(root: Path, files: Iterable[str]) -> list[os.stat_result]:
             if link:
                 status = os.stat(path)
         except OSError as error:
-            raise ConfigurationError(f"cannot read the image {root / file}: {error.strerror}") from error
+            missing = sum(not os.path.lexists(os.path.join(inside, each)) for each in files)
+            others = f" ({missing} of {len(files)} files are missing)" if missing > 1 else ""
+            raise ConfigurationError(f"cannot read the image {root / file}: {error.strerror}{others}") from error
         except ValueError as error:  # a list of images can name what no file is called
             raise ConfigurationError(f"{str(root / file)!r} is no name of an image ({error})") from error
         # Resolving is slow, and a folder needs it once.

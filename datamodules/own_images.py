@@ -320,7 +320,8 @@ class ImageIndex(OwnImages):
                 f"{name}: there is no index {self.index}; put a CSV or Parquet file with columns path and label there, "
                 "or name it as data.source.init_args.index, seen from root"
             )
-        read = read_table(self.index, ("path", "label"), OPTIONAL)
+        mend = f"call the image's file path and its class label (optional: {', '.join(OPTIONAL)})"
+        read = read_table(self.index, ("path", "label"), OPTIONAL, mend)
         rows = [{k: (v or "").strip() for k, v in row.items() if k in ("path", "label", *OPTIONAL)} for row in read]
         for column in {"label", "domain"}.intersection(*rows[:1]):
             for row, text in zip(rows, whole([row[column] for row in rows]), strict=True):

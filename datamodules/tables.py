@@ -6,8 +6,13 @@ from pathlib import Path
 from benchmark.errors import ConfigurationError
 from datamodules.names import listed, text_of
 
+#: What to do about a published table that lacks a column.
+OFFICIAL = "take the file of the official release, as some copies leave columns out, or add it to a table of your own"
 
-def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[dict[str, str]]:
+
+def read_table(
+    path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = (), mend: str = OFFICIAL
+) -> list[dict[str, str]]:
     """Rows of a Parquet file, or of a text with a header, separated by commas, semicolons or tabs.
 
     What is null is an empty text.
@@ -16,6 +21,7 @@ def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] =
         path: of the table.
         columns: that must be there.
         optional: that are read as well if they are there.
+        mend: what to do if a column is absent.
 
     Raises:
         ConfigurationError: the file cannot be read, has no such columns or one of them twice, a line is too short, or
@@ -26,8 +32,7 @@ def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] =
     absent = [name for name in columns if name not in header]
     if absent:
         raise ConfigurationError(
-            f"{path} has no column {', '.join(absent)}; take the file of the official release, as some copies leave "
-            f"columns out, or add it to a table of your own; its columns are {listed(header) or 'none'}"
+            f"{path} has no column {', '.join(absent)}; {mend}; its columns are {listed(header) or 'none'}"
         )
     for name in columns + optional:
         if header.count(name) > 1:

@@ -164,10 +164,21 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
         paths: the given files; later ones win. Files that come with the code are found from any folder.
 
     Raises:
-        ConfigurationError: a file cannot be read, contains itself, or combines files in an unknown way.
+        ConfigurationError: a file cannot be read, contains itself, or combines files in an unknown way; a method's file
+            is given before a file that brings another method, which would win unseen.
     """
     reading = Reading()
-    files = _method_first([layer for at, path in enumerate(paths) for layer in _with_bases(shipped(path), at, reading)])
+    given = [list(_with_bases(shipped(path), at, reading)) for at, path in enumerate(paths)]
+    for at, own in enumerate(given):
+        chosen = own[-1].method if own else None
+        for path, later in zip(paths[at + 1 :], given[at + 1 :], strict=True):
+            other = next((file.method for file in later if file.method not in (None, chosen)), None)
+            if chosen and other:
+                raise ConfigurationError(
+                    f"{paths[at]} is the method {chosen}, and {path}, given after it, brings the method {other}, which "
+                    f"would win; leave {paths[at]} out, or name it in place of {other} in a copy of {path}"
+                )
+    files = _method_first([layer for own in given for layer in own])
     method = next((file.method for file in reversed(files) if file.method), None)
     layers: list[Layer] = []
     for layer in (_composed(file, method) for file in files):

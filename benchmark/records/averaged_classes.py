@@ -65,13 +65,13 @@ def counts_in_words(averaged: Averaged) -> str:
 def classes_of_means(run: StoredRun) -> list[str]:
     """Say over how many classes a run's AUROCs are means, and where they rank no client.
 
-    Of a run without values by class there is nothing to say.
+    Of a run without values by class there is nothing to say, nor of two classes, as AUROC is then that of the second.
 
     Raises:
         ConfigurationError: these are not the ones that the run wrote.
     """
     lines: list[str] = []
-    if not run.has(CLASSES):
+    if not run.has(CLASSES) or run.classes["class"].nunique() <= 2:
         return lines
     for (point, split), averaged in averaged_classes(run.classes, run.min_support).items():
         if "auroc" in run.record.summary.get(point, {}).get(split, {}):

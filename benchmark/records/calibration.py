@@ -189,9 +189,11 @@ def print_calibration(run_dir: str | Path) -> None:
     at_bound = False
     for point in points_with_both(run) or ["server"]:  # with neither, it says what is missing
         made = calibrations(run, point)
-        shown = Table(title=f"calibration of test images {POINT_WORDS[point]}, before -> after temperature scaling")
-        for head in ("", "val images", "test images", "temperature", *MEASURED):
-            shown.add_column(head)
+        shown = Table(
+            title=f"calibration of test images {POINT_WORDS[point]}, before -> after temperature scaling by T"
+        )
+        for head in ("", "val images", "test images", "T", *MEASURED):
+            shown.add_column(head, no_wrap=head == "T")
         for client, of in made.items():
             name = POOLED if client == POOLED_CLIENT else run.record.client_names[client]
             fitted = "" if of.temperature is None else f"{of.temperature.value:.4f}{' *' * of.temperature.at_bound}"

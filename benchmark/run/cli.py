@@ -236,7 +236,8 @@ class FederatedCLI(LightningCLI):
         }
         if self.subcommand == "fit" and is_first_process():
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
-            print(f"run directory: {self.run_dir}", flush=True)
+            print(f"run directory: {self.run_dir}")
+            print(f"method: {config.model.class_path.rsplit('.', 1)[-1]}", flush=True)
 
     def instantiate_classes(self) -> None:
         """Make method, data and Trainer.

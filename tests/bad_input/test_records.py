@@ -340,4 +340,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(
 
 def test_verify_without_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "there are no runs in results/runs" in refused(capsys, main, ["verify"])
+    line = refused(capsys, main, ["verify"])
+    assert "there are no runs in results/runs" in line
+    assert "as in `benchmark verify runs/*`" in line

@@ -194,10 +194,10 @@ def test_what_a_killed_process_left_is_removed_when_the_run_goes_on(finished_run
     assert not [path for path in left if path.exists()]
 
 
-def test_a_run_says_its_directory_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_its_directory_first_and_then_its_method(capsys: pytest.CaptureFixture[str]) -> None:
     main([*BASE, "--trainer.max_epochs=0"])
     (run,) = Path("runs").iterdir()
-    assert capsys.readouterr().out.splitlines()[0] == f"run directory: {run}"
+    assert capsys.readouterr().out.splitlines()[:2] == [f"run directory: {run}", "method: HeadTune"]
 
 
 def test_a_directory_that_vanishes_is_one_line(

@@ -2,8 +2,10 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from federation import CONF, build
@@ -17,7 +19,7 @@ from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import METRICS, POOLED_CLIENT, with_support
 from benchmark.own_metrics import chosen_metrics
-from benchmark.records.averaged_classes import averaged_classes, counts_in_words, not_alike
+from benchmark.records.averaged_classes import averaged_classes, classes_of_means, counts_in_words, not_alike
 from benchmark.records.grouped_runs import read_run
 from benchmark.records.hashes import config_hash
 from benchmark.records.predictions import by_class
@@ -198,6 +200,19 @@ def test_the_page_says_what_keeps_images(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", "FedPer", 0, [0.6, 0.5, 2 / 3], data=told)
     page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
     assert "No images are kept of FedPer: run with <code>data.keep_predictions=last</code> for their curves." in page
+
+
+@pytest.mark.parametrize(("number", "said"), [(2, []), (3, ["auroc_classes, test after aggregation: "])])
+def test_only_of_more_than_two_classes_the_summary_says_over_how_many(number: int, said: list[str]) -> None:
+    rows = [("server", "test", client, k, 5, 0.5) for client in (-1, 0) for k in range(number)]
+    run = SimpleNamespace(
+        has=lambda _: True,
+        classes=pd.DataFrame(rows, columns=["point", "split", "client", "class", "support", "auroc"]),
+        min_support=1,
+        record=SimpleNamespace(summary={"server": {"test": {"auroc": {}}}}, client_names=["a"]),
+    )
+    lines = classes_of_means(run)  # type: ignore[arg-type]
+    assert lines == [f"{line}3 for 1 client; all images together 3." for line in said]
 
 
 def test_intervals_and_summary_have_the_number_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

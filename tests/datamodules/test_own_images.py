@@ -246,14 +246,19 @@ def test_links_out_of_the_folder_and_what_is_no_image_are_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["path,class", "a/0.png,x"], r"index\.csv has no column label"),
+        (
+            ["path,class", "a/0.png,x"],
+            r"no column label; call the image's file path and its class label \(optional: domain, split, group\); "
+            r"its columns are path, class$",
+        ),
         (["path,label"], r"index\.csv lists no image"),
         (["path,label", "a/0.png,"], r"row 2 has an empty label"),
         (["path,label", "a/0.png,x", "./a/0.png,y"], r"row 3 names \./a/0\.png, as row 2 does"),
         (["path,label,split", "a/0.png,x,val"], r"row 2: split must be train or test, got 'val'"),
         (["path,label,split,group", "a/0.png,x,train,p", "a/1.png,y,test,p"], r"the group 'p' is on both sides"),
         (["path,label", "a/0.png,x"], r"at least two classes in the column label, got one"),
-        (["path,label", "a/0.png,x", "a/9.png,y"], r"cannot read the image .*a/9\.png"),
+        (["path,label", "a/0.png,x", "a/9.png,y"], r"cannot read the image .*a/9\.png: No such file or directory$"),
+        (["path,label", "a/9.png,x", "a/0.png,y", "a/8.png,y"], r"a/9\.png: .* \(2 of 3 files are missing\)$"),
         (["path,label", "a/0.png,x", "../b.png,y"], r"\.\./b\.png"),
         (["path,label,split", "a/0.png,x,train", "a/1.png,y,test"], r"Pets has no training images of y"),
         (["path,label,split", "a/0.png,x,train", "a/1.png,y,train"], r"Pets has no test images"),

@@ -102,6 +102,18 @@ def test_either_order_resolves_to_the_same_and_options_win_over_both() -> None:
     assert between["model"]["init_args"]["training"] == first["model"]["init_args"]["training"] | {"lr": 0.5}
 
 
+def test_a_method_that_a_later_file_would_replace_is_refused(folder: Path) -> None:
+    Path("first.yaml").write_text("base: [methods/fedvpt, suites/digits]\ndata: {batch_size: 5}\n")
+    given = METHODS["fedrep"]
+    with pytest.raises(ConfigurationError) as refusal:
+        read_layers([given, Path("first.yaml")])
+    assert str(refusal.value) == (
+        f"{given} is the method fedrep, and first.yaml, given after it, brings the method fedvpt, which would win; "
+        f"leave {given} out, or name it in place of fedvpt in a copy of first.yaml"
+    )
+    assert read_layers([METHODS["fedvpt"], Path("first.yaml")])[0].method == "fedvpt"
+
+
 def test_an_option_before_a_file_wins_as_one_after_it() -> None:
     run, options = (
         f"--config={RUNS[0].with_stem('fedprox_digits')}",
