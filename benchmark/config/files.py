@@ -161,7 +161,8 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
     """Read the configuration files of a run, with their bases, in the order in which they are applied.
 
     Args:
-        paths: the given files; later ones win. Files that come with the code are found from any folder.
+        paths: the given files; later ones win, and a later method's file takes an earlier one's place. Files that come
+            with the code are found from any folder.
 
     Raises:
         ConfigurationError: a file cannot be read, contains itself, or combines files in an unknown way; a method's file
@@ -178,8 +179,10 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
                     f"{paths[at]} is the method {chosen}, and {path}, given after it, brings the method {other}, which "
                     f"would win; leave {paths[at]} out, or name it in place of {other} in a copy of {path}"
                 )
-    files = _method_first([layer for own in given for layer in own])
-    method = next((file.method for file in reversed(files) if file.method), None)
+    every = [layer for own in given for layer in own]
+    method = next((file.method for file in reversed(every) if file.method), None)
+    stands_on = {path for file in every if file.method == method for path in file.below}
+    files = _method_first([file for file in every if file.method in (None, method) or real(file.path) in stands_on])
     layers: list[Layer] = []
     for layer in (_composed(file, method) for file in files):
         if "per_method" in layer.given and layers and layers[-1].method:

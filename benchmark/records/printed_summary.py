@@ -20,7 +20,9 @@ Entry = tuple[str, str, str, dict[str, Any]]
 
 
 def print_summary(run_dir: Path, metric: str | None = None) -> None:
-    """Print who ran what, accuracy by rounds, and the other metrics of the last round; or one metric by rounds.
+    """Print who ran what, accuracy by rounds, and other metrics of the last; or one metric by rounds.
+
+    Held-out training images (``val``) have other metrics only where nothing else was scored, or on request.
 
     Raises:
         ConfigurationError: there is no record, or it has no such metric.
@@ -37,14 +39,16 @@ def print_summary(run_dir: Path, metric: str | None = None) -> None:
     if metric is None:
         for line in _facts(record):
             console.print(Text(_text(line)))
+    val_only = {"val"} >= {split for _, split, _, _ in entries} - {"train"}
     by_rounds = [each for each in entries if each[2] == (metric or EVALUATED) and (metric or each[1] != "train")]
-    others = [] if metric else [each for each in entries if each not in by_rounds]
+    others = [] if metric else [each for each in entries if each not in by_rounds and (each[1] != "val" or val_only)]
     console.print(_table(by_rounds, others, record))
     if metric is None:
         for line in classes_of_means(stored_run(run_dir)):
             console.print(Text(_text(line)))
     if others:
-        console.print(Text(f"By rounds, as accuracy: benchmark show {run_dir} --metric {others[0][2]}"), soft_wrap=True)
+        options = f"--metric {others[0][2]}"
+        console.print(Text(f"One metric by rounds and splits: benchmark show {run_dir} {options}"), soft_wrap=True)
 
 
 def _facts(record: RunRecord) -> Iterator[str]:

@@ -26,6 +26,14 @@ if TYPE_CHECKING:  # slow to import
 MOST_AT_ONCE = 1_000_000
 #: Lines beside those of clients, and what is drawn anew for each.
 THESE, LIKE_THESE, POOLED = "mean, these clients", "mean, clients like these", "all images together"
+#: What is said below the tables.
+NO_INTERVAL = (
+    "A value has no interval if the metric is undefined in more than a tenth of the draws, or the same in nearly all: "
+    "such images, few and all ranked right for example, bound nothing."
+)
+BEYOND = "By t, the interval of a mean over few clients may go beyond 0 or 1: so few clients say little about others."
+#: Metrics between 0 and 1.
+SHARES = {*(name for name, each in METRICS.items() if each.per_cent), *MEANS_OVER_CLASSES, "ece"}
 
 
 class Line(NamedTuple):
@@ -88,6 +96,10 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
             whole = ["" if count is None else str(count) for count in counts]
             shown.add_row(Text(printable(line.of)), *whole, *numbers, line.how)
         console.print(shown)
+        if any(line.value is not None and math.isnan(line.interval.low) for line in lines if line.images is not None):
+            said.append(NO_INTERVAL)
+        if lines[-1].how == "t" and not all(0 <= end <= 1 for end in lines[-1].interval) and metric in SHARES:
+            said.append(BEYOND)
         own = [line for line in means if line.of != POOLED]
         said.append(not_alike({n: line.classes or () for n, line in enumerate(own)}, [line.of for line in own]))
     if PREDICTIONS not in run.record.files:
@@ -185,16 +197,22 @@ def _of_images(rows: "pd.DataFrame", metric: Metric, names: tuple[str, ...], ave
         if metric.name == "accuracy" and not clustered:
             lines.append(_share(names[client], round(float(value[0]) * len(places)), len(places)))
         else:
-            ends = intervals.of_draws(values)
+            ends = _of_drawn(values)
             lines.append(Line(names[client], len(places), _number(value[0]), ends, how, averaged.get(client)))
     mean, means = (_mean_where_defined(np.stack(values)) for values in (of_once, of_draws))
     value, values = (values_in(metric, images, times) for times in (once, drawn))
-    ends, of_all = intervals.of_draws(values), averaged.get(POOLED_CLIENT)
+    ends, of_all = _of_drawn(values), averaged.get(POOLED_CLIENT)
     return [
         *lines,
-        Line(THESE, len(rows), _number(mean[0]), intervals.of_draws(means), f"{how} within clients"),
+        Line(THESE, len(rows), _number(mean[0]), _of_drawn(means), f"{how} within clients"),
         Line(POOLED, len(rows), _number(value[0]), ends, f"{how} within clients", of_all),
     ]
+
+
+def _of_drawn(values: "np.ndarray") -> Interval:
+    """Return the interval of drawn images; none where all draws are alike, which a few easy images give at 0 or 1."""
+    ends = intervals.of_draws(values)
+    return intervals.NONE if ends.low == ends.high else ends
 
 
 def _number(value: float) -> float | None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federation import CONF
+from recorded_results import kept_images, write_run
 from refusal import refused
 from sklearn.metrics import roc_auc_score
 from three_clients import HELD, LABELS, LOGITS
@@ -151,3 +152,27 @@ def test_show_prints_them_and_a_run_without_images_has_those_over_clients(
         assert len(made) == lines
         assert made[-1] == lines_of(stored_run(run), metric, "server", "test")[-1]
     assert made[-1].of == LIKE_THESE
+
+
+def test_images_that_are_all_right_give_no_interval_of_no_width(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    images = kept_images().assign(label=lambda rows: rows["prediction"])
+    write_run(tmp_path / "run", "FedAvg", 0, [1.0, 1.0, 1.0], kept=images)
+    lines = {line.of: line for line in lines_of(stored_run(tmp_path / "run"), "accuracy", "server", "test")}
+    assert lines["amazon"].interval == of_share(5, 5)
+    for name in (THESE, POOLED):
+        assert lines[name].value == 1
+        assert all(map(math.isnan, lines[name].interval))
+    assert commands.main(["show", str(tmp_path / "run"), "--intervals", "accuracy"]) == 0
+    assert "A value has no interval if the metric is undefined" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("values", "beyond"), [([0.1, 0.5, 0.9], True), ([0.5, 0.51, 0.52], False)])
+def test_an_interval_by_t_beyond_0_and_1_is_said_to_be_one(
+    values: list[float], beyond: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", "FedAvg", 0, values)
+    assert commands.main(["show", str(tmp_path / "run"), "--intervals", "accuracy"]) == 0
+    assert ("may go beyond 0 or 1" in capsys.readouterr().out.replace("\n", " ")) == beyond

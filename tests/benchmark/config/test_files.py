@@ -114,6 +114,13 @@ def test_a_method_that_a_later_file_would_replace_is_refused(folder: Path) -> No
     assert read_layers([METHODS["fedvpt"], Path("first.yaml")])[0].method == "fedvpt"
 
 
+@pytest.mark.parametrize("name", ["fedrep", "pfedpg", "fedavg"])
+def test_a_later_file_of_a_method_takes_the_place_of_that_of_a_base(name: str, folder: Path) -> None:
+    Path("first.yaml").write_text("base: [methods/fedvpt, suites/digits]\ndata: {batch_size: 5}\n")
+    Path("other.yaml").write_text(f"base: [methods/{name}, suites/digits]\ndata: {{batch_size: 5}}\n")
+    assert resolved("--config=first.yaml", f"--config={METHODS[name]}") == resolved("--config=other.yaml")
+
+
 def test_an_option_before_a_file_wins_as_one_after_it() -> None:
     run, options = (
         f"--config={RUNS[0].with_stem('fedprox_digits')}",
