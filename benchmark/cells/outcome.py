@@ -57,17 +57,20 @@ def finished_outcome(cell: Cell, folders: Sequence[Path], current: bool = False)
 
 def said_of_code(records: Sequence[RunRecord]) -> list[str]:
     """Return a line with the number of records that other code made, and one with the number that name no code."""
-    changed: dict[str, dict[str, None]] = {}  # files -> methods
+    changed: dict[str, set[str]] = {}  # method -> files
     others = 0
     for record in records:
-        files = ", ".join(changed_files(record.code or {}))
+        files = changed_files(record.code or {})
         others += bool(files)
         if files:
-            changed.setdefault(files, {})[record.method] = None
+            changed.setdefault(record.method, set()).update(files)
+    alike: dict[str, list[str]] = {}  # files -> methods
+    for method, found in changed.items():
+        alike.setdefault(", ".join(sorted(found)), []).append(method)
     unknown = sum(record.code is None for record in records)
     lines = []
     if others:
-        which = "; ".join(f"{', '.join(methods)}: {files} changed" for files, methods in changed.items())
+        which = "; ".join(f"{', '.join(methods)}: {files} changed" for files, methods in alike.items())
         lines.append(
             f"{others} of {len(records)} cells were made by other code ({which}); make them again with --rerun-changed"
         )

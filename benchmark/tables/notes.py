@@ -20,7 +20,7 @@ PAIRED_NOTE = (
 
 def code_notes(lines: Sequence[Line]) -> list[str]:
     """Name the rows whose seeds were made by different code, and the files that differ; empty if there are none."""
-    mixed: list[str] = []
+    rows: dict[str, list[str]] = {}  # by seeds and files
     for line in lines:
         groups = line.seeds_by_code
         if len(groups) > 1:
@@ -28,10 +28,10 @@ def code_notes(lines: Sequence[Line]) -> list[str]:
             files = different_files(code for code in codes if code is not None)
             files += ["older records, which do not know their code"] if None in codes else []
             seeds = " / ".join(", ".join(map(str, group)) for group in groups)
-            mixed.append(f"{line.name} (seeds {seeds}: {', '.join(files)})")
-    if not mixed:
+            rows.setdefault(f"(seeds {seeds}: {', '.join(files)})", []).append(line.name)
+    if not rows:
         return []
-    which = "; ".join(dict.fromkeys(mixed))
+    which = "; ".join(f"{'; '.join(dict.fromkeys(names))} {said}" for said, names in rows.items())
     said = f"Rows whose seeds were made by different code, and whose mean is hence of no one method: {which}."
     return [f"{said} benchmark table --rerun-changed makes them by the present code."]
 
