@@ -485,7 +485,7 @@ def test_a_row_whose_seeds_are_of_different_code_is_marked(root: Path) -> None:
     code = stored_run(Path("finished/0")).record.code
     finished_run(Path("finished/1"), 1, {"local": [0.5, 0.7], "server": [0.1, 0.2]}, code=code)
     result = run_table("two", seeds=[0, 1], program=PROGRAM)
-    note = "different code, and whose mean is hence of no one method: Alpha; Alpha, global; Beta (seeds 0 / 1: my_method.py)"
+    note = "whose mean is hence of no one method: Alpha; Alpha, global; Beta (seeds 0 / 1: my_method.py)"
     assert "| Alpha (seeds of 2 codes) " in result.markdown.read_text()
     for path in (result.markdown, result.csv, result.latex):
         assert note in path.read_text()
