@@ -131,8 +131,8 @@ def test_a_run_first_prints_its_directory_and_last_accuracies_and_next_steps(
     ]
     main(["fit", *BASE, *options, "--run_dir=a run"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["run directory: a run", "reading TinyImages"]
-    assert lines[2].startswith("  176 images of 8 classes; 11 clients with 1 to 10 training images")
+    assert lines[:3] == ["run directory: a run", "method: HeadTune", "reading TinyImages"]
+    assert lines[3].startswith("  176 images of 8 classes; 11 clients with 1 to 10 training images")
     assert any(line.startswith("up to ") for line in lines)
     assert any(line.startswith("keeping what frozen parts make of 125 images") for line in lines)
     assert any(line.startswith("before training  accuracy after aggregation ") for line in lines)
