@@ -222,3 +222,9 @@ def test_a_value_is_read_as_the_command_line_reads_it(text: str) -> None:
         assert given(f"--x={text}")["x"] == load(text)
     except yaml.YAMLError:
         assert given(f"--x={text}")["x"] == text
+
+
+def test_a_renamed_option_leaves_a_cell_its_name() -> None:
+    name = content_hash([], ["--data.cohort_width=4", "--data.batch_size=8"])
+    assert content_hash([], ["--data.clients_at_once=4", "--data.batch_size=8"]) == name
+    assert content_hash([], ["--data.clients_at_once=5", "--data.batch_size=8"]) != name
