@@ -147,7 +147,7 @@ def without_copies(
 
 
 def no_copies(group: NDArray[np.int64], test: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which images are no training images in one group with a test image."""
+    """Return which images stay: test images, and training images of whose group no test image is."""
     return test | ~np.isin(group, group[test])
 
 

@@ -34,15 +34,14 @@ def check_columns(names: Sequence[str], source: ImageSource) -> None:
             f"data.subgroups: the column {used[0]} of an index says where an image is, of which class, or on which "
             "side of a split, and no subgroup; name columns such as sex, whose values are to be compared"
         )
-    if not source.image_columns:
+    known = source.image_columns
+    if not known:
         raise ConfigurationError(
             f"data.subgroups: the images of {source.recorded_name} come without columns; list them in an index with a "
             f"column {names[0]!r:.80}, and read it with datamodules.own_images.ImageIndex"
         )
-    if unknown := [name for name in names if name not in source.image_columns]:
-        raise ConfigurationError(
-            f"data.subgroups: {source.recorded_name}: {no_such('column', unknown[0], source.image_columns)}"
-        )
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigurationError(f"data.subgroups: {source.recorded_name}: {no_such('column', unknown[0], known)}")
 
 
 def subgroups_of(source: ImageSource, column: str, rows: NDArray[np.int64]) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from benchmark.cells.given_options import given_options
 from benchmark.config.overview import PROGRAM
 from benchmark.run.run_directory import last_checkpoint
 
-#: Options of the data by the names that they had when the first runs were kept.
+#: Older names of options of the data, which the names of kept runs are made of.
 OLDER = {"clients_at_once": "cohort_width"}
 
 
@@ -41,8 +41,7 @@ def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
         ConfigurationError: as :func:`benchmark.cells.given_options.given_options`.
     """
     options = given_options(configs, overrides)
-    data = options.get("data")
-    if isinstance(data, dict) and "clients_at_once" in data:  # by its older name, with which kept runs are called
+    if isinstance(data := options.get("data"), dict):
         options["data"] = {OLDER.get(name, name): value for name, value in data.items()}
     spelled = json.dumps(options, sort_keys=True, default=str)  # default: YAML knows dates
     return hashlib.sha256(spelled.encode()).hexdigest()[:8]

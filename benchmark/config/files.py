@@ -170,15 +170,7 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
     """
     reading = Reading()
     given = [list(_with_bases(shipped(path), at, reading)) for at, path in enumerate(paths)]
-    for at, own in enumerate(given):
-        chosen = own[-1].method if own else None
-        for path, later in zip(paths[at + 1 :], given[at + 1 :], strict=True):
-            other = next((file.method for file in later if file.method not in (None, chosen)), None)
-            if chosen and other:
-                raise ConfigurationError(
-                    f"{paths[at]} is the method {chosen}, and {path}, given after it, brings the method {other}, which "
-                    f"would win; leave {paths[at]} out, or name it in place of {other} in a copy of {path}"
-                )
+    _refuse_lost_method(paths, given)
     every = [layer for own in given for layer in own]
     method = next((file.method for file in reversed(every) if file.method), None)
     stands_on = {path for file in every if file.method == method for path in file.below}
@@ -190,6 +182,20 @@ def read_layers(paths: Sequence[Path]) -> list[Layer]:
         else:
             layers.append(layer)
     return layers
+
+
+def _refuse_lost_method(paths: Sequence[Path], given: Sequence[Sequence[Layer]]) -> None:
+    """Refuse a method's file before a file that brings another method, which would win unseen."""
+    chosen: tuple[Path, str] | None = None
+    for path, files in zip(paths, given, strict=True):
+        brought = [file.method for file in files if file.method]
+        if chosen and any(method != chosen[1] for method in brought):
+            raise ConfigurationError(
+                f"{chosen[0]} is the method {chosen[1]}, and {path}, given after it, brings the method {brought[-1]}, "
+                f"which would win; give {chosen[0]} last, or leave it out"
+            )
+        if files and (own := files[-1].method):
+            chosen = path, own
 
 
 def read_content(path: Path) -> Any:

@@ -8,6 +8,9 @@ from benchmark.metrics import POOLED_CLIENT, STATISTICS, lower_is_better
 from benchmark.records.predictions import BY_CLASS, CLASSES
 from benchmark.records.stored_run import StoredRun
 
+#: What to do about values of another round.
+LAST = "a table shows those of the last one: give data.keep_predictions=last"
+
 
 def label_of(named: str, names: Sequence[str], where: str) -> int:
     """Return the label of a class, by its name or its label.
@@ -34,17 +37,20 @@ def class_values(run: StoredRun, point: str, split: str, metric: str, named: str
     """Return a class's value of each client for whom it is defined, and of all clients' images together (-1).
 
     Args:
-        run: that kept its images, or a kept copy of one; values are of the round whose images were kept.
+        run: that kept the last round's images, or a kept copy of one.
         point: of a round, ``"server"`` or ``"local"``.
         split: of the images.
         metric: one of :data:`benchmark.records.predictions.BY_CLASS`.
         named: the class, by its name or its label.
 
     Raises:
-        ConfigurationError: the run has no values by class, none at this point or on this split, or no such class.
+        ConfigurationError: the run has no values by class, or of another round than the last, none at this point or on
+            this split, or no such class.
     """
     if not run.has(CLASSES):
         raise ConfigurationError(f"{run.folder} has no values by class; give its runs --data.metrics=clinical")
+    if run.keep == "best_on_val":
+        raise ConfigurationError(f"{run.folder} has values by class of the round that is best on val alone; {LAST}")
     rows = run.classes.query("point == @point and split == @split")
     if rows.empty:
         raise ConfigurationError(f"{run.folder} has no values by class on {split} at the point '{point}'")

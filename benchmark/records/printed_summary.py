@@ -1,5 +1,6 @@
 """A record's summary as ``benchmark show`` prints it."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ def print_summary(run_dir: Path, metric: str | None = None) -> None:
     entries = _entries(record.summary)
     measured = list(dict.fromkeys(name for _, _, name, _ in entries))
     if metric is not None and metric not in measured:
-        raise ConfigurationError(f"{run_dir}: the run has no metric {metric!r}; it has {', '.join(measured)}")
+        raise ConfigurationError(f"{run_dir}: the run has no metric {metric!r:.80}; it has {', '.join(measured)}")
     from rich.console import Console
     from rich.text import Text
 
@@ -39,16 +40,17 @@ def print_summary(run_dir: Path, metric: str | None = None) -> None:
     if metric is None:
         for line in _facts(record):
             console.print(Text(_text(line)))
-    val_only = {"val"} >= {split for _, split, _, _ in entries} - {"train"}
+    scored = {split for _, split, _, _ in entries} - {"train"}
+    left_out = "val" if scored != {"val"} else ""
     by_rounds = [each for each in entries if each[2] == (metric or EVALUATED) and (metric or each[1] != "train")]
-    others = [] if metric else [each for each in entries if each not in by_rounds and (each[1] != "val" or val_only)]
+    others = [] if metric else [each for each in entries if each not in by_rounds and each[1] != left_out]
     console.print(_table(by_rounds, others, record))
     if metric is None:
         for line in classes_of_means(stored_run(run_dir)):
             console.print(Text(_text(line)))
     if others:
-        options = f"--metric {others[0][2]}"
-        console.print(Text(f"One metric by rounds and splits: benchmark show {run_dir} {options}"), soft_wrap=True)
+        command = shlex.join(["benchmark", "show", str(run_dir), "--metric", others[0][2]])
+        console.print(Text(_text(f"One metric by rounds and splits: {command}")), soft_wrap=True)
 
 
 def _facts(record: RunRecord) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmark import intervals
 from benchmark.errors import ConfigurationError, printable
 from benchmark.intervals import DRAWS, Interval
-from benchmark.metrics import MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric, value_of_images
+from benchmark.metrics import CORRUPTED_DROP, MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric, value_of_images
 from benchmark.records.averaged_classes import Averaged, averaged_classes, not_alike
 from benchmark.records.predictions import PREDICTIONS, by_class, images_of
 from benchmark.records.stored_run import StoredRun, stored_run
@@ -33,7 +33,7 @@ NO_INTERVAL = (
 )
 BEYOND = "By t, the interval of a mean over few clients may go beyond 0 or 1: so few clients say little about others."
 #: Metrics between 0 and 1.
-SHARES = {*(name for name, each in METRICS.items() if each.per_cent), *MEANS_OVER_CLASSES, "ece"}
+SHARES = {*(name for name, each in METRICS.items() if each.per_cent), *MEANS_OVER_CLASSES, "ece"} - {CORRUPTED_DROP}
 
 
 class Line(NamedTuple):
@@ -98,7 +98,8 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
         console.print(shown)
         if any(line.value is not None and math.isnan(line.interval.low) for line in lines if line.images is not None):
             said.append(NO_INTERVAL)
-        if lines[-1].how == "t" and not all(0 <= end <= 1 for end in lines[-1].interval) and metric in SHARES:
+        low, high = lines[-1].interval
+        if metric in SHARES and lines[-1].how == "t" and (low < 0 or high > 1):
             said.append(BEYOND)
         own = [line for line in means if line.of != POOLED]
         said.append(not_alike({n: line.classes or () for n, line in enumerate(own)}, [line.of for line in own]))

@@ -132,7 +132,7 @@ class Recorder(Callback):
             if is_finished(self.run_dir):
                 raise ConfigurationError(f"{self.run_dir} holds a finished run; give another directory")
             data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
-            write_subgroups(self.run_dir, data)  # refuses some
+            write_subgroups(self.run_dir, data)  # before the manifest, as it may refuse a column
             data.split_record.write(self.run_dir / "manifest.json")
             FederationFacts.of(data).write(self.run_dir)
 

@@ -126,10 +126,10 @@ def _expanded(group: DataGroup, by_row: Sequence[dict[int, Outcome]]) -> list[Co
     columns = []
     for column in group.columns:
         if column.client == "*":
-            columns += [replace(column, label=name, client=name) for name in names]
+            columns += [replace(column, label=None, client=name) for name in names]
         else:
-            columns.append(replace(column, label=column.heading))
-    return columns
+            columns.append(column)
+    return [replace(column, label=column.heading) for column in columns]
 
 
 def _of_the_same_images(by_row: Sequence[dict[int, Outcome]]) -> list[dict[int, Outcome]]:

@@ -22,8 +22,8 @@ class Readable:
         points: points of evaluation, such as ``"server"``.
         splits: splits of the images, such as ``"test"``.
         clients: names of the clients.
-        classes: names of the classes of which the run has values, each by itself; None where it has none, or its record
-            says so.
+        classes: names of the classes of which the run has values of the last round, each by itself; None where it has
+            none, or its record says so.
     """
 
     method: str
@@ -39,7 +39,9 @@ class Readable:
             ConfigurationError: no such class, or no values by class.
         """
         if self.classes is None:
-            raise ConfigurationError(f"{where}: no values by class; give these runs --data.metrics=clinical")
+            raise ConfigurationError(
+                f"{where}: no values by class of the last round; give these runs --data.metrics=clinical"
+            )
         label_of(named, self.classes, where)
 
     def check(self, point: str, split: str, client: str | None, where: str) -> None:
@@ -81,7 +83,7 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
         ("server", "local") if local else ("server",),
         ("test", *partition.further_splits, *(split for split, size in held_out.items() if size)),
         tuple(partition.client_names(source)),
-        tuple(source.class_names) if kept not in (None, "none") else None,
+        tuple(source.class_names) if kept in ("last", "all") else None,
     )
 
 

@@ -109,7 +109,7 @@ def test_a_method_that_a_later_file_would_replace_is_refused(folder: Path) -> No
         read_layers([given, Path("first.yaml")])
     assert str(refusal.value) == (
         f"{given} is the method fedrep, and first.yaml, given after it, brings the method fedvpt, which would win; "
-        f"leave {given} out, or name it in place of fedvpt in a copy of first.yaml"
+        f"give {given} last, or leave it out"
     )
     assert read_layers([METHODS["fedvpt"], Path("first.yaml")])[0].method == "fedvpt"
 

@@ -10,7 +10,9 @@ from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json
+from benchmark.records.class_values import class_values
 from benchmark.records.predictions import PREDICTIONS
+from benchmark.records.stored_run import stored_run
 from benchmark.tables.layout import load_table
 from benchmark.tables.render import render
 from benchmark.tables.run_table import run_table
@@ -71,6 +73,30 @@ def test_a_run_without_values_by_class_says_so_in_its_line(tmp_path: Path, monke
     assert [error.endswith("has no values by class; give its runs --data.metrics=clinical") for error in line.errors]
 
 
+def test_values_by_class_of_another_round_than_the_last_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "one"
+    write_run(run, "FedAvg", 0, [0.6, 0.5, 2 / 3], kept=kept_images(), data={"keep_predictions": "best_on_val"})
+    with pytest.raises(ConfigurationError, match=r"of the round that is best on val alone; .*keep_predictions=last"):
+        class_values(stored_run(run), "server", "test", "sensitivity", "mug")
+
+
+def test_columns_of_every_client_have_the_class_in_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those of the table's metric, which are called by the client alone."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "one"
+    write_run(run, "FedAvg", 0, [0.6, 0.5, 2 / 3], kept=kept_images(), data={"metrics": "clinical"})
+    table = load_table(table_of([{"client": "*"}, {"client": "*", **SENSITIVITY, "of_class": "mug"}]))
+    cells = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}
+    made = render("one", table, "demo", table.presets["demo"], cells, {"cell": Outcome(run)})
+    found = {number.column: number.value for number in made.lines[0].numbers if number.kind == "column"}
+    assert [found["amazon"], found["amazon, mug"]] == pytest.approx([60.0, 50.0])
+    assert [found["dslr"], found["dslr, mug"]] == pytest.approx([50.0, 50.0])
+    assert len(found) == 6
+
+
 @pytest.mark.parametrize(
     ("column", "more", "said"),
     [
@@ -101,7 +127,12 @@ def test_what_no_class_has_is_refused(
             ["--data.metrics=clinical"],
             "Tiny has no class 'melanoma'; give one of zero, one, two",
         ),
-        ("3", [], "no values by class; give these runs --data.metrics=clinical"),
+        ("3", [], "no values by class of the last round; give these runs --data.metrics=clinical"),
+        (
+            "3",
+            ["--data.metrics=clinical", "--data.keep_predictions=best_on_val", "--data.val_fraction=0.1"],
+            "no values by class of the last round",
+        ),
         ("3", ["--data.metrics=clinical", "--data.keep_predictions=none"], "no values by class"),
     ],
 )
