@@ -7,7 +7,7 @@ from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished
 from benchmark.records.stored_run import stored_run
-from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
+from benchmark.tables.layout import DataGroup, Preset, Row, Table, overrides_of, rows_of
 from benchmark.tables.readings import of_configuration, of_record
 
 
@@ -20,8 +20,7 @@ def make_cell(row: Row, preset_name: str, preset: Preset, group: DataGroup, seed
     named = () if row.method is None else (f"configs/methods/{row.method}.yaml", f"configs/suites/{group.suite}.yaml")
     scale = () if preset.scale is None else (f"configs/scales/{preset.scale}.yaml",)
     configs = (*group.configs, *named, *scale, *row.configs)
-    data = (f"--data=configs/{name}.yaml" for name in group.data)
-    overrides = (*preset.overrides, *data, *group.overrides, *row.overrides.get(preset_name, ()))
+    overrides = overrides_of(row, preset_name, preset, group)
     return Cell(f"{row.prefix}-{group.name}-s{seed}-{content_hash(configs, overrides)}", configs, overrides, seed)
 
 

@@ -50,6 +50,8 @@ Paths in a table are relative to the folder the command is started in, the repos
                                               # alone needs one
         configs: [configs/x.yaml]             # optional; read last
         overrides: {paper: ["--model.init_args.training.lr=0.1"]}  # optional; per preset
+        without: [model.init_args.training]   # optional; options of presets and data groups, and all below them, that
+                                              # this row is not given: a floor does not train
         point: local                          # server | local: where the row's number is read
         also: {generated prompts: server}     # optional; further readings of the same run, below it
 
@@ -60,7 +62,7 @@ for a file that was reorganised; a killed one continues from its checkpoint (:mo
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -173,6 +175,12 @@ class Row:
     configs: list[str] = field(default_factory=list)
     also: dict[str, Point] = field(default_factory=dict)
     overrides: dict[str, list[str]] = field(default_factory=dict)
+    without: list[str] = field(default_factory=list)
+
+    def takes(self, override: str) -> bool:
+        """Return whether it is given this override of a preset or of a data group."""
+        option = override.removeprefix("--").partition("=")[0]
+        return not any(option == name or option.startswith(f"{name}.") for name in self.without)
 
     @property
     def prefix(self) -> str:
@@ -229,6 +237,13 @@ def rows_of(table: Table, preset: Preset) -> list[Row]:
     return [row for row in table.rows if not preset.rows or row.label in preset.rows]
 
 
+def overrides_of(row: Row, preset_name: str, preset: Preset, group: DataGroup) -> tuple[str, ...]:
+    """The overrides of a row on a data group, in their order: later ones win."""
+    data = (f"--data=configs/{name}.yaml" for name in group.data)
+    common = (entry for entry in (*preset.overrides, *data, *group.overrides) if row.takes(entry))
+    return (*common, *row.overrides.get(preset_name, ()))
+
+
 def check_classes(name: str, preset_name: str) -> None:
     """Refuse a class of the suite that there is not in the files and options of a preset's runs; imports none.
 
@@ -269,9 +284,7 @@ def _know_own_metrics(table: Table) -> None:
         return
     for name, preset in table.presets.items():
         for group, row in product(preset.data, rows_of(table, preset)):
-            data = (f"--data=configs/{each}.yaml" for each in group.data)
-            overrides = [*preset.overrides, *data, *group.overrides, *row.overrides.get(name, ())]
-            options = given_options([*group.configs, *row.configs], overrides)
+            options = given_options([*group.configs, *row.configs], overrides_of(row, name, preset, group))
             know_declared(options.get("data", {}).get("metrics"))
 
 
@@ -320,6 +333,7 @@ def _check_table(table: Table, path: Path) -> None:
             raise ConfigurationError(
                 f"{path}: row {row.label} names a method, and the data group {bare} no suite for it"
             )
+        _check_without(table, row, path)
         unknown = sorted(set(row.overrides) - set(table.presets))
         if unknown:
             raise ConfigurationError(f"{path}: row {row.label} has overrides for {unknown[0]}, which is no preset")
@@ -331,6 +345,17 @@ def _check_table(table: Table, path: Path) -> None:
                     f"{path}: the data group {group.name} names {name!r}; there is no configs/{name}.yaml"
                 )
     check_baseline(table, path)
+
+
+def _check_without(table: Table, row: Row, path: Path) -> None:
+    """Refuse options to leave out that the row is not given anyway."""
+    presets = [preset for preset in table.presets.values() if row in rows_of(table, preset)]
+    lists = [entries for preset in presets for entries in (preset.overrides, *(each.overrides for each in preset.data))]
+    for name in row.without:
+        if all(replace(row, without=[name]).takes(entry) for entries in lists for entry in entries):
+            raise ConfigurationError(
+                f"{path}: row {row.label} is to be without {name!r}, which no preset that runs it and no group sets"
+            )
 
 
 def _check_splits(table: Table, preset: Preset, group: DataGroup, where: str) -> None:

@@ -39,7 +39,7 @@ from benchmark.records.stored_run import stored_run
 from benchmark.report.table_pages import table_page
 from benchmark.tables.cells import make_cells
 from benchmark.tables.frame import over_seeds
-from benchmark.tables.layout import PaperNumber, load_table
+from benchmark.tables.layout import PaperNumber, load_table, overrides_of
 from benchmark.tables.lines import Number
 from benchmark.tables.made_again import says_the_same
 from benchmark.tables.paper import paper_value, read_paper
@@ -254,6 +254,7 @@ def test_a_table_is_read_with_its_defaults(root: Path) -> None:
         (("rows", 0, "overrides"), {"demo": ["--run_dir=x"]}, "sets what the runner sets itself"),
         (("rows", 0, "overrides"), {"demo": ["model.lr=1"]}, "not of the form --key=value"),
         (("rows", 0, "overrides"), {"huge": ["--model.lr=1"]}, "huge, which is no preset"),
+        (("rows", 0, "without"), ["model.lr"], "without 'model.lr', which no preset that runs it"),
         (
             ("presets", "demo", "data", 0, "columns"),
             [{"metric": "macro_f1"}, {}],
@@ -288,6 +289,18 @@ def test_bad_input_is_refused_before_anything_runs(root: Path) -> None:
 
 
 # --- cells ---
+
+
+def test_a_row_is_not_given_what_it_is_to_be_without(root: Path) -> None:
+    common = ["--model.init_args.training.lr=0.1", "--trainer.max_epochs=4", "--model.init_args.trainings=1"]
+    content = changed(("presets", "demo", "overrides"), common)
+    content["rows"][0] |= {"without": ["model.init_args.training"], "overrides": {"demo": ["--trainer.max_epochs=2"]}}
+    save(content)
+    table = load_table("two")
+    demo = table.presets["demo"]
+    alpha, beta = (overrides_of(row, "demo", demo, demo.data[0]) for row in table.rows)
+    assert alpha == (*common[1:], *demo.data[0].overrides, "--trainer.max_epochs=2")
+    assert beta == (*common, *demo.data[0].overrides)
 
 
 def test_a_preset_may_run_some_of_the_rows(root: Path) -> None:
