@@ -394,6 +394,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_numbers()
         check_present_folder()
         given, top = sys.argv[1:] if arguments is None else arguments, parser()
+        if not given:
+            top.print_help(sys.stderr)
+            raise ConfigurationError("no command is given; it is one of those above")
         top.check_command(given)
         parsed = top.parse_args(given)
         trains = parsed.run in (table, tune, figure)

@@ -21,6 +21,7 @@ from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from datamodules.decoded_cache import BESIDE, About, DecodedCache, cache_folder, size_said
+from datamodules.names import listed
 from datamodules.pixels import ABOUT, LARGEST, Decoding, Fit, decode
 from datamodules.source import ImagePool
 
@@ -301,7 +302,7 @@ def file_statuses(root: Path, files: Sequence[str]) -> list[os.stat_result]:
             if link:
                 status = os.stat(path)
         except OSError as error:
-            missing = sum(not os.path.lexists(os.path.join(inside, each)) for each in files)
+            missing = sum(not os.path.exists(os.path.join(inside, each)) for each in files)
             others = f" ({missing} of {len(files)} files are missing)" if missing > 1 else ""
             raise ConfigurationError(f"cannot read the image {root / file}: {error.strerror}{others}") from error
         except ValueError as error:  # a list of images can name what no file is called
@@ -332,20 +333,34 @@ def _key(root: Path, files: Sequence[str], how: Decoding) -> str:
 
 
 def _decode_all(read: Read, how: Decoding, images: NDArray[np.uint8], about: About) -> None:
-    """Fill ``images`` and ``about`` from what is read, with threads: decoding lets go of the interpreter lock."""
+    """Fill ``images`` and ``about`` from what is read, with threads: decoding lets go of the interpreter lock.
 
-    def chunk(start: int) -> None:
+    Raises:
+        ConfigurationError: images cannot be decoded; says why for the first, and names the others.
+    """
+
+    def chunk(start: int) -> list[tuple[str, ConfigurationError]]:
+        refused = []
         for row in range(start, min(start + 256, len(images))):
-            decoded = decode(read(row), how)
-            images[row], about[row] = decoded.pixels, decoded.about
+            given = read(row)
+            try:
+                decoded = decode(given, how)
+            except ConfigurationError as error:
+                refused.append((str(given if isinstance(given, Path) else given[0]), error))
+            else:
+                images[row], about[row] = decoded.pixels, decoded.about
+        return refused
 
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         warnings.filterwarnings("ignore", "Corrupt EXIF data")  # then nothing is turned
         futures = [threads.submit(chunk, start) for start in range(0, len(images), 256)]
         try:
-            for future in futures:
-                future.result()
+            refused = [each for future in futures for each in future.result()]
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
+    if refused:
+        first, others = refused[0][1], [name for name, _ in refused[1:]]
+        also = f" ({len(others)} more of the {len(images)} cannot be read: {listed(others)})" if others else ""
+        raise ConfigurationError(f"{first}{also}") from first

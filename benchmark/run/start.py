@@ -26,9 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: of ``lightning-cli``, instead of those of the process.
     """
     given = [*(sys.argv[1:] if arguments is None else arguments)]
-    if given in ([], ["-h"], ["--help"], ["--version"]):
+    if given in (["-h"], ["--help"], ["--version"]):
         overview().parse_args(given)
     try:
+        if not given:
+            overview().print_help(sys.stderr)
+            raise ConfigurationError("no command is given; it is one of those above")
         check_numbers()
         check_present_folder()
         with_files_read(with_config_of_run(given))

@@ -276,6 +276,15 @@ def test_files_that_are_no_images(
     assert "pictures/dog" in line
 
 
+def test_all_damaged_images_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("dog/x.png", "cat/y.png", "dog/z.png"):
+        (ROOT / name).write_bytes(b"no image")
+    line = refused(capsys)
+    first, others = line.split(" (2 more of the ")
+    assert "pictures/cat/y.png (its content is of no known format); it is damaged or no image" in first
+    assert others.rstrip().endswith("cannot be read: pictures/dog/x.png, pictures/dog/z.png)")
+
+
 def test_a_strip_is_not_blown_up(tmp_path: Path) -> None:
     Image.new("1", (100_000, 1)).save("x.png")
     with refusal.within(2), pytest.raises(ConfigurationError, match="too long a strip to resize its short side to 224"):

@@ -20,7 +20,7 @@ from benchmark.commands import main
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
-from benchmark.run import cli
+from benchmark.run import cli, start
 from benchmark.tables import run_table as tables
 from benchmark.tables.run_table import TableResult
 
@@ -354,3 +354,17 @@ def test_a_version_is_said(program: Any, capsys: pytest.CaptureFixture[str]) -> 
         program(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.split()[-1] == benchmark.__version__
+
+
+@pytest.mark.parametrize(("program", "command"), [(commands.main, "    verify  "), (start.main, "    fit  ")])
+def test_without_a_command_those_that_there_are_are_listed(
+    program: Any, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = program([])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    said = capsys.readouterr().err
+    assert command in said
+    assert said.splitlines()[-1].endswith("no command is given; it is one of those above")

@@ -270,6 +270,13 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, lines: list[str], said:
     assert "\n" not in str(refused.value)
 
 
+def test_a_link_to_nothing_counts_as_missing(tmp_path: Path) -> None:
+    root = write_index(tmp_path, "path,label", "a/8.png,x", "a/0.png,y", "a/9.png,y")
+    (root / "a/8.png").symlink_to("nowhere.png")
+    with pytest.raises(ConfigurationError, match=r"a/8\.png: .* \(2 of 3 files are missing\)$"):
+        ImageIndex("Pets", str(root), size=4).load()
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 61, "CIFAR-10", "office_caltech10"])
 def test_a_name_is_short_and_of_no_other_data_set(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"data\.source\.init_args\.name: "):
