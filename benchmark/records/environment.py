@@ -17,7 +17,8 @@ def environment(git: Git | None = None) -> Environment:
     """Return where and when a run takes place: git, Python, versions, platform, hardware and date (UTC), by name.
 
     ``git`` holds ``revision`` and ``dirty`` (changes outside ``results/``), both None outside a checkout; ``hardware``
-    holds ``cpu``, ``cores`` (those this process may use) and ``gpus`` (names; empty before torch is imported).
+    holds ``cpu``, ``cores`` (those this process may use), ``threads`` (that torch computes with on them) and ``gpus``
+    (names); before torch is imported, None and no names.
 
     Args:
         git: the checkout as it was when the run began; by default as it is now.
@@ -34,7 +35,12 @@ def environment(git: Git | None = None) -> Environment:
         "python": platform.python_version(),
         "versions": _versions(),
         "platform": platform.platform(),
-        "hardware": {"cpu": _cpu_model(), "cores": cores, "gpus": gpus},
+        "hardware": {
+            "cpu": _cpu_model(),
+            "cores": cores,
+            "threads": None if torch is None else torch.get_num_threads(),
+            "gpus": gpus,
+        },
         "date": datetime.now(UTC).date().isoformat(),
     }
 

@@ -41,10 +41,11 @@ class Git(TypedDict, total=False):
 
 
 class Hardware(TypedDict, total=False):
-    """Of the machine that ran."""
+    """Of the machine that ran; the threads are missing in older records."""
 
     cpu: str
     cores: Count | None
+    threads: Count | None
     gpus: list[str]
 
 

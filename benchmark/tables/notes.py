@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from benchmark.metrics import in_per_cent, listed_within
+from benchmark.records.record import RunRecord
 from benchmark.records.source_code import different_files
 from benchmark.records.summary import clock_of
 from benchmark.tables.layout import Preset, Table
@@ -104,11 +105,7 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
         notes.append(PAIRED_NOTE)
     records = list({run.folder: run.record for line in lines for run in line.runs.values()}.values())
     if records:
-        hardware = dict.fromkeys(
-            f"{record.device} ({record.environment.get('hardware', {}).get('cpu', 'unknown')}, "
-            f"{record.environment.get('hardware', {}).get('cores', '?')} cores)"
-            for record in records
-        )
+        hardware = dict.fromkeys(map(_hardware_of, records))
         revisions = dict.fromkeys(
             f"{str(git.get('revision'))[:12]}{' with changes' if git.get('dirty') else ''}"
             for record in records
@@ -119,3 +116,11 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
         if revisions:
             notes.append(f"Code: {'; '.join(revisions)}.")
     return notes
+
+
+def _hardware_of(record: RunRecord) -> str:
+    """The device, its machine's cores, and on a CPU how many of them the run computed with, if it says so."""
+    machine = record.environment.get("hardware", {})
+    threads = machine.get("threads") if record.device == "cpu" else None
+    used = f", {threads} thread{'s' * (threads > 1)} a run" if threads else ""
+    return f"{record.device} ({machine.get('cpu', 'unknown')}, {machine.get('cores', '?')} cores{used})"

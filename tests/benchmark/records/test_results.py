@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from finished_run import write_finished_run
 from recorded_results import record_of
@@ -355,6 +356,7 @@ def test_environment_names_versions_and_hardware() -> None:
     found = environment()
     assert found["versions"]["numpy"] == np.__version__
     assert found["hardware"]["cores"] >= 1
+    assert found["hardware"]["threads"] == torch.get_num_threads()
     assert found["hardware"]["cpu"]
     assert set(found["git"]) == {"revision", "dirty"}
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])

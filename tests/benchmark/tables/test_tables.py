@@ -367,7 +367,10 @@ def rerun(**fields: Any) -> None:
     """Let the runs to come measure other seconds, memory, hardware and code, and differ in further fields."""
     shutil.rmtree("runs")
     record = stored_run(Path("finished/0")).record
-    environment = {"git": {"revision": "f" * 40, "dirty": True}, "hardware": {"cpu": "Another", "cores": 64}}
+    environment = {
+        "git": {"revision": "f" * 40, "dirty": True},
+        "hardware": {"cpu": "Another", "cores": 64, "threads": 1},
+    }
     measured = {"seconds": {"total": 98765.0, "training": 1.0, "evaluation": 1.0}, "peak_memory_bytes": 7 * 10**9}
     changed = replace(record, environment=environment, **measured, **fields)
     write_finished_run(Path("finished/0"), changed, stored_run(Path("finished/0")).metrics)
@@ -392,6 +395,7 @@ def test_a_table_made_again_with_other_numbers_is_written(root: Path) -> None:
     rerun(communication={"up_bytes": 1.0, "down_bytes": 1.0, "up_floats": 7680.0, "down_floats": 7680.0})
     again = run_table("two", program=PROGRAM)
     assert not again.unchanged
+    assert "(Another, 64 cores, 1 thread a run)" in again.text
     for path in (again.markdown, again.csv, again.latex):
         assert "98765" in path.read_text()
     again.latex.write_text(again.latex.read_text().replace("Alpha", "Beta", 1))
