@@ -43,7 +43,7 @@ ALIKE = "both rank the images alike"
 
 
 @dataclass(frozen=True)
-class Tested:
+class PairedTest:
     """A test of two runs' values on the same images.
 
     Attributes:
@@ -77,7 +77,7 @@ class Difference:
     first: float | None
     second: float | None
     interval: Interval
-    test: Tested | None = None
+    test: PairedTest | None = None
 
     @property
     def value(self) -> float | None:
@@ -223,26 +223,26 @@ def _line(
     return Difference(of, len(group), first, second, ends, test)
 
 
-def _mcnemar(images: "tuple[ScoredBatch, ScoredBatch]", grouped: bool) -> Tested:
+def _mcnemar(images: "tuple[ScoredBatch, ScoredBatch]", grouped: bool) -> PairedTest:
     first, second = ((each.predictions == each.y).numpy() for each in images)
     found = intervals.mcnemar(first, second)
     alone = found.first, found.second
-    return Tested(alone=alone, why=GROUPED) if grouped else Tested(found.p_value, alone)
+    return PairedTest(alone=alone, why=GROUPED) if grouped else PairedTest(found.p_value, alone)
 
 
-def _delong(images: "tuple[ScoredBatch, ScoredBatch]", of_class: int, grouped: bool) -> Tested:
+def _delong(images: "tuple[ScoredBatch, ScoredBatch]", of_class: int, grouped: bool) -> PairedTest:
     import numpy as np
 
     if grouped:
-        return Tested(why=GROUPED)
+        return PairedTest(why=GROUPED)
     scores = np.stack([each.probabilities[:, of_class].numpy() for each in images])
     areas = intervals.delong(scores, (images[0].y == of_class).numpy())
     error = areas.error()
     if math.isnan(error):
-        return Tested(why=FEW)
+        return PairedTest(why=FEW)
     if not ((areas.values > 0) & (areas.values < 1)).all():
-        return Tested(error=error, why=AT_END)
-    return Tested(areas.p_value(), error=error) if error > 0 else Tested(error=error, why=ALIKE)
+        return PairedTest(error=error, why=AT_END)
+    return PairedTest(areas.p_value(), error=error) if error > 0 else PairedTest(error=error, why=ALIKE)
 
 
 def _paired_means(
