@@ -159,6 +159,27 @@ def test_compare_prints_both_runs_and_their_differences(
     assert "No p value is corrected for several comparisons; Holm's p is, for the clients of its table." in said
 
 
+def test_the_auroc_of_two_classes_is_tested_without_asking(
+    written: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Class 2 of the twelve images against the rest, by the probabilities of both methods."""
+    monkeypatch.setenv("COLUMNS", "120")
+    folders = []
+    for name, of in (("a", FIRST), ("b", SECOND)):
+        p = np.exp(list(of["logits"]))[:, 2] / np.exp(list(of["logits"])).sum(1)
+        logits = np.stack([np.zeros(12), np.log(p / (1 - p))], 1).astype("float32")
+        label = np.equal(LABELS, 2).astype(int)
+        kept = of.assign(client=0, label=label, prediction=logits.argmax(1), logits=list(logits))
+        folders.append(str(written(name, kept)))
+    assert command(["compare", *folders, "--metric", "auroc"]) == 0
+    said = capsys.readouterr().out
+    assert "test auroc of label 1" in said
+    (line,) = [line.split() for line in said.splitlines() if line.startswith("amazon")]
+    assert line[:5] == ["amazon", "12", "0.9375", "0.8125", "-0.1250"]
+    assert line[7:] == ["0.1108", "0.2593"]  # one client alone has no p value by Holm's method
+    assert "--class NAME" not in said
+
+
 def test_a_run_is_compared_with_itself_before_and_after_local_training(
     written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
