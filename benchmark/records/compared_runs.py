@@ -184,7 +184,7 @@ def compared(
         )
         for client, places in draws.own.items()
     ]
-    over = [_line("", None, THESE, images, group, _paired_means(once), _paired_means(drawn))]
+    over = [_line("", None, THESE, images, group, _paired_means(once), _paired_means(drawn))]  # no test of a mean
     if metric.pooled is not None:
         values, drawn_values = (
             _both(values_in(metric, each, times) for each in images) for times in (draws.once, draws.times)

@@ -62,8 +62,8 @@ def print_comparison(
     names = chosen_metrics(metrics, *runs, points, split)
     class_names = runs[0].class_names(len(rows[0]["logits"].iloc[0]))
     label = None if named is None else label_of(named, class_names, f"{runs[0].folder}")
-    for letter, run, each, point in zip("AB", runs, rows, points, strict=True):
-        console.print(Text(printable(f"{letter}  {run.folder}: {_words(run, each, point)}")), soft_wrap=True)
+    for letter, run, images, point in zip("AB", runs, rows, points, strict=True):
+        console.print(Text(printable(f"{letter}  {run.folder}: {_words(run, images, point)}")), soft_wrap=True)
     made = []
     for name in names:
         of_class = 1 if name == "auroc" and len(class_names) == 2 else None

@@ -210,10 +210,10 @@ def lines_of_images(rows: "pd.DataFrame", metric: Metric, names: Sequence[str], 
             ends, by = (ends, by) if math.isnan(exact.low) else (exact, "DeLong")
         lines.append(Line(names[client], len(places), value, ends, by, averaged.get(client)))
     mean, means = (mean_where_defined(values) for values in (of_once, of_draws))
-    value, values = (values_in(metric, images, times) for times in (draws.once, draws.times))
+    pooled, values = (values_in(metric, images, times) for times in (draws.once, draws.times))
     of_all = averaged.get(POOLED_CLIENT)
     return [
         *lines,
         Line(THESE, len(rows), number(mean[0]), of_drawn(means), f"{how} within clients"),
-        Line(POOLED, len(rows), number(value[0]), of_drawn(values), f"{how} within clients", of_all),
+        Line(POOLED, len(rows), number(pooled[0]), of_drawn(values), f"{how} within clients", of_all),
     ]

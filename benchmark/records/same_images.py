@@ -72,8 +72,8 @@ def _unlike_classes(runs: "Sequence[StoredRun]", rows: "Sequence[pd.DataFrame]")
     first, second = (len(each["logits"].iloc[0]) for each in rows)
     if first != second:
         return f"the first run has {first} classes, the second one {second}"
-    lists = [(run.partition or {}).get("class_names") for run in runs]
-    return _first_unlike("class", *lists) if all(isinstance(each, list) for each in lists) else ""
+    one, other = ((run.partition or {}).get("class_names") for run in runs)
+    return _first_unlike("class", one, other) if isinstance(one, list) and isinstance(other, list) else ""
 
 
 def _unlike_clients(runs: "Sequence[StoredRun]") -> str:
@@ -98,12 +98,11 @@ def _unlike_images(runs: "Sequence[StoredRun]", one: "pd.DataFrame", other: "pd.
     both = one[columns].merge(
         other[columns], how="outer", on=KEY, suffixes=("", "_other"), indicator="there", sort=True
     )
-    for row in both[both["there"] != "both"].itertuples():
-        which = "first" if row.there == "left_only" else "second"
-        return f"client {names[row.client]!r:.80} has image {row.image} in the {which} run alone"
+    for row in both[both["there"] != "both"].to_dict("records"):
+        which = "first" if row["there"] == "left_only" else "second"
+        return f"client {names[row['client']]!r:.80} has image {row['image']} in the {which} run alone"
     for column in KNOWN:
-        for row in both[both[column] != both[f"{column}_other"]].itertuples():
-            values = getattr(row, column), getattr(row, f"{column}_other")
-            said = " and ".join(f"{int(value)}" for value in values)
-            return f"image {row.image} of client {names[row.client]!r:.80} has the {column}s {said}"
+        for row in both[both[column] != both[f"{column}_other"]].to_dict("records"):
+            said = f"the {column}s {row[column]} and {row[f'{column}_other']}"
+            return f"image {row['image']} of client {names[row['client']]!r:.80} has {said}"
     return "an image is there twice"
