@@ -22,7 +22,7 @@ from benchmark.figures.pfedpt import check_figure
 from benchmark.paths import check_present_folder, user_path
 from benchmark.predict.command import add_commands
 from benchmark.ranks.process_numbers import check_numbers
-from benchmark.records import command as show
+from benchmark.records import command as records
 from benchmark.run.terminal import outliving_readers
 from benchmark.shipped import configuration, configurations, version
 from benchmark.tables.layout import check_classes
@@ -320,7 +320,7 @@ def parser() -> CommandParser:
     entry.add_argument("--jobs", type=int, help="runs at a time; default as for tables")
     _add_rerun(entry)
     entry.set_defaults(run=figure)
-    show.add_command(commands)
+    records.add_commands(commands)
     entry = commands.add_parser("resume", help=resume.__doc__, description=resume.__doc__)
     entry.add_argument("run_dir", type=user_path)
     entry.add_argument(

@@ -18,6 +18,8 @@ DRAWS = 2000
 FEW_CLIENTS = 20
 #: Share of the draws in which a metric must be defined.
 DEFINED = 0.9
+#: A variance of a difference, as a part of the sum of both variances, that is rounding alone.
+ROUNDING = 1e-12
 
 
 class Interval(NamedTuple):
@@ -121,14 +123,21 @@ class Areas(NamedTuple):
         half = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt(variance) / (area * (1 - area))
         return Interval(float(expit(logit(area) - half)), float(expit(logit(area) + half)))
 
+    def error(self) -> float:
+        """Return the standard error of the first two methods' difference; exactly 0 where images never tell them apart.
+
+        NaN where the covariance is.
+        """
+        of_both = float(self.covariance[0, 0] + self.covariance[1, 1])
+        variance = of_both - 2 * float(self.covariance[0, 1])
+        return 0.0 if variance <= ROUNDING * of_both else math.sqrt(variance)
+
     def p_value(self) -> float:
         """Return the two-sided p value of the first two methods' difference; NaN where it has no spread."""
         from scipy.stats import norm
 
-        variance = self.covariance[0, 0] + self.covariance[1, 1] - 2 * self.covariance[0, 1]
-        if not variance > 0:
-            return math.nan
-        return float(2 * norm.sf(abs(self.values[0] - self.values[1]) / math.sqrt(variance)))
+        error = self.error()
+        return float(2 * norm.sf(abs(self.values[0] - self.values[1]) / error)) if error > 0 else math.nan
 
 
 def delong(scores: "np.ndarray", positive: "np.ndarray") -> Areas:
@@ -157,8 +166,24 @@ def delong(scores: "np.ndarray", positive: "np.ndarray") -> Areas:
     return Areas(values, covariance)
 
 
-def mcnemar(first: "np.ndarray", second: "np.ndarray") -> float:
-    """Return the exact p value of two methods' accuracies on the same images.
+class Discordant(NamedTuple):
+    """Images that one of two methods alone is right on, and McNemar's exact p value (binomial on these images).
+
+    Attributes:
+        first: images that the first method alone is right on.
+        second: those of the second one.
+        p_value: two-sided; 1 without such images.
+    """
+
+    first: int
+    second: int
+    p_value: float
+
+
+def mcnemar(first: "np.ndarray", second: "np.ndarray") -> Discordant:
+    """Test whether two methods have the same accuracy, by the images that one of them alone is right on.
+
+    It takes images to be independent: it knows no patients of several images.
 
     Args:
         first: where the first method is right, bool [n].
@@ -166,5 +191,18 @@ def mcnemar(first: "np.ndarray", second: "np.ndarray") -> float:
     """
     from scipy.stats import binomtest
 
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return float(binomtest(only_first, only_first + only_second).pvalue) if only_first + only_second else 1.0
+    alone = int((first & ~second).sum()), int((second & ~first).sum())
+    return Discordant(*alone, float(binomtest(alone[0], sum(alone)).pvalue) if sum(alone) else 1.0)
+
+
+def holm(p_values: "Sequence[float]") -> list[float]:
+    """Return p values adjusted for there being several of them, in the same order.
+
+    The smallest of m is multiplied by m, the next one by m - 1 and so on; none is below a smaller one's, or above 1
+    (Holm, Scand. J. Statist. 1979).
+    """
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = least
+    return adjusted

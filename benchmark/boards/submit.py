@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 from benchmark.boards.board import RUNS, Board, BoardRow, differing, read_board, runs_of, setting_of, write_board
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import MEANS_OVER_CLASSES, Metric
+from benchmark.records.drawn_images import values_in
 from benchmark.records.grouped_runs import Run, group, read_run
 from benchmark.records.keeping import keep_record
 from benchmark.records.predictions import PREDICTIONS, images_of
-from benchmark.records.run_intervals import values_in
 from benchmark.records.source_code import changed_files
 from benchmark.records.stored_run import stored_run
 from benchmark.records.summary import client_values
@@ -100,13 +100,12 @@ def _checked(folder: Path, board: Board, point: str) -> Run:
     if stored.problems:
         raise ConfigurationError(f"{folder} does not verify: {stored.problems[0]}")
     values = client_values(run.metrics, run.record, point, "test", board.metric, "last")
-    rows = stored.predictions
+    rows = stored.scored(point, "test")
     if len(rows) and rows["round"].iloc[0] != run.metrics["round"].max():
         raise ConfigurationError(
             f"{folder}: its images are of round {rows['round'].iloc[0]}, and a board reads the last one; run it with "
             "--data.keep_predictions=last"
         )
-    rows = rows[(rows["split"] == "test") & (rows["point"] == point)]
     once = rows.groupby("client")["image"].nunique().to_dict()
     if len(rows) != sum(once.values()) or once != {c: n for c, n in enumerate(run.record.test_sizes) if n}:
         raise ConfigurationError(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmark.errors import ConfigurationError, printable
 from benchmark.metrics import METRICS, POOLED_CLIENT
+from benchmark.records.drawn_images import values_in
 from benchmark.records.predictions import PREDICTIONS, images_of
-from benchmark.records.run_intervals import values_in
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.words import POINT_WORDS, metric_number
 
@@ -148,7 +148,8 @@ def val_and_test(run: StoredRun, point: str, what: str) -> "list[pd.DataFrame]":
         ConfigurationError: the run kept no images of ``val`` or none of ``test`` at this point, or they are not the
             ones that it wrote.
     """
-    splits = _splits(run, point)
+    _check_kept(run)
+    splits = [run.scored(point, split) for split in ("val", "test")]
     if not all(map(len, splits)):
         missing = "val" if not len(splits[0]) else "test"
         raise ConfigurationError(
@@ -160,15 +161,13 @@ def val_and_test(run: StoredRun, point: str, what: str) -> "list[pd.DataFrame]":
 
 def points_with_both(run: StoredRun) -> list[str]:
     """Return the points of a round at which a run kept images of ``val`` and of ``test``."""
-    return [point for point in POINT_WORDS if all(map(len, _splits(run, point)))]
+    _check_kept(run)
+    return run.points_scored("val", "test")
 
 
-def _splits(run: StoredRun, point: str) -> "list[pd.DataFrame]":
+def _check_kept(run: StoredRun) -> None:
     if PREDICTIONS not in run.record.files:
         raise ConfigurationError(f"{run.folder} kept no images: {NO_VAL}")
-    rows = run.predictions
-    rows = rows[rows["point"] == point]
-    return [rows[rows["split"] == split] for split in ("val", "test")]
 
 
 def _images(rows: "pd.DataFrame") -> "ScoredBatch | None":

@@ -1,9 +1,10 @@
-"""``benchmark show``: its options, and what it prints of a finished run."""
+"""``benchmark show`` and ``benchmark compare``: their options, and what they print of finished runs."""
 
 import argparse
 from typing import Any
 
 from benchmark.paths import user_path
+from benchmark.records.words import POINT_WORDS
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -35,8 +36,17 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to those of ``benchmark``."""
+def compare(arguments: argparse.Namespace) -> int:
+    """Compare two finished runs on the same images, image by image: differences, their intervals and tests."""
+    from benchmark.records.printed_comparison import print_comparison
+
+    points = arguments.point, arguments.point_b or arguments.point
+    print_comparison((arguments.a, arguments.b), arguments.metric, points, arguments.split, arguments.of_class)
+    return 0
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to those of ``benchmark``."""
     entry = commands.add_parser("show", help=show.__doc__, description=show.__doc__)
     entry.add_argument("run_dir", type=user_path)
     instead = entry.add_mutually_exclusive_group()
@@ -67,3 +77,24 @@ def add_command(commands: Any) -> None:
         help="print rates of test images by a threshold of this class, of two, that is chosen on val images instead",
     )
     entry.set_defaults(run=show)
+    entry = commands.add_parser("compare", help=compare.__doc__, description=compare.__doc__)
+    entry.add_argument("a", type=user_path, metavar="RUN_DIR", help="A, of a run that kept its images")
+    entry.add_argument("b", type=user_path, metavar="RUN_DIR", help="B; differences are B - A")
+    entry.add_argument(
+        "--metric",
+        nargs="+",
+        default=[],
+        help="default: accuracy, and of runs with clinical metrics balanced_accuracy and auroc",
+    )
+    entry.add_argument("--split", default="test", help="of the images; default %(default)s")
+    entry.add_argument(
+        "--point",
+        choices=tuple(POINT_WORDS),
+        default="server",
+        help="of a round: after aggregation (server) or after local training (local); default %(default)s",
+    )
+    entry.add_argument("--point_b", choices=tuple(POINT_WORDS), help="of B, if it is another one than A's")
+    entry.add_argument(
+        "--class", dest="of_class", metavar="CLASS", help="compare the AUROC of this class too, with DeLong's test"
+    )
+    entry.set_defaults(run=compare)

@@ -53,8 +53,7 @@ def images_scored_on_test(run: StoredRun, point: str) -> "pd.DataFrame":
     Raises:
         ConfigurationError: there are none, or they are not the ones that the run wrote.
     """
-    rows = run.predictions
-    rows = rows[(rows["split"] == "test") & (rows["point"] == point)]
+    rows = run.scored(point, "test")
     if not len(rows):
         raise ConfigurationError(
             f"{run.folder} kept no test images {POINT_WORDS[point]}; after local training "
@@ -83,8 +82,7 @@ def print_net_benefit(run_dir: str | Path, named: str) -> None:
     from rich.text import Text
 
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
-    there = {*run.predictions.loc[run.predictions["split"] == "test", "point"]}
-    for point in [point for point in POINT_WORDS if point in there] or ["server"]:  # without any, it says so
+    for point in run.points_scored("test") or ["server"]:  # without any, it says so
         names = run.class_names(len(images_scored_on_test(run, point)["logits"].iloc[0]))
         of = label_of(named, names, f"{run.folder}")
         curve = decision_curves(run, of, point)[POOLED_CLIENT]

@@ -12,8 +12,8 @@ from benchmark.errors import ConfigurationError, no_such, printable
 from benchmark.metrics import STATISTICS, lower_is_better
 from benchmark.records.averaged_classes import not_alike
 from benchmark.records.decision_curves import images_scored_on_test
+from benchmark.records.drawn_images import values_in
 from benchmark.records.predictions import confusion, images_of
-from benchmark.records.run_intervals import values_in
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.subgroups import SUBGROUPS
 from benchmark.records.words import POINT_WORDS, metric_number, unit_of
@@ -250,8 +250,7 @@ def print_subgroups(run_dir: str | Path, column: str) -> None:
     from rich.text import Text
 
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
-    there = {*run.predictions.loc[run.predictions["split"] == "test", "point"]}
-    for point in [point for point in POINT_WORDS if point in there] or ["server"]:  # without any, it says so
+    for point in run.points_scored("test") or ["server"]:  # without any, it says so
         of = group_fairness(run, column, point)
         metrics = metric_lines(of)
         metrics = metrics._replace(heads=[head.replace(",", "").replace(" ", "\n") for head in metrics.heads])

@@ -1,29 +1,35 @@
 """Intervals of a finished run's metrics: over the images that it kept, and over its clients."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmark import intervals
 from benchmark.errors import ConfigurationError, printable
-from benchmark.intervals import DRAWS, Interval
-from benchmark.metrics import CORRUPTED_DROP, MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric, value_of_images
+from benchmark.intervals import Interval
+from benchmark.metrics import CORRUPTED_DROP, MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric
 from benchmark.records.averaged_classes import Averaged, averaged_classes, not_alike
+from benchmark.records.drawn_images import (
+    at_places,
+    by_client,
+    draw_images,
+    has_groups,
+    mean_where_defined,
+    number,
+    of_drawn,
+    values_in,
+)
 from benchmark.records.predictions import PREDICTIONS, by_class, images_of
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.summary import client_values, values_of_round
 from benchmark.records.words import metric_number, metric_words, unit_of
-from benchmark.seeds import numpy_generator
 
 if TYPE_CHECKING:  # slow to import
-    import numpy as np
     import pandas as pd
-    from torch import Tensor
 
     from benchmark.counts import ScoredBatch
 
-#: Images in the draws that are computed together, for memory.
-MOST_AT_ONCE = 1_000_000
 #: Lines beside those of clients, and what is drawn anew for each.
 THESE, LIKE_THESE, POOLED = "mean, these clients", "mean, clients like these", "all images together"
 #: What is said below the tables.
@@ -88,8 +94,8 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
         shown = Table(*heads, title=title)
         for line in lines:
             numbers = [
-                "" if number is None or math.isnan(number) else metric_number(number, metric)
-                for number in (line.value, *line.interval)
+                "" if each is None or math.isnan(each) else metric_number(each, metric)
+                for each in (line.value, *line.interval)
             ]
             of_mean = None if line.classes is None else len(line.classes)
             counts = [line.images, *([of_mean] if means else [])]
@@ -154,12 +160,11 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     average = float(defined.mean()) if len(defined) else None
     like = Line(LIKE_THESE, None, average, intervals.of_clients(defined), how)
     if kept:
-        rows = run.predictions
-        rows = rows[(rows["point"] == point) & (rows["split"] == split)]
+        rows = run.scored(point, split)
         averaged = (
             averaged_classes(by_class(rows), run.min_support)[point, split] if metric in MEANS_OVER_CLASSES else {}
         )
-        return [*_of_images(rows, run.metric(metric), run.record.client_names, averaged), like]
+        return [*lines_of_images(rows, run.metric(metric), run.record.client_names, averaged), like]
     if metric == "accuracy" and split == "test":
         sizes = run.record.test_sizes
         known = [client for client, value in enumerate(values) if np.isfinite(value)]
@@ -174,107 +179,41 @@ def _share(of: str, right: int, images: int) -> Line:
     return Line(of, images, right / images, intervals.of_share(right, images), "Wilson")
 
 
-def _of_images(rows: "pd.DataFrame", metric: Metric, names: tuple[str, ...], averaged: Averaged) -> list[Line]:
-    """Return a line for each client, for their mean, and for all images together."""
-    import numpy as np
-
-    rng = numpy_generator(0, "bootstrap", metric.name, str(rows["split"].iloc[0]))
-    numbers = rows["client"].to_numpy()
-    own = {int(client): np.flatnonzero(numbers == client) for client in np.unique(numbers)}
-    group = rows["group"].to_numpy()
-    drawn = np.zeros((DRAWS, len(rows)), dtype="int32")
-    for places, times in zip(own.values(), intervals.drawn([group[each] for each in own.values()], rng), strict=True):
-        drawn[:, places] = times
-    once = np.ones((1, len(rows)), dtype="int32")
-    images = images_of(rows)
-    clustered = any(len(np.unique(group[places])) < len(places) for places in own.values())
-    how = "groups of images drawn anew" if clustered else "images drawn anew"
-    lines, of_draws, of_once = [], [], []
-    for client, places in own.items():
-        theirs = _at(images, places)
-        value, values = (values_in(metric, theirs, times[:, places]) for times in (once, drawn))
-        of_once.append(value)
-        of_draws.append(values)
-        if metric.name == "accuracy" and not clustered:
-            lines.append(_share(names[client], round(float(value[0]) * len(places)), len(places)))
-        else:
-            ends = _of_drawn(values)
-            lines.append(Line(names[client], len(places), _number(value[0]), ends, how, averaged.get(client)))
-    mean, means = (_mean_where_defined(np.stack(values)) for values in (of_once, of_draws))
-    value, values = (values_in(metric, images, times) for times in (once, drawn))
-    ends, of_all = _of_drawn(values), averaged.get(POOLED_CLIENT)
-    return [
-        *lines,
-        Line(THESE, len(rows), _number(mean[0]), _of_drawn(means), f"{how} within clients"),
-        Line(POOLED, len(rows), _number(value[0]), ends, f"{how} within clients", of_all),
-    ]
+def _of_area(images: "ScoredBatch") -> Interval:
+    """Return DeLong's interval of the AUROC of two classes; none at 0 and 1, or with one image of a class."""
+    scores, positive = images.probabilities[:, 1].numpy(), (images.y == 1).numpy()
+    return intervals.delong(scores[None], positive).interval()
 
 
-def _of_drawn(values: "np.ndarray") -> Interval:
-    """Return the interval of drawn images; none where all draws are alike, which a few easy images give at 0 or 1."""
-    ends = intervals.of_draws(values)
-    return intervals.NONE if ends.low == ends.high else ends
-
-
-def _number(value: float) -> float | None:
-    return float(value) if value == value else None
-
-
-def _mean_where_defined(values: "np.ndarray") -> "np.ndarray":
-    """Return the mean over clients [draws] of values [clients, draws]; NaN where no client has one."""
-    import numpy as np
-
-    there = np.isfinite(values)
-    sums, count = np.where(there, values, 0.0).sum(0), there.sum(0)
-    made: np.ndarray = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
-    return made
-
-
-def _at(images: "ScoredBatch", places: "np.ndarray") -> "ScoredBatch":
-    from benchmark.counts import ScoredBatch
-
-    return ScoredBatch(images.logits[places], images.y[places])
-
-
-def values_in(metric: Metric, images: "ScoredBatch", times: "np.ndarray") -> "np.ndarray":
-    """Return a metric of draws of images, float64 [draws]; NaN where it is not defined.
+def lines_of_images(rows: "pd.DataFrame", metric: Metric, names: Sequence[str], averaged: Averaged) -> list[Line]:
+    """Return a line for each client, for their mean, and for all images together.
 
     Args:
-        metric: which.
-        images: n of them.
-        times: how often each image is in each draw, [draws, n].
+        rows: of one point and split.
+        metric: made of images.
+        names: of all clients.
+        averaged: the classes that a mean over classes is of; empty for another metric.
     """
-    import numpy as np
-
-    together = max(1, MOST_AT_ONCE // len(images.y))
-    parts = [_in_draws(metric, images, times[start : start + together]) for start in range(0, len(times), together)]
-    return np.concatenate(parts)
-
-
-def _in_draws(metric: Metric, images: "ScoredBatch", times: "np.ndarray") -> "np.ndarray":
-    import numpy as np
-    import torch
-
-    weights = torch.from_numpy(times)
-    if metric.of is not None:
-        made = metric.of(*(_counted(kind.count(_apart(images)), weights) for kind in metric.counts))
-        return np.asarray(made, dtype="float64")
-    if metric.of_draws is not None:
-        unknown = images.predictions == images.classes  # without a prediction: it counts for nothing if not drawn
-        drawn = (weights[:, unknown] > 0).any(1)
-        return metric.of_draws(images, weights).masked_fill(drawn, float("nan")).numpy()
-    rows = [torch.arange(len(images.y)).repeat_interleave(each) for each in weights]
-    return np.asarray([value_of_images(metric, _at(images, each.numpy())) for each in rows])
-
-
-def _apart(images: "ScoredBatch") -> "ScoredBatch":
-    """Return images as if each were a client's."""
-    from benchmark.counts import ScoredBatch
-
-    return ScoredBatch(images.logits.unsqueeze(1), images.y.unsqueeze(1))
-
-
-def _counted(of_images: "Tensor", times: "Tensor") -> "Tensor":
-    """Sum what each image counts for, [n, ...], as often as it is in each draw: float64 [draws, ...]."""
-    whole = times.double() @ of_images.double().reshape(len(of_images), -1)
-    return whole.view(len(times), *of_images.shape[1:])
+    images, draws = images_of(rows), draw_images(rows, metric.name)
+    clustered = any(has_groups(rows["group"].to_numpy()[places]) for places in draws.own.values())
+    how = "groups of images drawn anew" if clustered else "images drawn anew"
+    of_once, of_draws = (by_client(metric, images, draws.own, times) for times in (draws.once, draws.times))
+    lines = []
+    for client, places in draws.own.items():
+        value = number(of_once[client][0])
+        if metric.name == "accuracy" and not clustered and value is not None:
+            lines.append(_share(names[client], round(value * len(places)), len(places)))
+            continue
+        ends, by = of_drawn(of_draws[client]), how
+        if metric.name == "auroc" and images.classes == 2 and not clustered and value is not None:
+            exact = _of_area(at_places(images, places))
+            ends, by = (ends, by) if math.isnan(exact.low) else (exact, "DeLong")
+        lines.append(Line(names[client], len(places), value, ends, by, averaged.get(client)))
+    mean, means = (mean_where_defined(values) for values in (of_once, of_draws))
+    pooled, values = (values_in(metric, images, times) for times in (draws.once, draws.times))
+    of_all = averaged.get(POOLED_CLIENT)
+    return [
+        *lines,
+        Line(THESE, len(rows), number(mean[0]), of_drawn(means), f"{how} within clients"),
+        Line(POOLED, len(rows), number(pooled[0]), of_drawn(values), f"{how} within clients", of_all),
+    ]

@@ -17,6 +17,7 @@ from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.kept_rounds import Keep, rounds_to_keep
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
 from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, parse_predictions
+from benchmark.records.record import POINTS
 from benchmark.records.record_file import FILES, LARGEST, OPTIONAL_FILES, file_entry, read_record
 from benchmark.records.subgroups import SUBGROUPS, parse_subgroups
 from benchmark.records.summary import summarize
@@ -65,7 +66,8 @@ class StoredRun:
         try:
             return read_regular(path, LARGEST[name])
         except FileNotFoundError:
-            raise ConfigurationError(f"{path} is missing") from None
+            why = ": a kept copy has no images, name the folder of the run itself" if name == PREDICTIONS else ""
+            raise ConfigurationError(f"{path} is missing{why}") from None
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -101,6 +103,15 @@ class StoredRun:
         """Scored images (:data:`benchmark.records.predictions.COLUMNS`) of the last evaluation that any are kept of."""
         with readable(self.folder / PREDICTIONS, "table of predictions"):
             return parse_predictions(self.content(PREDICTIONS))
+
+    def scored(self, point: str, split: str) -> "pd.DataFrame":
+        """Return the rows of :attr:`predictions` of one point and split; none where none are kept."""
+        rows = self.predictions
+        return rows[(rows["point"] == point) & (rows["split"] == split)]
+
+    def points_scored(self, *splits: str) -> list[str]:
+        """Return the points of a round at which images of all of these splits are kept."""
+        return [point for point in POINTS if all(len(self.scored(point, split)) for split in splits)]
 
     def has(self, name: str) -> bool:
         """Return whether the run wrote a file and it is there."""

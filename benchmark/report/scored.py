@@ -89,22 +89,19 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     if not stored_run(run.folder).has(PREDICTIONS):
         return []
     stored = StoredRun(run.folder)  # not kept in memory, as other runs' files are
-    rows = stored.predictions
-    rows = rows[rows["split"] == "test"]
-    sizes = rows["logits"].map(len).unique()
+    by_point = {point: stored.scored(point, "test") for point in stored.points_scored("test")}
+    sizes = {len(row) for rows in by_point.values() for row in rows["logits"]}
     if len(sizes) != 1:
         return []
-    classes = stored_run(run.folder).class_names(int(sizes[0]))
-    _check(rows, run, len(classes))
+    classes = stored_run(run.folder).class_names(*sizes)
     found = []
-    for point, words in POINT_WORDS.items():
-        there = rows[rows["point"] == point]
-        if len(there):
-            label = f"{name}, seed {run.record.seed}, {words}"
-            label += f", round {there['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
-            columns = columns_of(stored) if stored.has(SUBGROUPS) else []
-            subgroups = [group_fairness(stored, column, point) for column in columns]
-            found.append(_scored(label, there, run.record.client_names, classes, stored.min_support, subgroups))
+    for point, rows in by_point.items():
+        _check(rows, run, len(classes))
+        label = f"{name}, seed {run.record.seed}, {POINT_WORDS[point]}"
+        label += f", round {rows['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
+        columns = columns_of(stored) if stored.has(SUBGROUPS) else []
+        subgroups = [group_fairness(stored, column, point) for column in columns]
+        found.append(_scored(label, rows, run.record.client_names, classes, stored.min_support, subgroups))
     return found
 
 

@@ -14,10 +14,11 @@ from three_clients import HELD, LABELS, LOGITS
 
 from benchmark import commands
 from benchmark.counts import ScoredBatch
-from benchmark.intervals import delong, drawn, mcnemar, of_clients, of_draws, of_share
+from benchmark.intervals import delong, drawn, holm, mcnemar, of_clients, of_draws, of_share
 from benchmark.metrics import METRICS, STATISTICS
+from benchmark.records.drawn_images import values_in
 from benchmark.records.keeping import keep_record
-from benchmark.records.run_intervals import LIKE_THESE, POOLED, THESE, lines_of, values_in
+from benchmark.records.run_intervals import LIKE_THESE, POOLED, THESE, lines_of, lines_of_images
 from benchmark.records.stored_run import stored_run
 from benchmark.run.cli import main
 
@@ -97,17 +98,27 @@ def test_areas_have_the_covariance_of_delong() -> None:
     assert made.values.tolist() == pytest.approx([0.9375, 0.8125])
     assert made.values[1] == pytest.approx(roc_auc_score(positive, SECOND))
     assert made.covariance[[0, 1, 0], [0, 1, 1]].tolist() == pytest.approx([0.005580, 0.020089, 0.006696], abs=1e-6)
+    assert made.error() == pytest.approx(0.110801, abs=1e-6)
+    assert (made.values[0] - made.values[1]) / made.error() == pytest.approx(1.128152, abs=1e-6)
     assert made.p_value() == pytest.approx(0.259256, abs=1e-6)
     assert made.interval() == pytest.approx((0.552128, 0.994551), abs=1e-6)
-    assert math.isnan(delong(np.stack([first, first]), positive).p_value())  # the same method has no spread
+    same = delong(np.stack([first, first**2]), positive)  # the same ranks have no spread
+    assert (same.error(), math.isnan(same.p_value())) == (0, True)
     assert all(map(math.isnan, delong(positive[None].astype(float), positive).interval()))
     assert math.isnan(delong(first[None], np.arange(12) < 1).covariance[0, 0])
     assert math.isnan(delong(first[None], np.arange(12) < 0).values[0])
 
 
 def test_two_methods_differ_by_discordant_images_alone() -> None:
-    assert mcnemar(RIGHT, SECOND_RIGHT) == 0.5  # 2 of the first alone, none of the second
-    assert mcnemar(RIGHT, RIGHT) == 1
+    assert mcnemar(RIGHT, SECOND_RIGHT) == (2, 0, 0.5)
+    assert mcnemar(RIGHT, RIGHT) == (0, 0, 1)
+
+
+def test_the_smallest_of_several_p_values_is_multiplied_by_their_number() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 x .01, 1 x .04 below 2 x .03, 2 x .03
+    assert holm([0.5, 0.2, 0.9, 0.001]) == pytest.approx([1, 0.6, 1, 0.004])
+    assert holm([0.2]) == [0.2]
+    assert holm([]) == []
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +145,24 @@ def test_a_run_has_intervals_of_its_clients_and_over_them(run: Path, metric: str
     if metric == "accuracy":
         assert lines[stored.record.client_names[4]].interval == of_share(right, 6)
     assert lines_of(stored, metric, "server", "test") == [*lines.values()]  # the same draws again
+
+
+def test_the_auroc_of_two_classes_has_delongs_interval_without_groups(tmp_path: Path) -> None:
+    """The classes 0 and 1 are taken together, so that the second is class 2 of the twelve images."""
+    p = IMAGES.probabilities[:, 2].numpy()
+    logits = np.stack([np.zeros(12), np.log(p / (1 - p))], 1).astype("float32")
+    second = (np.array(LABELS) == 2).astype(int)
+    kept = kept_images().assign(client=0, label=second, prediction=logits.argmax(1), logits=list(logits))
+    for name, group, by in (("single", range(12), "DeLong"), ("grouped", [0, 0, *range(10)], "groups of images")):
+        write_run(tmp_path / name, "FedAvg", 0, [0.5, 0.5, 0.5], kept=kept.assign(group=group))
+        run = stored_run(tmp_path / name)
+        (client, *over) = lines_of_images(
+            run.scored("server", "test"), run.metric("auroc"), run.record.client_names, {}
+        )
+        assert client.value == pytest.approx(0.9375)
+        assert client.how.startswith(by)
+        assert (client.interval == pytest.approx((0.552128, 0.994551), abs=1e-6)) == (by == "DeLong")
+        assert not any("DeLong" in line.how for line in over)
 
 
 def test_show_prints_them_and_a_run_without_images_has_those_over_clients(

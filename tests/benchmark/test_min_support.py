@@ -20,10 +20,10 @@ from benchmark.errors import ConfigurationError
 from benchmark.metrics import METRICS, POOLED_CLIENT, with_support
 from benchmark.own_metrics import chosen_metrics
 from benchmark.records.averaged_classes import averaged_classes, classes_of_means, counts_in_words, not_alike
+from benchmark.records.drawn_images import values_in
 from benchmark.records.grouped_runs import read_run
 from benchmark.records.hashes import config_hash
 from benchmark.records.predictions import by_class
-from benchmark.records.run_intervals import values_in
 from benchmark.records.stored_run import stored_run
 from benchmark.report.page import write_report
 from benchmark.report.scored import MEAN, scored_images
