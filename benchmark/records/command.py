@@ -54,6 +54,8 @@ def add_commands(commands: Any) -> None:
     instead.add_argument(
         "--intervals",
         metavar="METRIC",
+        nargs="?",
+        const="",
         help="print this metric of the last evaluation with its 95 %% intervals instead",
     )
     instead.add_argument(

@@ -83,7 +83,8 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
     places = [(split, point) for split, point, name in sorted(scored) if name == metric]
     if not places:
         known = ", ".join(sorted({name for *_, name in scored}))
-        raise ConfigurationError(f"{run_dir} has no metric {metric!r:.80}; it has {known}")
+        wrong = f"has no metric {metric!r:.80}; it has" if metric else "has intervals of a metric that is named:"
+        raise ConfigurationError(f"{run_dir} {wrong} {known}")
     said = []
     for split, point in places:
         lines = lines_of(run, metric, point, split)
