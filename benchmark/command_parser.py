@@ -1,9 +1,16 @@
-"""The command line of ``benchmark``, which tells a misspelled command in one line."""
+"""Command lines: a misspelled command is told in one line, and a missing one with those that there are."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 
 from benchmark.errors import ConfigurationError, no_such
+
+
+def without_command(parser: argparse.ArgumentParser) -> ConfigurationError:
+    """List a program's commands on standard error, and return what to raise where none is given."""
+    parser.print_help(sys.stderr)
+    return ConfigurationError("no command is given; it is one of those above")
 
 
 class CommandParser(argparse.ArgumentParser):

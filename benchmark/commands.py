@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmark.boards import command as boards
 from benchmark.cells.places import add_place, chosen_place
-from benchmark.command_parser import CommandParser
+from benchmark.command_parser import CommandParser, without_command
 from benchmark.config.class_names import Named, check_names, names_in_files
 from benchmark.deploy import command as deploy
 from benchmark.errors import ConfigurationError, printable
@@ -395,8 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_present_folder()
         given, top = sys.argv[1:] if arguments is None else arguments, parser()
         if not given:
-            top.print_help(sys.stderr)
-            raise ConfigurationError("no command is given; it is one of those above")
+            raise without_command(top)
         top.check_command(given)
         parsed = top.parse_args(given)
         trains = parsed.run in (table, tune, figure)

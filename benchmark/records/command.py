@@ -80,8 +80,8 @@ def add_commands(commands: Any) -> None:
     )
     entry.set_defaults(run=show)
     entry = commands.add_parser("compare", help=compare.__doc__, description=compare.__doc__)
-    entry.add_argument("a", type=user_path, metavar="RUN_DIR", help="A, of a run that kept its images")
-    entry.add_argument("b", type=user_path, metavar="RUN_DIR", help="B; differences are B - A")
+    entry.add_argument("a", type=user_path, metavar="RUN_DIR", help="A: a finished run that kept its images")
+    entry.add_argument("b", type=user_path, metavar="RUN_DIR", help="B: likewise; differences are B - A")
     entry.add_argument(
         "--metric",
         nargs="+",
@@ -95,7 +95,7 @@ def add_commands(commands: Any) -> None:
         default="server",
         help="of a round: after aggregation (server) or after local training (local); default %(default)s",
     )
-    entry.add_argument("--point_b", choices=tuple(POINT_WORDS), help="of B, if it is another one than A's")
+    entry.add_argument("--point_b", choices=tuple(POINT_WORDS), help="the point of B; default that of A")
     entry.add_argument(
         "--class", dest="of_class", metavar="CLASS", help="compare the AUROC of this class too, with DeLong's test"
     )

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +16,7 @@ from benchmark.records.drawn_images import (
     by_client,
     draw_images,
     has_groups,
-    mean_where_defined,
+    mean_over,
     number,
     values_in,
 )
@@ -95,6 +95,7 @@ class Comparison:
         clients: a line for each client that has images.
         over: lines of the mean over clients and, if the metric is pooled, of all images together.
         unpaired: clients that have a value in one run alone, and are in no mean.
+        span_clients: whether a group has images at several clients.
     """
 
     metric: str
@@ -102,6 +103,12 @@ class Comparison:
     clients: tuple[Difference, ...]
     over: tuple[Difference, ...]
     unpaired: tuple[str, ...]
+    span_clients: bool = False
+
+    @property
+    def undefined(self) -> list[str]:
+        """Return the clients that neither run has a value of."""
+        return [line.of for line in self.clients if line.first is None and line.second is None]
 
     @property
     def adjusted(self) -> list[float | None]:
@@ -160,7 +167,8 @@ def compared(
 ) -> Comparison:
     """Compare a metric of two runs, for each client, averaged over them, and of all images together if it is pooled.
 
-    Images are drawn anew within clients, the same ones for both runs, those of a group together.
+    Images are drawn anew, the same ones for both runs, those of a group together
+    (:class:`benchmark.records.drawn_images.Draws`).
 
     Args:
         rows: of both runs (:func:`benchmark.records.same_images.paired_images`).
@@ -168,6 +176,8 @@ def compared(
         names: of all clients.
         of_class: the class that the metric is the AUROC of; None if it is of none.
     """
+    import numpy as np
+
     images, group = _both(images_of(each) for each in rows), rows[0]["group"].to_numpy()
     draws = draw_images(rows[0], metric.name, "comparison")
     once, drawn = (
@@ -184,14 +194,21 @@ def compared(
         )
         for client, places in draws.own.items()
     ]
-    over = [_line("", None, THESE, images, group, _paired_means(once), _paired_means(drawn))]  # no test of a mean
+    of_over = drawn
+    if draws.span_clients:
+        of_over = _both(by_client(metric, each, draws.own, draws.over) for each in images)
+    there = [client for client, each in zip(draws.own, clients, strict=True) if each.value is not None]
+    means, drawn_means = (_both(mean_over(there, each) for each in values) for values in (once, of_over))
+    of_mean = np.concatenate([draws.own[client] for client in there]) if there else np.zeros(0, dtype=int)
+    at_mean = _both(at_places(each, of_mean) for each in images)
+    over = [_line("", None, THESE, at_mean, group[of_mean], means, drawn_means)]  # no test of a mean
     if metric.pooled is not None:
         values, drawn_values = (
-            _both(values_in(metric, each, times) for each in images) for times in (draws.once, draws.times)
+            _both(values_in(metric, each, times) for each in images) for times in (draws.once, draws.over)
         )
         over.append(line(POOLED, images, group, values, drawn_values))
     unpaired = [each.of for each in clients if (each.first is None) != (each.second is None)]
-    return Comparison(metric.name, of_class, tuple(clients), tuple(over), tuple(unpaired))
+    return Comparison(metric.name, of_class, tuple(clients), tuple(over), tuple(unpaired), draws.span_clients)
 
 
 def _both(two: "Iterable[_T]") -> "tuple[_T, _T]":
@@ -243,16 +260,3 @@ def _delong(images: "tuple[ScoredBatch, ScoredBatch]", of_class: int, grouped: b
     if not ((areas.values > 0) & (areas.values < 1)).all():
         return PairedTest(error=error, why=AT_END)
     return PairedTest(areas.p_value(), error=error) if error > 0 else PairedTest(error=error, why=ALIKE)
-
-
-def _paired_means(
-    both: "tuple[Mapping[int, np.ndarray], Mapping[int, np.ndarray]]",
-) -> "tuple[np.ndarray, np.ndarray]":
-    """Return both runs' means over the clients that have a value in both, of values [draws] by client."""
-    import numpy as np
-
-    there = {client: np.isfinite(both[0][client] + both[1][client]) for client in both[0]}
-    return _both(
-        mean_where_defined({client: np.where(there[client], values, np.nan) for client, values in each.items()})
-        for each in both
-    )

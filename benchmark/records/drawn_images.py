@@ -1,6 +1,6 @@
 """Metrics of images that are drawn anew, of each client and over clients: what intervals are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmark import intervals
@@ -20,22 +20,31 @@ MOST_AT_ONCE = 1_000_000
 
 
 class Draws(NamedTuple):
-    """Images of each client that are drawn anew, those of a group together.
+    """Images that are drawn anew, those of a group together.
 
     Attributes:
         own: where each client's images stand among the rows, by its number.
-        times: how often each image is in each draw, int32 [draws, n].
+        times: how often each image is in each draw of its client's images, int32 [draws, n].
+        over: likewise, for what is made of several clients: the same draws, unless a group has images at several
+            clients; then groups are drawn from those of all clients.
         once: likewise, of one draw that has each image once, [1, n].
     """
 
     own: "dict[int, np.ndarray]"
     times: "np.ndarray"
+    over: "np.ndarray"
     once: "np.ndarray"
+
+    @property
+    def span_clients(self) -> bool:
+        """Return whether a group has images at several clients."""
+        return self.over is not self.times
 
 
 def draw_images(rows: "pd.DataFrame", *key: str) -> Draws:
-    """Draw the images of rows of one split anew within clients, always alike for a key."""
+    """Draw the images of rows of one split anew, always alike for a key."""
     import numpy as np
+    import pandas as pd
 
     rng = numpy_generator(0, "bootstrap", *key, str(rows["split"].iloc[0]))
     numbers, group = rows["client"].to_numpy(), rows["group"].to_numpy()
@@ -43,7 +52,9 @@ def draw_images(rows: "pd.DataFrame", *key: str) -> Draws:
     drawn = np.zeros((DRAWS, len(rows)), dtype="int32")
     for places, times in zip(own.values(), intervals.drawn([group[each] for each in own.values()], rng), strict=True):
         drawn[:, places] = times
-    return Draws(own, drawn, np.ones((1, len(rows)), dtype="int32"))
+    spans = bool((pd.Series(numbers).groupby(group).nunique() > 1).any())
+    over = intervals.drawn([group], rng)[0] if spans else drawn
+    return Draws(own, drawn, over, np.ones((1, len(rows)), dtype="int32"))
 
 
 def has_groups(group: "np.ndarray") -> bool:
@@ -74,14 +85,14 @@ def number(value: float) -> float | None:
     return float(value) if value == value else None
 
 
-def mean_where_defined(by_client: "Mapping[int, np.ndarray]") -> "np.ndarray":
-    """Return the mean over clients of their values, [draws] each; NaN where no client has one."""
+def mean_over(clients: "Sequence[int]", by_client: "Mapping[int, np.ndarray]") -> "np.ndarray":
+    """Return the mean over some clients of their values, [draws]; NaN where one of them has none.
+
+    They are the same clients in each draw: a mean over whoever has a value would be one of other clients each time.
+    """
     import numpy as np
 
-    values = np.stack([*by_client.values()])
-    there = np.isfinite(values)
-    sums, count = np.where(there, values, 0.0).sum(0), there.sum(0)
-    made: np.ndarray = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+    made: np.ndarray = np.stack([by_client[client] for client in clients]).mean(0) if clients else np.full(1, np.nan)
     return made
 
 

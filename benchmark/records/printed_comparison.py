@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmark.errors import printable
-from benchmark.metrics import MEANS_OVER_CLASSES, lower_is_better
+from benchmark.metrics import MEANS_OVER_CLASSES, Metric, lower_is_better
 from benchmark.records.class_values import label_of
 from benchmark.records.compared_runs import Comparison, Difference, auroc_of, chosen_metrics, compared
-from benchmark.records.same_images import paired_images, same_partition
+from benchmark.records.same_images import paired_images, same_partition, same_pixels
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.words import POINT_WORDS, metric_number, unit_of
 
@@ -33,6 +33,8 @@ SEVERAL = "No p value is corrected for several comparisons"
 PERSONAL = "Of all images together AUROC and AP compare probabilities of different models where models are personal."
 ONE_CLASS = "DeLong's test is of one class's AUROC: --class NAME prints it."
 PARTITIONS = "The runs' partitions are not the same (other training images, say); these images are."
+PIXELS = "The images of both runs are those of one partition, but not the same pixels (another size, say)."
+SPANS = "Groups have images at several clients: for the mean and all images together, groups of all clients are drawn."
 
 
 def print_comparison(
@@ -64,13 +66,17 @@ def print_comparison(
     label = None if named is None else label_of(named, class_names, f"{runs[0].folder}")
     for letter, run, images, point in zip("AB", runs, rows, points, strict=True):
         console.print(Text(printable(f"{letter}  {run.folder}: {_words(run, images, point)}")), soft_wrap=True)
-    made = []
+    made: list[Comparison] = []
+    asked: list[tuple[Metric, int | None]] = []
     for name in names:
-        of_class = 1 if name == "auroc" and len(class_names) == 2 else None
-        made.append(compared(rows, runs[0].metric(name), runs[0].record.client_names, of_class))
-    if label is not None and label not in [each.of_class for each in made]:
-        made.append(compared(rows, auroc_of(label), runs[0].record.client_names, label))
-    for each in made:
+        if name == "auroc" and len(class_names) == 2:  # the mean over two classes is the AUROC of either
+            asked.append((auroc_of(1) if runs[0].min_support == 1 else runs[0].metric(name), 1))
+        else:
+            asked.append((runs[0].metric(name), None))
+    if label is not None and label not in [of_class for _, of_class in asked]:
+        asked.append((auroc_of(label), label))
+    for metric, of_class in asked:  # each is printed once it is made: AUROCs of many classes and images take minutes
+        made.append(each := compared(rows, metric, runs[0].record.client_names, of_class))
         of = "" if each.of_class is None else f" of {class_names[each.of_class]}"
         mean = ", mean over classes" if each.metric in MEANS_OVER_CLASSES and not of else ""
         less = ", less is better" if lower_is_better(each.metric) else ""
@@ -78,7 +84,8 @@ def print_comparison(
         console.print("", Text(printable(title), style="italic"), sep="\n")
         console.print(_table(each, console.width < NARROW))
     console.print("")
-    for said in _remarks(made, "auroc" in names and label is None, same_partition(*runs)):
+    about = [PARTITIONS] * (not same_partition(*runs)) + [PIXELS] * (not same_pixels(*runs))
+    for said in [*about, *_remarks(made, "auroc" in names and label is None)]:
         console.print(Text(printable(said)))
 
 
@@ -141,11 +148,11 @@ def _p_value(value: float | None) -> str:
     return "" if value is None else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def _remarks(made: Sequence[Comparison], one_class: bool, same: bool) -> list[str]:
+def _remarks(made: Sequence[Comparison], one_class: bool) -> list[str]:
     """Return sentences on how the numbers are made, and why some are missing."""
     lines = [(each, line) for each in made for line in (*each.clients, *each.over)]
     tests = [line.test for _, line in lines if line.test is not None]
-    said = [DRAWN] if same else [PARTITIONS, DRAWN]
+    said = [DRAWN] + [SPANS] * any(each.span_clients for each in made)
     if any(line.value is not None and line.interval.low != line.interval.low for _, line in lines):
         said.append(NO_INTERVAL)
     said += [MCNEMAR] * any(test.alone is not None for test in tests)
@@ -159,6 +166,8 @@ def _remarks(made: Sequence[Comparison], one_class: bool, same: bool) -> list[st
         said += [f"No {name} test of {_listed(of)}: {why}." for why, of in by_reason.items()]
         if each.unpaired:
             said.append(f"In no mean, as {each.metric} is defined in one run alone: {_listed(each.unpaired)}.")
+        if each.undefined:
+            said.append(f"In no mean, as {each.metric} is not defined for their images: {_listed(each.undefined)}.")
     if any(test.p_value is not None for test in tests):
         adjusted = "; Holm's p is, for the clients of its table" if any(each.adjusted for each in made) else ""
         said.append(f"{SEVERAL}{adjusted}.")

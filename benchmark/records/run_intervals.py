@@ -15,7 +15,7 @@ from benchmark.records.drawn_images import (
     by_client,
     draw_images,
     has_groups,
-    mean_where_defined,
+    mean_over,
     number,
     of_drawn,
     values_in,
@@ -83,8 +83,8 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
     places = [(split, point) for split, point, name in sorted(scored) if name == metric]
     if not places:
         known = ", ".join(sorted({name for *_, name in scored}))
-        wrong = f"has no metric {metric!r:.80}; it has" if metric else "has intervals of a metric that is named:"
-        raise ConfigurationError(f"{run_dir} {wrong} {known}")
+        wrong = f"{run_dir} has no metric {metric!r:.80}; it" if metric else f"--intervals needs a metric; {run_dir}"
+        raise ConfigurationError(f"{wrong} has {known}")
     said = []
     for split, point in places:
         lines = lines_of(run, metric, point, split)
@@ -210,11 +210,16 @@ def lines_of_images(rows: "pd.DataFrame", metric: Metric, names: Sequence[str], 
             exact = _of_area(at_places(images, places))
             ends, by = (ends, by) if math.isnan(exact.low) else (exact, "DeLong")
         lines.append(Line(names[client], len(places), value, ends, by, averaged.get(client)))
-    mean, means = (mean_where_defined(values) for values in (of_once, of_draws))
-    pooled, values = (values_in(metric, images, times) for times in (draws.once, draws.times))
-    of_all = averaged.get(POOLED_CLIENT)
+    of_over = by_client(metric, images, draws.own, draws.over) if draws.span_clients else of_draws
+    there = [client for client, value in of_once.items() if number(value[0]) is not None]
+    mean, means = (mean_over(there, values) for values in (of_once, of_over))
+    pooled, values = (values_in(metric, images, times) for times in (draws.once, draws.over))
+    of_all, by = averaged.get(POOLED_CLIENT), f"{how} within clients"
+    if draws.span_clients:
+        by = "groups of images drawn anew, of all clients at once"
+    count = sum(len(draws.own[client]) for client in there)
     return [
         *lines,
-        Line(THESE, len(rows), number(mean[0]), of_drawn(means), f"{how} within clients"),
-        Line(POOLED, len(rows), number(pooled[0]), of_drawn(values), f"{how} within clients", of_all),
+        Line(THESE, count, number(mean[0]), of_drawn(means), by),
+        Line(POOLED, len(rows), number(pooled[0]), of_drawn(values), by, of_all),
     ]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from benchmark.errors import ConfigurationError
 from benchmark.records.record import POINTS
 from benchmark.records.stored_run import StoredRun
-from benchmark.records.words import place_words
+from benchmark.records.words import POINT_WORDS
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
-#: What tells an image, and what both runs must know of it alike.
+#: Columns that say which image a row is of, and those that must be equal in both runs.
 KEY, KNOWN = ["client", "image"], ("label", "group")
 
 
@@ -21,8 +21,9 @@ def paired_images(
 ) -> "tuple[pd.DataFrame, pd.DataFrame]":
     """Return the rows of two runs' kept images, those of one image at the same place of both.
 
-    Two runs have the same images where each client, by its name, has images of the same numbers, labels and groups, and
-    the numbers count the same images: the partitions are the same, or all images are, by their hash.
+    Two runs have the same images where they are on one data set, each client, by its name, has images of the same
+    numbers, labels and groups, and the numbers count the same images: the partitions are the same, or all images are,
+    by their hash. Images of one partition may have other pixels in each run, of another size, say: :func:`same_pixels`.
 
     Args:
         first: a run that kept its images.
@@ -36,7 +37,8 @@ def paired_images(
     """
     runs = first, second
     one, other = (_rows(run, point, split) for run, point in zip(runs, points, strict=True))
-    why = _unlike_classes(runs, (one, other)) or _unlike_clients(runs) or _unlike_images(runs, one, other)
+    why = _unlike_data(runs) or _unlike_classes(runs, (one, other)) or _unlike_clients(runs)
+    why = why or _unlike_images(runs, one, other)
     if not why and not (same_partition(first, second) or _same_pool(first, second)):
         why = "their partitions differ, and no hash shows that the images are the same"
     if why:
@@ -52,6 +54,12 @@ def same_partition(first: StoredRun, second: StoredRun) -> bool:
     return first.record.manifest_hash == second.record.manifest_hash
 
 
+def same_pixels(first: StoredRun, second: StoredRun) -> bool:
+    """Return whether no hash shows that the pixels of two runs' images differ."""
+    hashes = {first.record.images_sha256, second.record.images_sha256} - {None}
+    return len(hashes) < 2
+
+
 def _same_pool(first: StoredRun, second: StoredRun) -> bool:
     digest = first.record.images_sha256
     return digest is not None and digest == second.record.images_sha256
@@ -62,10 +70,16 @@ def _rows(run: StoredRun, point: str, split: str) -> "pd.DataFrame":
     if len(rows):
         return rows.sort_values(KEY, ignore_index=True)
     splits = sorted({*run.predictions["split"]})
-    there = [place_words(each, at) for at in POINTS for each in splits if len(run.scored(at, each))]
+    there = [f"{each} {POINT_WORDS[at]}" for at in POINTS for each in splits if len(run.scored(at, each))]
     raise ConfigurationError(
-        f"{run.folder} kept no images of {place_words(split, point)}; it kept those of {', '.join(there)}"
+        f"{run.folder} kept no images of the split {split!r:.80} {POINT_WORDS[point]}; it kept those of "
+        f"{', '.join(there)}"
     )
+
+
+def _unlike_data(runs: "Sequence[StoredRun]") -> str:
+    first, second = (run.record.dataset for run in runs)
+    return f"they are on {first!r:.80} and on {second!r:.80}" if first != second else ""
 
 
 def _unlike_classes(runs: "Sequence[StoredRun]", rows: "Sequence[pd.DataFrame]") -> str:

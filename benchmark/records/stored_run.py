@@ -66,7 +66,7 @@ class StoredRun:
         try:
             return read_regular(path, LARGEST[name])
         except FileNotFoundError:
-            why = ": a kept copy has no images, name the folder of the run itself" if name == PREDICTIONS else ""
+            why = "; if this is a kept copy, name the folder of the run itself" if name == PREDICTIONS else ""
             raise ConfigurationError(f"{path} is missing{why}") from None
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
@@ -102,7 +102,11 @@ class StoredRun:
     def predictions(self) -> "pd.DataFrame":
         """Scored images (:data:`benchmark.records.predictions.COLUMNS`) of the last evaluation that any are kept of."""
         with readable(self.folder / PREDICTIONS, "table of predictions"):
-            return parse_predictions(self.content(PREDICTIONS))
+            table = parse_predictions(self.content(PREDICTIONS))
+            last = len(self.record.client_names) - 1
+            if not table["client"].between(0, last).all():
+                raise ValueError(f"it has a client that is none of the run's, 0 to {last}")
+            return table
 
     def scored(self, point: str, split: str) -> "pd.DataFrame":
         """Return the rows of :attr:`predictions` of one point and split; none where none are kept."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     classes = stored_run(run.folder).class_names(*sizes)
     found = []
     for point, rows in by_point.items():
-        _check(rows, run, len(classes))
+        _check(rows, run.folder / PREDICTIONS, len(classes))
         label = f"{name}, seed {run.record.seed}, {POINT_WORDS[point]}"
         label += f", round {rows['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
         columns = columns_of(stored) if stored.has(SUBGROUPS) else []
@@ -105,13 +106,11 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     return found
 
 
-def _check(rows: "pd.DataFrame", run: Run, classes: int) -> None:
-    bounds = {"client": (0, len(run.record.client_names)), "label": (0, classes), "prediction": (-1, classes)}
-    for column, (low, end) in bounds.items():
-        if not rows[column].between(low, end, inclusive="left").all():
+def _check(rows: "pd.DataFrame", file: Path, classes: int) -> None:
+    for column, low in (("label", 0), ("prediction", -1)):
+        if not rows[column].between(low, classes, inclusive="left").all():
             raise ConfigurationError(
-                f"{run.folder / PREDICTIONS} has a {column} that is none of the run's, {low} to {end - 1}; its curves "
-                "are left out"
+                f"{file}: it has a {column} that is none of the run's, {low} to {classes - 1}; its curves are left out"
             )
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from benchmark.command_parser import without_command
 from benchmark.config.given_files import with_files_read
 from benchmark.config.overview import overview
 from benchmark.errors import ConfigurationError
@@ -30,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         overview().parse_args(given)
     try:
         if not given:
-            overview().print_help(sys.stderr)
-            raise ConfigurationError("no command is given; it is one of those above")
+            raise without_command(overview())
         check_numbers()
         check_present_folder()
         with_files_read(with_config_of_run(given))

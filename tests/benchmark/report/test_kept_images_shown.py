@@ -168,7 +168,7 @@ def test_images_of_no_client_or_class_of_the_run_are_told(tmp_path: Path) -> Non
     for name, column, value in (("a", "client", 3), ("b", "label", -1), ("c", "prediction", 3)):
         kept = kept_images()
         kept.loc[11, column] = value
-        with pytest.raises(ConfigurationError, match=rf"parquet has a {column} that is none of the run's, -?\d to 2"):
+        with pytest.raises(ConfigurationError, match=rf"it has a {column} that is none of the run's, -?\d to 2"):
             shown(tmp_path / "runs" / name, kept)
 
 
