@@ -1,7 +1,10 @@
 """The one exception for bad input, what an exception was made of, names that are alike, and text for a terminal."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+
+#: Names that a line lists before it says how many more there are.
+NAMED = 5
 
 
 class ConfigurationError(Exception):
@@ -30,6 +33,12 @@ def printable(said: str, kept: str = "") -> str:
         kept: further characters to keep, such as the end of a line.
     """
     return "".join(each if each.isprintable() or each in kept else "\N{REPLACEMENT CHARACTER}" for each in said)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(like: Iterable[str]) -> str:

@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from datamodules.decoded_cache import BESIDE, About, DecodedCache, cache_folder, size_said
-from datamodules.names import listed
 from datamodules.pixels import ABOUT, LARGEST, Decoding, Fit, decode
 from datamodules.source import ImagePool
 
@@ -339,14 +338,14 @@ def _decode_all(read: Read, how: Decoding, images: NDArray[np.uint8], about: Abo
         ConfigurationError: images cannot be decoded; says why for the first, and names the others.
     """
 
-    def chunk(start: int) -> list[tuple[str, ConfigurationError]]:
-        refused = []
+    def chunk(start: int) -> list[tuple[str, str]]:
+        refused = []  # the texts alone: an exception would keep the file's content
         for row in range(start, min(start + 256, len(images))):
             given = read(row)
             try:
                 decoded = decode(given, how)
             except ConfigurationError as error:
-                refused.append((str(given if isinstance(given, Path) else given[0]), error))
+                refused.append((str(given if isinstance(given, Path) else given[0]), str(error)))
             else:
                 images[row], about[row] = decoded.pixels, decoded.about
         return refused
@@ -363,4 +362,4 @@ def _decode_all(read: Read, how: Decoding, images: NDArray[np.uint8], about: Abo
     if refused:
         first, others = refused[0][1], [name for name, _ in refused[1:]]
         also = f" ({len(others)} more of the {len(images)} cannot be read: {listed(others)})" if others else ""
-        raise ConfigurationError(f"{first}{also}") from first
+        raise ConfigurationError(f"{first}{also}")

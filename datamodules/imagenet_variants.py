@@ -6,13 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from benchmark.paths import user_path
 from benchmark.ranges import Size
 from datamodules.coop_layout import PUBLISHED
 from datamodules.folders import list_class_folders, read_images, subfolders, without_copies
 from datamodules.imagenet import read_names
-from datamodules.names import listed
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
 

@@ -10,22 +10,13 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from benchmark.errors import ConfigurationError
-
-#: Names that a line lists before it says how many more there are.
-NAMED = 5
+from benchmark.errors import ConfigurationError, listed
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names of classes or domains, each once, in their order: by value where all of them are numbers, 2 before 10."""
     found = sorted(set(names))
     return sorted(found, key=Decimal) if all(re.fullmatch(r"[+-]?\d+(\.\d+)?", name) for name in found) else found
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def text_of(value: Any) -> str:

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from benchmark.ranges import PositiveInt, checked
 from benchmark.seeds import numpy_generator
 from datamodules.manifest import pixels_sha256
-from datamodules.names import listed
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
 from datamodules.transform import resized_pixels
 

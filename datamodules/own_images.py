@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from benchmark.paths import user_path
 from benchmark.ranges import Bits, Seed, Size
 from benchmark.seeds import numpy_generator
 from datamodules.decoded_cache import BESIDE
 from datamodules.folders import DecodedImages, file_statuses, no_copies, pool_of, read_images
-from datamodules.names import check_names, in_order, listed, whole
+from datamodules.names import check_names, in_order, whole
 from datamodules.own_folders import (
     SIDE_NAMES,
     SIDES,

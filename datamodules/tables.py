@@ -3,8 +3,8 @@
 import csv
 from pathlib import Path
 
-from benchmark.errors import ConfigurationError
-from datamodules.names import listed, text_of
+from benchmark.errors import ConfigurationError, listed
+from datamodules.names import text_of
 
 #: What to do about a published table that lacks a column.
 OFFICIAL = "take the file of the official release, as some copies leave columns out, or add it to a table of your own"

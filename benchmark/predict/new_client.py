@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from benchmark.predict.files import decoding_of
 from benchmark.predict.loaded import LabelledImages
 from benchmark.run.federation_file import FederationFacts
 from datamodules.folders import decode_images, list_images, subfolders
-from datamodules.names import listed
 
 
 def labelled_images(folder: Path, facts: FederationFacts, number: int, name: str | None = None) -> LabelledImages:

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmark.contract import Stage
 from benchmark.engine.client_state import PARTICIPATED
 from benchmark.engine.roles import overrides
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from benchmark.method import FederatedMethod
 from benchmark.paths import user_path
 from benchmark.predict.answers import Unread, answers, cells, heads
@@ -25,7 +25,6 @@ from benchmark.predict.site import SiteModel
 from benchmark.records.record_file import is_finished
 from benchmark.run.federation_file import FederationFacts
 from benchmark.run.resume import config_of
-from datamodules.names import listed
 
 if TYPE_CHECKING:  # slow to import
     import pandas as pd

@@ -18,6 +18,7 @@ from benchmark.records.drawn_images import (
     has_groups,
     mean_over,
     number,
+    of_drawn,
     values_in,
 )
 from benchmark.records.predictions import images_of
@@ -94,7 +95,6 @@ class Comparison:
         of_class: the label of the class that an AUROC is of; None where it is of none.
         clients: a line for each client that has images.
         over: lines of the mean over clients and, if the metric is pooled, of all images together.
-        unpaired: clients that have a value in one run alone, and are in no mean.
         span_clients: whether a group has images at several clients.
     """
 
@@ -102,8 +102,12 @@ class Comparison:
     of_class: int | None
     clients: tuple[Difference, ...]
     over: tuple[Difference, ...]
-    unpaired: tuple[str, ...]
-    span_clients: bool = False
+    span_clients: bool
+
+    @property
+    def unpaired(self) -> list[str]:
+        """Return the clients that one run alone has a value of."""
+        return [line.of for line in self.clients if (line.first is None) != (line.second is None)]
 
     @property
     def undefined(self) -> list[str]:
@@ -207,8 +211,7 @@ def compared(
             _both(values_in(metric, each, times) for each in images) for times in (draws.once, draws.over)
         )
         over.append(line(POOLED, images, group, values, drawn_values))
-    unpaired = [each.of for each in clients if (each.first is None) != (each.second is None)]
-    return Comparison(metric.name, of_class, tuple(clients), tuple(over), tuple(unpaired), draws.span_clients)
+    return Comparison(metric.name, of_class, tuple(clients), tuple(over), draws.span_clients)
 
 
 def _both(two: "Iterable[_T]") -> "tuple[_T, _T]":
@@ -227,10 +230,9 @@ def _line(
 ) -> Difference:
     """Return a line of values [1] and values in draws [draws] of both runs."""
     first, second = (number(values[0]) for values in once)
-    ends = intervals.of_draws(drawn[1] - drawn[0])
-    alike = bool((images[0].logits == images[1].logits).all())
-    if ends.low == ends.high and not alike:  # few images: all draws are alike, and bound nothing
-        ends = intervals.NONE
+    differences = drawn[1] - drawn[0]
+    alike = bool((images[0].logits == images[1].logits).all())  # then no draw can differ, and 0 to 0 is right
+    ends = intervals.of_draws(differences) if alike else of_drawn(differences)
     test = None
     if first is not None and second is not None:
         if of_class is not None:

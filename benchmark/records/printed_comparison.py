@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmark.errors import printable
+from benchmark.errors import listed, printable
 from benchmark.metrics import MEANS_OVER_CLASSES, Metric, lower_is_better
 from benchmark.records.class_values import label_of
 from benchmark.records.compared_runs import Comparison, Difference, auroc_of, chosen_metrics, compared
@@ -69,10 +69,9 @@ def print_comparison(
     made: list[Comparison] = []
     asked: list[tuple[Metric, int | None]] = []
     for name in names:
-        if name == "auroc" and len(class_names) == 2:  # the mean over two classes is the AUROC of either
-            asked.append((auroc_of(1) if runs[0].min_support == 1 else runs[0].metric(name), 1))
-        else:
-            asked.append((runs[0].metric(name), None))
+        of_class = 1 if name == "auroc" and len(class_names) == 2 else None  # both classes have the same AUROC
+        metric = auroc_of(1) if of_class and runs[0].min_support == 1 else runs[0].metric(name)
+        asked.append((metric, of_class))
     if label is not None and label not in [of_class for _, of_class in asked]:
         asked.append((auroc_of(label), label))
     for metric, of_class in asked:  # each is printed once it is made: AUROCs of many classes and images take minutes
@@ -163,11 +162,11 @@ def _remarks(made: Sequence[Comparison], one_class: bool) -> list[str]:
         for line in (*each.clients, *each.over):
             if line.test is not None and line.test.why:
                 by_reason.setdefault(line.test.why, []).append(line.of)
-        said += [f"No {name} test of {_listed(of)}: {why}." for why, of in by_reason.items()]
+        said += [f"No {name} test of {listed(of)}: {why}." for why, of in by_reason.items()]
         if each.unpaired:
-            said.append(f"In no mean, as {each.metric} is defined in one run alone: {_listed(each.unpaired)}.")
+            said.append(f"In no mean, as {each.metric} is defined in one run alone: {listed(each.unpaired)}.")
         if each.undefined:
-            said.append(f"In no mean, as {each.metric} is not defined for their images: {_listed(each.undefined)}.")
+            said.append(f"In no mean, as {each.metric} is not defined for their images: {listed(each.undefined)}.")
     if any(test.p_value is not None for test in tests):
         adjusted = "; Holm's p is, for the clients of its table" if any(each.adjusted for each in made) else ""
         said.append(f"{SEVERAL}{adjusted}.")
@@ -176,7 +175,3 @@ def _remarks(made: Sequence[Comparison], one_class: bool) -> list[str]:
     if one_class and not any(each.of_class is not None for each in made):
         said.append(ONE_CLASS)
     return list(dict.fromkeys(said))
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

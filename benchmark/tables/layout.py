@@ -62,7 +62,7 @@ for a file that was reorganised; a killed one continues from its checkpoint (:mo
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -179,8 +179,7 @@ class Row:
 
     def takes(self, override: str) -> bool:
         """Return whether it is given this override of a preset or of a data group."""
-        option = override.removeprefix("--").partition("=")[0]
-        return not any(option == name or option.startswith(f"{name}.") for name in self.without)
+        return not any(_sets(override, name) for name in self.without)
 
     @property
     def prefix(self) -> str:
@@ -230,6 +229,12 @@ def preset_of(table: Table, name: str, preset: str) -> Preset:
     if preset not in table.presets:
         raise ConfigurationError(f"table {name} has no preset {preset!r}; it has {', '.join(table.presets)}")
     return table.presets[preset]
+
+
+def _sets(override: str, name: str) -> bool:
+    """Return whether an override sets this option, or one below it."""
+    option = override.removeprefix("--").partition("=")[0]
+    return option == name or option.startswith(f"{name}.")
 
 
 def rows_of(table: Table, preset: Preset) -> list[Row]:
@@ -352,7 +357,7 @@ def _check_without(table: Table, row: Row, path: Path) -> None:
     presets = [preset for preset in table.presets.values() if row in rows_of(table, preset)]
     lists = [entries for preset in presets for entries in (preset.overrides, *(each.overrides for each in preset.data))]
     for name in row.without:
-        if all(replace(row, without=[name]).takes(entry) for entries in lists for entry in entries):
+        if not any(_sets(entry, name) for entries in lists for entry in entries):
             raise ConfigurationError(
                 f"{path}: row {row.label} is to be without {name!r}, which no preset that runs it and no group sets"
             )

@@ -84,7 +84,7 @@ def test_a_run_does_not_differ_from_itself(metric: str) -> None:
             assert (line.value, *line.interval) in ((0, 0, 0), (0, math.nan, math.nan))
     if metric in ("accuracy", "loss"):  # the others are undefined for some client in more than a tenth of the draws
         assert made.over[0].interval == (0, 0)
-    assert made.unpaired == ()
+    assert made.unpaired == []
 
 
 def test_no_test_tells_a_run_from_itself() -> None:
@@ -174,7 +174,7 @@ def test_a_client_that_one_run_has_no_value_of_is_in_no_mean() -> None:
     """The second run has no prediction of an image of the first client; its loss and AUROC are not defined."""
     broken = SECOND.assign(logits=[[math.nan] * 3, *SECOND["logits"][1:]], prediction=[-1, *SECOND["prediction"][1:]])
     made = compared((FIRST, broken), METRICS["auroc"], NAMES)
-    assert made.unpaired == ("amazon",)
+    assert made.unpaired == ["amazon"]
     assert made.over[0].first == made.clients[1].first == pytest.approx(0.875)
     assert (made.clients[0].first, made.clients[0].value) == (pytest.approx(0.944444, abs=1e-6), None)
     paired = [line for line in made.clients if line.value is not None]
