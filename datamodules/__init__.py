@@ -46,7 +46,7 @@ from datamodules.partition import (
 )
 from datamodules.partition_data_sets import ClassesOfDataSets
 from datamodules.partition_domains import DomainsPerClient, LeaveOneDomainOut, SkewedDomains
-from datamodules.partition_few_shot import BaseToNovel, DirichletFewShot, NonOverlapping
+from datamodules.partition_few_shot import BaseToNovel, BaseToNovelDomains, DirichletFewShot, NonOverlapping
 from datamodules.several_data_sets import SeveralDataSets
 from datamodules.sites import Sites
 from datamodules.source import ImagePool, ImageSource
@@ -68,6 +68,7 @@ __all__ = [
     "VLCS",
     "AtMostClasses",
     "BaseToNovel",
+    "BaseToNovelDomains",
     "Caltech101",
     "Camelyon17",
     "ClassesOfDataSets",

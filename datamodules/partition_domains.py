@@ -125,27 +125,31 @@ class SkewedDomains(Partition):
 class LeaveOneDomainOut(Partition):
     """One domain is unseen: the others are the clients, and each is tested on all of the unseen one (FedPGP).
 
-    A client trains on its domain's own training images. All clients are tested on the same images, the target
+    A client trains on its domain's own training images, or a few of them. All clients are tested on the same images, the target
     domain's train and test images together. A training image that is in one group with a target image is left out.
     The clients' own test images are not used.
 
     Args:
         target: number of the unseen domain in the data set's order, from 0.
+        shots: training images of each class that a client keeps, drawn at random; None for all, as in the paper.
     """
 
     paper_setting = "LODO*"
+    later_arguments = ("shots",)
 
-    def __init__(self, target: NonNegativeInt) -> None:
+    def __init__(self, target: NonNegativeInt, shots: PositiveInt | None = None) -> None:
         self.target = target
+        self.shots = shots
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
-        """Take the domains; nothing is drawn."""
-        domain_of, group = pool.domains.numpy(), pool.group.numpy()
+        """Take the domains, and draw the few training images."""
+        labels, domain_of, group = pool.labels.numpy(), pool.domains.numpy(), pool.group.numpy()
         count = int(domain_of.max()) + 1
         self._check([str(domain) for domain in range(count)])
         unseen = domain_of == self.target
         trains = ~pool.test.numpy() & ~np.isin(group, group[unseen])
-        train = [np.flatnonzero(trains & (domain_of == domain)) for domain in range(count) if domain != self.target]
+        held = [trains & (domain_of == domain) for domain in range(count) if domain != self.target]
+        train = [np.concatenate(draw_shots(members_by_class(labels, mine), self.shots, rng)) for mine in held]
         return ClientSplits(train, [np.flatnonzero(unseen)] * len(train))
 
     def client_names(self, source: ImageSource) -> list[str]:

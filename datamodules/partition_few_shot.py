@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Concentration, NumClients, PositiveInt, Seed
-from datamodules.partition import ClientSplits, Partition
+from benchmark.seeds import numpy_generator
+from datamodules.partition import ClientSplits, Indices, Partition
 from datamodules.partition.dirichlet_shared import dirichlet_shared
 from datamodules.partition.members import draw_shots, members_by_class
 from datamodules.source import ImagePool, ImageSource
@@ -153,6 +154,50 @@ class BaseToNovel(Partition):
         return super().client_names(source)
 
 
+class BaseToNovelDomains(Partition):
+    """A client learns the first half of the classes in its domain, and is tested on the other half, too.
+
+    ``BaseToNovel`` where clients differ in the domain, not in the classes. The first ``ceil(C / 2)`` classes are base,
+    the others novel; each client trains on all base classes. It is tested on
+
+    - ``test``: its own domain's test images of base classes,
+    - ``base``: those of all domains,
+    - ``base_excl_local``: those of all other domains,
+    - ``novel``: all domains' test images of novel classes, told apart from each other only.
+
+    No published paper's setting. In a data set of one domain it is ``BaseToNovel`` with one client.
+
+    Args:
+        shots: training images of each class and domain, all of a class that has fewer; None for all.
+    """
+
+    further_splits = ("base", "novel", "base_excl_local")
+
+    def __init__(self, shots: PositiveInt | None = 16) -> None:
+        self.shots = shots
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Cut the classes in half, and draw each domain's shots."""
+        labels, test, domain_of = pool.labels.numpy(), pool.test.numpy(), pool.domains.numpy()
+        base, novel = base_and_novel(np.unique(labels).tolist())
+        all_base, all_novel = (np.flatnonzero(test & np.isin(labels, classes)) for classes in (base, novel))
+        train: list[Indices] = []
+        for domain in range(int(domain_of.max()) + 1):
+            learnt = ~test & (domain_of == domain) & np.isin(labels, base)
+            train.append(np.concatenate(draw_shots(members_by_class(labels, learnt), self.shots, rng)))
+        tested = [all_base[domain_of[all_base] == domain] for domain in range(len(train))]
+        others = {"base": [all_base] * len(train), "novel": [all_novel] * len(train)}
+        if len(train) > 1:
+            others["base_excl_local"] = [np.setdiff1d(all_base, mine) for mine in tested]
+        spaces = dict.fromkeys(("train", "test", *others), base) | {"novel": novel}
+        return ClientSplits(train, tested, others, spaces)
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """The domains' names, if there are classes to cut in half."""
+        base_and_novel(range(len(source.class_names)))
+        return super().client_names(source)
+
+
 def base_and_novel(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The first ``ceil(C / 2)`` classes and the others.
 
@@ -166,11 +211,11 @@ def base_and_novel(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 class DirichletFewShot(Partition):
-    """``DirichletShared`` over a pooled few-shot training set (ATPFL's setting read as label skew by Dirichlet).
+    """``DirichletShared`` over a smaller pool (with 4 shots ATPFL's setting, read as label skew by Dirichlet).
 
-    ``shots`` training images of each class are drawn for all clients together, then shared out with the test images
-    in the same proportions. Cuts are rounded down, so that with few shots later clients train on more images. ``all``
-    is the whole test set, the same for every client.
+    ``shots`` training images of each class, and ``test_shots`` test images, are drawn for all clients together, then
+    shared out in the same proportions. Cuts are rounded down, so that with few shots later clients train on more
+    images. ``all`` are all test images that are drawn, the same for every client.
 
     Args:
         alpha: concentration; smaller is more skewed.
@@ -178,10 +223,14 @@ class DirichletFewShot(Partition):
         shots: training images of each class in the pool (ATPFL: 4), all of a class that has fewer.
         min_size: train images and test images that every client must hold.
         max_retries: draws before giving up.
+        test_shots: test images of each class in the pool; None for all.
+        pool_seed: the pool is drawn from this seed, and not from that of the partition, so that several seeds share
+            its images out in several ways.
     """
 
     title = "Dirichlet({alpha}), {clients}"
     further_splits = ("all",)
+    later_arguments = ("test_shots", "pool_seed")
 
     def __init__(
         self,
@@ -190,18 +239,26 @@ class DirichletFewShot(Partition):
         shots: PositiveInt,
         min_size: PositiveInt = 1,
         max_retries: PositiveInt = 10_000,
+        test_shots: PositiveInt | None = None,
+        pool_seed: Seed | None = None,
     ) -> None:
         self.alpha = alpha
         self.num_clients: int = num_clients
         self.shots = shots
         self.min_size = min_size
         self.max_retries = max_retries
+        self.test_shots = test_shots
+        self.pool_seed = pool_seed
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
-        """Draw the shots, then the proportions, and cut both sides by them."""
+        """Draw the pool, then the proportions, and cut both sides by them."""
         labels, test = pool.labels.numpy(), pool.test.numpy()
+        drawing = rng if self.pool_seed is None else numpy_generator(self.pool_seed, "pool")
+        trained = draw_shots(members_by_class(labels, ~test), self.shots, drawing)
         everything = np.flatnonzero(test)
-        used = np.concatenate([*draw_shots(members_by_class(labels, ~test), self.shots, rng), everything])
+        if self.test_shots is not None:
+            everything = np.sort(np.concatenate(draw_shots(members_by_class(labels, test), self.test_shots, drawing)))
+        used = np.concatenate([*trained, everything])
         splits = dirichlet_shared(
             labels[used], test[used], self.num_clients, self.alpha, self.min_size, self.max_retries, rng
         )

@@ -33,12 +33,14 @@ class Partition(Checked):
             ``Dirichlet({alpha}), {clients}``; None: the class's name and its arguments.
         paper_setting: its name in papers' tables (``setting`` in ``results/paper``), with arguments in braces, and
             ``*`` for any further text; None: papers have no such setting.
+        later_arguments: arguments that older manifests do not have; a manifest leaves them out where they are None.
     """
 
     num_clients: int | None = None
     further_splits: tuple[str, ...] = ()
     title: ClassVar[str | None] = None
     paper_setting: ClassVar[str | None] = None
+    later_arguments: ClassVar[tuple[str, ...]] = ()
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Indices of every client, in any order. Called by ``split``, which checks them."""
@@ -112,4 +114,5 @@ class Partition(Checked):
                 f"{type(self).__name__} must keep its argument {missing[0]} as self.{missing[0]}: the record and the "
                 "manifest say it"
             )
-        return {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if name not in self.later_arguments or value is not None}

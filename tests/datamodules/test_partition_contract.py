@@ -25,6 +25,7 @@ PARTITIONS = [
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AtMostClasses": {"classes": 2, "num_clients": 8},
     "BaseToNovel": {"num_clients": 3, "shots": 5},
+    "BaseToNovelDomains": {"shots": 5},
     "ClassesOfDataSets": {"classes_per_client": 1, "shots": 5, "unseen": 1},
     "DirichletFewShot": {"alpha": 1.0, "num_clients": 3, "shots": 12},
     "DirichletMerged": {"alpha": 0.5, "num_clients": 5},

@@ -98,6 +98,19 @@ def test_the_target_is_tested_whole_and_trains_nowhere(target):
         np.testing.assert_array_equal(rows, np.flatnonzero((domains == domain) & ~POOL.test.numpy()))
 
 
+def test_few_images_of_each_domain_that_trains():
+    whole, few = split(LeaveOneDomainOut(0)), split(LeaveOneDomainOut(0, shots=2))
+    labels = POOL.labels.numpy()
+    for all_of_it, drawn in zip(whole.train, few.train, strict=True):
+        assert set(drawn) < set(all_of_it)
+        assert np.bincount(labels[drawn]).tolist() == np.minimum(np.bincount(labels[all_of_it]), 2).tolist()
+    assert [rows.tolist() for rows in few.test] == [rows.tolist() for rows in whole.test]
+    other = split(LeaveOneDomainOut(0, shots=2), seed=1)
+    assert [rows.tolist() for rows in other.train] != [rows.tolist() for rows in few.train]
+    assert LeaveOneDomainOut(0).arguments() == {"target": 0}
+    assert LeaveOneDomainOut(0, 2).arguments() == {"target": 0, "shots": 2}
+
+
 def test_what_shows_a_target_image_does_not_train():
     group = torch.arange(len(POOL.labels))
     train = [np.flatnonzero((POOL.domains.numpy() == domain) & ~POOL.test.numpy()) for domain in range(DOMAINS)]

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from datamodules.manifest import FromManifest, make_manifest, read_manifest, wri
 from datamodules.partition.members import draw_shots
 from datamodules.partition_few_shot import (
     BaseToNovel,
+    BaseToNovelDomains,
     DirichletFewShot,
     NonOverlapping,
     base_and_novel,
@@ -147,6 +149,48 @@ def test_base_to_novel_with_one_client():
     np.testing.assert_array_equal(splits.test[0], splits.others["base"][0])
 
 
+class Domains(Source):
+    """The source's images, by turns of three domains."""
+
+    domain_names = ("photo", "sketch", "oil")
+
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, domains=torch.arange(len(pool.labels)) % 3)
+
+
+def test_base_to_novel_with_a_domain_a_client():
+    source = Domains(5)
+    pool = source.load()
+    labels, test, domain_of = pool.labels.numpy(), pool.test.numpy(), pool.domains.numpy()
+    splits = split(BaseToNovelDomains(shots=4), pool)
+    base, novel = np.flatnonzero(test & (labels < 3)), np.flatnonzero(test & (labels >= 3))
+    assert len(splits.train) == 3
+    for client in range(3):
+        assert Counter(labels[splits.train[client]].tolist()) == {0: 4, 1: 4, 2: 4}
+        assert set(domain_of[splits.train[client]].tolist()) == {client}
+        assert not test[splits.train[client]].any()
+        np.testing.assert_array_equal(splits.test[client], base[domain_of[base] == client])
+        np.testing.assert_array_equal(splits.others["base"][client], base)
+        np.testing.assert_array_equal(splits.others["base_excl_local"][client], base[domain_of[base] != client])
+        np.testing.assert_array_equal(splits.others["novel"][client], novel)
+    spaces = dict.fromkeys(("train", "test", "base", "base_excl_local"), (0, 1, 2)) | {"novel": (3, 4)}
+    assert splits.label_spaces == spaces
+    assert BaseToNovelDomains().client_names(source) == ["photo", "sketch", "oil"]
+    everything = split(BaseToNovelDomains(shots=None), pool)
+    assert sorted(np.concatenate(everything.train)) == np.flatnonzero(~test & (labels < 3)).tolist()
+
+
+def test_base_to_novel_of_one_domain_is_that_of_one_client():
+    pool = Source(4).load()
+    ours, known = split(BaseToNovelDomains(3), pool), split(BaseToNovel(1, 3), pool)
+    assert [rows.tolist() for rows in ours.test] == [rows.tolist() for rows in known.test]
+    assert {name: held[0].tolist() for name, held in ours.others.items()} == {
+        name: held[0].tolist() for name, held in known.others.items()
+    }
+    assert Counter(pool.labels.numpy()[ours.train[0]].tolist()) == {0: 3, 1: 3}
+
+
 def test_the_seed_draws_the_shots_and_not_the_classes():
     pool = Source(10).load()
     for partition in (BaseToNovel(5, shots=4), NonOverlapping(5, shots=4)):
@@ -197,9 +241,35 @@ def test_dirichlet_few_shot():
     assert DirichletFewShot(0.5, 5, 8).client_names(Source(10)) == [f"client {k}" for k in range(5)]
 
 
+def test_a_smaller_pool_that_all_seeds_share():
+    pool = Source(10, train=20, test=40).load()
+    labels = pool.labels.numpy()
+
+    def drawn(seed: int, **given: int) -> tuple[list[int], list[int], list[list[int]]]:
+        splits = split(DirichletFewShot(0.5, 3, 8, **given), pool, seed)
+        trained, tested = np.sort(np.concatenate(splits.train)), np.sort(np.concatenate(splits.test))
+        assert all(np.array_equal(everything, tested) for everything in splits.others["all"])
+        return trained.tolist(), tested.tolist(), [rows.tolist() for rows in splits.test]
+
+    for given in ({"test_shots": 15}, {"test_shots": 15, "pool_seed": 4}):
+        trained, tested, mine = drawn(0, **given)
+        assert Counter(labels[trained].tolist()) == dict.fromkeys(range(10), 8)
+        assert Counter(labels[tested].tolist()) == dict.fromkeys(range(10), 15)
+        others = drawn(1, **given)
+        assert ("pool_seed" in given) == ((trained, tested) == others[:2])
+        assert mine != others[2]
+    assert drawn(0, test_shots=15, pool_seed=5)[:2] != (trained, tested)
+    # Left at None, a manifest is that of before these options.
+    assert "test_shots" not in DirichletFewShot(0.5, 3, 8).arguments()
+    assert DirichletFewShot(0.5, 3, 8, pool_seed=0).arguments()["pool_seed"] == 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: DirichletFewShot(0.5, 3, 4, test_shots=0), "test_shots: expected a whole number from 1 .*, got 0"),
+        (lambda: BaseToNovelDomains(0), "shots: expected a whole number from 1 to 1,000,000,000 or null, got 0"),
+        (lambda: BaseToNovelDomains().client_names(Source(1)), "need a data set of at least 2 classes"),
         (lambda: BaseToNovel(0), "num_clients: expected a whole number from 1 to 1,000,000, got 0"),
         (lambda: BaseToNovel(3, shots=0), "shots: expected a whole number from 1 to 1,000,000,000 or null, got 0"),
         (lambda: NonOverlapping(0), "num_clients: expected a whole number from 1 to 1,000,000, got 0"),
@@ -226,7 +296,9 @@ def test_arguments_are_checked(make, message):
         make()
 
 
-@pytest.mark.parametrize("partition", [BaseToNovel(3, shots=4), NonOverlapping(3, shots=4), DirichletFewShot(1, 3, 8)])
+@pytest.mark.parametrize(
+    "partition", [BaseToNovel(3, shots=4), NonOverlapping(3, shots=4), DirichletFewShot(1, 3, 8), BaseToNovelDomains(4)]
+)
 def test_a_manifest_repeats_the_split(partition, tmp_path):
     source = Source(8)
     pool = source.load()
