@@ -19,8 +19,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         axis: epsilon                         # optional; how the data groups differ, in their order: the picture and
                                               # the report draw each row over the groups, not over the rounds
         scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
-        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; the group's
-                                              # data files, its overrides and the row's come after, and win
+        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; they win over
+                                              # the group's data files; its overrides and the row's win over them
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading
@@ -245,7 +245,7 @@ def rows_of(table: Table, preset: Preset) -> list[Row]:
 def overrides_of(row: Row, preset_name: str, preset: Preset, group: DataGroup) -> tuple[str, ...]:
     """The overrides of a row on a data group, in their order: later ones win."""
     data = (f"--data=configs/{name}.yaml" for name in group.data)
-    common = (entry for entry in (*preset.overrides, *data, *group.overrides) if row.takes(entry))
+    common = (entry for entry in (*data, *preset.overrides, *group.overrides) if row.takes(entry))
     return (*common, *row.overrides.get(preset_name, ()))
 
 

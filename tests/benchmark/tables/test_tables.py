@@ -24,6 +24,7 @@ from waiting import until
 
 from benchmark.cells import this_machine
 from benchmark.cells.display import RunsDisplay
+from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.job import run_as_job
 from benchmark.cells.outcome import Outcome
@@ -37,7 +38,7 @@ from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run
 from benchmark.report.table_pages import table_page
-from benchmark.tables.cells import make_cells
+from benchmark.tables.cells import make_cell, make_cells
 from benchmark.tables.frame import over_seeds
 from benchmark.tables.layout import PaperNumber, load_table, overrides_of
 from benchmark.tables.lines import Number
@@ -301,6 +302,20 @@ def test_a_row_is_not_given_what_it_is_to_be_without(root: Path) -> None:
     alpha, beta = (overrides_of(row, "demo", demo, demo.data[0]) for row in table.rows)
     assert alpha == (*common[1:], *demo.data[0].overrides, "--trainer.max_epochs=2")
     assert beta == (*common, *demo.data[0].overrides)
+
+
+def test_overrides_of_a_preset_win_over_the_files_of_its_groups(root: Path) -> None:
+    """Files are read before all overrides; a preset's ``batch_size`` was lost where a group named a partition's file."""
+    Path("configs/partitions").mkdir()
+    Path("configs/partitions/whole.yaml").write_text("{batch_size: 64, drop_last: true, val_fraction: 0.5}")
+    content = changed(("presets", "demo", "overrides"), ["--data.batch_size=8", "--data.drop_last=false"])
+    content["presets"]["demo"]["data"][0] |= {"data": ["partitions/whole"], "overrides": ["--data.batch_size=16"]}
+    content["rows"][0]["overrides"] = {"demo": ["--data.seed=3"]}
+    save(content)
+    table = load_table("two")
+    cell = make_cell(table.rows[0], "demo", table.presets["demo"], table.presets["demo"].data[0], 0)
+    data = given_options(cell.configs, cell.overrides)["data"]
+    assert data == {"batch_size": 16, "drop_last": False, "val_fraction": 0.5, "seed": 3}
 
 
 def test_a_preset_may_run_some_of_the_rows(root: Path) -> None:
