@@ -125,9 +125,9 @@ class SkewedDomains(Partition):
 class LeaveOneDomainOut(Partition):
     """One domain is unseen: the others are the clients, and each is tested on all of the unseen one (FedPGP).
 
-    A client trains on its domain's own training images, or a few of them. All clients are tested on the same images, the target
-    domain's train and test images together. A training image that is in one group with a target image is left out.
-    The clients' own test images are not used.
+    A client trains on its domain's own training images, or a few of them. All clients are tested on the same images,
+    the target domain's train and test images together. A training image that is in one group with a target image is
+    left out. The clients' own test images are not used.
 
     Args:
         target: number of the unseen domain in the data set's order, from 0.

@@ -305,7 +305,7 @@ def test_a_row_is_not_given_what_it_is_to_be_without(root: Path) -> None:
 
 
 def test_overrides_of_a_preset_win_over_the_files_of_its_groups(root: Path) -> None:
-    """Files are read before all overrides; a preset's ``batch_size`` was lost where a group named a partition's file."""
+    """A preset's ``batch_size`` was lost where a group named a partition's file."""
     Path("configs/partitions").mkdir()
     Path("configs/partitions/whole.yaml").write_text("{batch_size: 64, drop_last: true, val_fraction: 0.5}")
     content = changed(("presets", "demo", "overrides"), ["--data.batch_size=8", "--data.drop_last=false"])
