@@ -45,6 +45,12 @@ def environment(git: Git | None = None) -> Environment:
     }
 
 
+def threads_of(record: RunRecord) -> str:
+    """Return ``", 2 threads a run"``: with how many a run on a CPU has computed; nothing where that is not known."""
+    threads = record.environment.get("hardware", {}).get("threads") if record.device == "cpu" else None
+    return f", {threads} thread{'s' * (threads > 1)} a run" if threads else ""
+
+
 def other_versions(record: RunRecord) -> list[str]:
     """Return where this machine's Python and packages differ from the run's: ``"torch 2.14.0, now 2.15.0"``."""
     then = {"python": record.environment.get("python"), **record.environment.get("versions", {})}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmark.records.environment import threads_of
 from benchmark.records.grouped_runs import Experiment, Run
 from benchmark.records.summary import average_by_round, client_values, clock_of
 from benchmark.records.words import POINT_WORDS
@@ -71,8 +72,8 @@ def traffic_of(experiment: Experiment) -> list[float]:
 
 
 def hardware_of(run: Run) -> str:
-    """The accelerator, or the cores and the CPU."""
+    """The accelerator, or the cores, the CPU and how many threads a run computed with, if it says so."""
     if run.record.device != "cpu":
         return run.record.device
     machine = run.record.environment.get("hardware", {})
-    return f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'an unknown CPU')}"
+    return f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'an unknown CPU')}{threads_of(run.record)}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from benchmark.metrics import in_per_cent, listed_within
+from benchmark.records.environment import threads_of
 from benchmark.records.record import RunRecord
 from benchmark.records.source_code import different_files
 from benchmark.records.summary import clock_of
@@ -121,6 +122,4 @@ def footnotes(table: Table, preset: Preset, lines: Sequence[Line], paired: bool)
 def _hardware_of(record: RunRecord) -> str:
     """The device, its machine's cores, and on a CPU how many of them the run computed with, if it says so."""
     machine = record.environment.get("hardware", {})
-    threads = machine.get("threads") if record.device == "cpu" else None
-    used = f", {threads} thread{'s' * (threads > 1)} a run" if threads else ""
-    return f"{record.device} ({machine.get('cpu', 'unknown')}, {machine.get('cores', '?')} cores{used})"
+    return f"{record.device} ({machine.get('cpu', 'unknown')}, {machine.get('cores', '?')} cores{threads_of(record)})"

@@ -247,6 +247,15 @@ def test_a_strangers_record_is_text_wherever_it_is_shown(tmp_path: Path) -> None
     assert charts(section(page, BOARD))[0]["data"]["values"][0]["method"].startswith(words)
 
 
+def test_a_run_says_with_how_many_threads_it_was_computed(tmp_path: Path) -> None:
+    for name, threads in (("a", 1), ("b", 4)):
+        machine = {"hardware": {"cpu": "Some CPU", "cores": 8, "threads": threads}}
+        write_run(tmp_path / "runs" / name, f"Method{name}", 0, [0.5, 0.7, 0.9], environment=machine)
+    page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    assert "8 cores of Some CPU, 1 thread a run" in page
+    assert "8 cores of Some CPU, 4 threads a run" in page
+
+
 def test_the_numbers_are_those_of_the_records(page: str) -> None:
     board = section(page, "leaderboard")
     heads, *ranked = rows(board)
