@@ -2,6 +2,7 @@
 
 from methods.atpfl import ATPFL
 from methods.coop import CoOp
+from methods.ditto import Ditto
 from methods.dpfpl import DPFPL
 from methods.fedavg import FedAvg
 from methods.fedavgft import FedAvgFT
@@ -77,6 +78,7 @@ __all__ = [
     "TPFL",
     "TRIP",
     "CoOp",
+    "Ditto",
     "FFALoRA",
     "FLoRA",
     "FOCoOp",

@@ -41,12 +41,13 @@ class FedRoD(ClassifierMethod):
     Args:
         training: of backbone and both heads.
         personal_init: P at the start: a ``copy`` of G, or ``zero``, with which P says nothing at the start.
+        train_backbone: without, both heads are on the features of a frozen backbone, which are kept.
 
     Raises:
         ConfigurationError: an unknown ``personal_init``.
     """
 
-    shared = ("backbone", "head")
+    shared: tuple[str, ...] = ("backbone", "head")
     personal = ("personal_head",)
 
     def __init__(
@@ -54,22 +55,39 @@ class FedRoD(ClassifierMethod):
         *arguments: Any,
         training: LocalTraining = LocalTraining(lr=0.01, momentum=0.9, clip=1.0),
         personal_init: Literal["copy", "zero"] = "copy",
+        train_backbone: bool = True,
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, training=training, **settings)
+        self.train_backbone = train_backbone
+        if not train_backbone:
+            self.shared, self.inputs = ("head",), ("features",)
         self.personal_head = copy.deepcopy(self.head)
         if personal_init == "zero":
             for parameter in self.personal_head.parameters():
                 nn.init.zeros_(parameter)
+
+    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the frozen backbone's features [B, d] of images [B, 3, H, W]; nothing where it is trained."""
+        return {} if self.train_backbone else {"features": self.backbone(x)}
+
+    def features(self, batch: MiniBatch) -> Tensor:
+        """Return z, [B, d]."""
+        return self.backbone(batch.x) if self.train_backbone else batch.features["features"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return personal logits [B, C] of images [B, 3, H, W]."""
         z = self.backbone(x)
         return self.head(z) + self.personal_head(z)
 
+    def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
+        """Return personal logits [B, C]."""
+        z = self.features(batch)
+        return self.head(z) + self.personal_head(z)
+
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of both terms, and each of them."""
-        z = self.backbone(batch.x)
+        z = self.features(batch)
         generic = self.head(z)
         balanced = cross_entropy(balanced_logits(generic, client.class_counts), batch.y, batch.mask)
         personal = cross_entropy(generic.detach() + self.personal_head(z.detach()), batch.y, batch.mask)

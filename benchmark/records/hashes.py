@@ -49,10 +49,10 @@ LATER_KEYS = frozenset(
 )
 
 #: Arguments of a class that are as good as absent with None: as above, where other classes have one of that name.
-LATER_ARGUMENTS = {"LeaveOneDomainOut": {"shots"}}
+LATER_ARGUMENTS = {"LeaveOneDomainOut": {"shots"}, "HeadTune": {"mu", "finetuning"}}
 
 #: A key of one of these names with this value is as good as absent: older configurations do not have it.
-LATER_DEFAULTS = {"min_support": 1}
+LATER_DEFAULTS = {"min_support": 1, "train_backbone": True}
 
 #: A key of one of these names with None is hashed as this value, which older configurations write out.
 WRITTEN_OUT = {"pretrained_tag": "openai"}

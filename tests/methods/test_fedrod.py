@@ -139,3 +139,36 @@ def test_a_new_client_fits_its_personal_head_on_the_shared_model() -> None:
     expected = loss(images_at(data, data.splits.test[client])).item()
     recorded = trainer.callbacks[0].values[1, "server", "new", "loss"][client].item()
     assert recorded == pytest.approx(expected, rel=1e-4)
+
+
+def test_its_heads_alone_are_trained_on_kept_features() -> None:
+    heads = ("--model.init_args.train_backbone=false", "--data.clients_per_round=11")
+    method, data = build("FedRoD", *heads, "--data.cache_features=true")
+    fit(method, data, 2)
+    fresh, _ = build("FedRoD", *heads)
+    for name, value in values_of(fresh.backbone).items():
+        assert torch.equal(method.backbone.get_parameter(name), value), name
+    with torch.no_grad():
+        features = fresh.backbone(data.transform(data.pool.images, None))
+    head, personal = copy.deepcopy(fresh.head).requires_grad_(True), [copy.deepcopy(fresh.head) for _ in range(11)]
+
+    def train(client: int, round: int, received: Values) -> Values:
+        local, p = copy.deepcopy(head), personal[client].requires_grad_(True)
+        local.load_state_dict(received)
+        both = torch.optim.SGD([*local.parameters(), *p.parameters()], 0.02, momentum=0.5)
+        counts = torch.bincount(data.pool.labels[torch.from_numpy(data.splits.train[client])], minlength=8)
+        for batch in mini_batches(data, client, round, 2):
+            z = features[batch.rows]
+            logits = local(z)
+            balanced = F.cross_entropy(logits + counts.clamp(min=1e-8).log(), batch.y)
+            both.zero_grad()
+            (balanced + F.cross_entropy(logits.detach() + p(z), batch.y)).backward()
+            both.step()
+        return values_of(local)
+
+    for name, value in federate(method, data, 2, values_of(head), train).items():
+        torch.testing.assert_close(method.head.get_parameter(name), value, rtol=1e-3, atol=5e-6)
+    rows = method.store.all_rows("personal_head.weight")
+    for client in range(11):
+        torch.testing.assert_close(rows[client], personal[client].weight.detach(), rtol=1e-3, atol=5e-6)
+    assert method.server.traffic.per_client()["up_floats"] == sum(p.numel() for p in head.parameters())

@@ -1,16 +1,19 @@
 """Head-Tune: a convex problem on features that never change."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
-from oracle import Values, federate, mini_batches, values_of
+from oracle import Values, descend, federate, mini_batches, values_of
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round
 from methods.fedavg import FedAvg
+from methods.headtune import HeadTune
 
 
 def features_of(method: Any, data: Any) -> torch.Tensor:
@@ -151,3 +154,59 @@ def test_a_personal_head_is_headtune_of_one_client_and_is_never_sent() -> None:
     assert method.server.traffic.per_client()["up_bytes"] == 0
     rows = method.store.all_rows("head.weight")
     assert not torch.equal(rows[0], rows[1])
+
+
+def test_mu_is_fedprox_of_the_head() -> None:
+    more = ("--model.init_args.mu=0.5", "--model.init_args.training.momentum=0")
+    method, data = build("HeadTune", *more)
+    fit(method, data, 2)
+    fresh, _ = build("HeadTune")
+    features = features_of(fresh, data).double()
+
+    def train(client: int, round: int, received: Values) -> Values:
+        w, b = received["weight"].clone(), received["bias"].clone()
+        for batch in mini_batches(data, client, round, 2):
+            z = features[batch.rows]
+            error = (F.softmax(z @ w.T + b, 1) - F.one_hot(batch.y, 8)) / len(z)
+            w = w - 0.02 * (error.T @ z + 0.5 * (w - received["weight"]))
+            b = b - 0.02 * (error.sum(0) + 0.5 * (b - received["bias"]))
+        return {"weight": w, "bias": b}
+
+    start = {name: value.double() for name, value in values_of(fresh.head).items()}
+    for name, value in federate(method, data, 2, start, train).items():
+        torch.testing.assert_close(method.get_parameter(f"head.{name}").double(), value, rtol=1e-4, atol=1e-6)
+    without, data = build("HeadTune", more[1], "--model.init_args.mu=0")
+    plain, _ = build("HeadTune", more[1])
+    for each in (without, plain):
+        fit(each, data, 2)
+    assert torch.equal(without.head.weight, plain.head.weight)
+    assert not torch.equal(without.head.weight, method.head.weight)
+
+
+def test_finetuning_fits_a_copy_that_is_thrown_away() -> None:
+    options = "--model.init_args.finetuning={lr: 0.1, epochs: 3}"
+    method, data = build("HeadTune", options)
+    values = fit(method, data, 1).callbacks[0].values
+    plain, _ = build("HeadTune")
+    fit(plain, data, 1)
+    assert torch.equal(method.head.weight, plain.head.weight), "the federation does not notice"
+    client = 5
+    features = features_of(method, data)
+    head = copy.deepcopy(method.head).requires_grad_(True)
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    descend(
+        head,
+        optimizer,
+        lambda batch: F.cross_entropy(head(features[batch.rows]), batch.y),
+        mini_batches(data, client, 0, 3, stage="finetune"),
+    )
+    rows = torch.from_numpy(data.splits.test[client])
+    expected = F.cross_entropy(head(features[rows]), data.pool.labels[rows]).item()
+    assert values[1, "server", "test", "loss"][client].item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("given", [{"mu": 0.1}, {"finetuning": LocalTraining(lr=0.1)}])
+def test_a_personal_head_has_nothing_to_start_from(given: dict[str, Any]) -> None:
+    backbone = build("HeadTune")[0].backbone
+    with pytest.raises(ConfigurationError, match="mu and finetuning start from a shared head; give head=shared"):
+        HeadTune(8, 11, backbone, head="personal", **given)

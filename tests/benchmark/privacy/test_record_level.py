@@ -56,6 +56,7 @@ REFUSED = {
 TRAINED = sorted({*methods.__all__} - {"ZeroShotCLIP"})
 #: Term that the method's loss has besides one of each image, and options without it.
 REGULARISED = {
+    "Ditto": ("lam", 0.0),
     "FedProx": ("mu", 0.0),
     "FedMTL": ("mtl_grad", "detached"),
     "PromptProx": ("mu", 0.0),
