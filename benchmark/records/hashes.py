@@ -45,11 +45,13 @@ LATER_KEYS = frozenset(
         "rank",
         "test_shots",
         "pool_seed",
+        "mu",
+        "finetuning",
     }
 )
 
 #: Arguments of a class that are as good as absent with None: as above, where other classes have one of that name.
-LATER_ARGUMENTS = {"LeaveOneDomainOut": {"shots"}, "HeadTune": {"mu", "finetuning"}}
+LATER_ARGUMENTS = {"LeaveOneDomainOut": {"shots"}}
 
 #: A key of one of these names with this value is as good as absent: older configurations do not have it.
 LATER_DEFAULTS = {"min_support": 1, "train_backbone": True}
