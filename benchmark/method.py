@@ -163,7 +163,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
             raise ConfigurationError(
                 f"{title} classifies among all classes, but the partition gives the splits "
                 f"{', '.join(dict.fromkeys(space.partition('/')[0] for space in terms.label_spaces))} label spaces of "
-                "their own; take a method of the CLIP family (FOCoOp with class_specific=false)"
+                "their own; take a method of the CLIP family; FOCoOp needs class_specific=false"
             )
         self.set_label_spaces(dict(terms.label_spaces))
         own = self.__dict__.setdefault("_own_evaluate_local", self.evaluate_local)

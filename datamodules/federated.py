@@ -49,8 +49,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         transform: from stored images to the backbone's input; what it leaves open is the backbone's.
         batch_size: B, a client's mini-batch.
         drop_last: drop a client's incomplete last batch if it has at least one full batch. The protocols say it for
-            pFedPT's comparison (PFLlib) and the CLIP family (Dassl), whose files in ``configs/partitions`` set it;
-            the others keep every batch.
+            pFedPT's comparison (PFLlib) and the CLIP family (Dassl), and most of their files in ``configs/partitions``
+            set it; the others keep every batch.
         participation: fraction of the clients that train in a round (at least one does).
         clients_per_round: the same as a number; wins over ``participation``.
         clients_at_once: clients stepped together; changes speed and memory, not results. ``auto`` picks by memory:

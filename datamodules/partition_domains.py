@@ -131,15 +131,16 @@ class LeaveOneDomainOut(Partition):
 
     Args:
         target: number of the unseen domain in the data set's order, from 0.
-        shots: training images of each class that a client keeps, drawn at random; None for all, as in the paper.
+        source_shots: training images of each class that a client keeps, drawn at random; None for all, as in the
+            paper. Named apart from the others' ``shots``, which a file that is read before may hold.
     """
 
     paper_setting = "LODO*"
-    later_arguments = ("shots",)
+    later_arguments = ("source_shots",)
 
-    def __init__(self, target: NonNegativeInt, shots: PositiveInt | None = None) -> None:
+    def __init__(self, target: NonNegativeInt, source_shots: PositiveInt | None = None) -> None:
         self.target = target
-        self.shots = shots
+        self.source_shots = source_shots
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Take the domains, and draw the few training images."""
@@ -149,7 +150,7 @@ class LeaveOneDomainOut(Partition):
         unseen = domain_of == self.target
         trains = ~pool.test.numpy() & ~np.isin(group, group[unseen])
         held = [trains & (domain_of == domain) for domain in range(count) if domain != self.target]
-        train = [np.concatenate(draw_shots(members_by_class(labels, mine), self.shots, rng)) for mine in held]
+        train = [np.concatenate(draw_shots(members_by_class(labels, mine), self.source_shots, rng)) for mine in held]
         return ClientSplits(train, [np.flatnonzero(unseen)] * len(train))
 
     def client_names(self, source: ImageSource) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Concentration, NumClients, PositiveInt, Seed
 from benchmark.seeds import numpy_generator
-from datamodules.partition import ClientSplits, Indices, Partition
+from datamodules.partition import ClientSplits, Partition
 from datamodules.partition.dirichlet_shared import dirichlet_shared
 from datamodules.partition.members import draw_shots, members_by_class
 from datamodules.source import ImagePool, ImageSource
@@ -138,15 +138,9 @@ class BaseToNovel(Partition):
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Cut the classes in half, group the base classes, draw the shots."""
-        labels, test = pool.labels.numpy(), pool.test.numpy()
-        base, novel = base_and_novel(np.unique(labels).tolist())
+        base, novel = base_and_novel(np.unique(pool.labels.numpy()).tolist())
         splits = hand_out_classes(pool, class_groups(base, self.num_clients, self.class_seed), self.shots, rng)
-        all_base, all_novel = (np.flatnonzero(test & np.isin(labels, classes)) for classes in (base, novel))
-        others = {"base": [all_base] * self.num_clients, "novel": [all_novel] * self.num_clients}
-        if self.num_clients > 1:
-            others["base_excl_local"] = [np.setdiff1d(all_base, mine) for mine in splits.test]
-        spaces = dict.fromkeys(("train", "test", *others), base) | {"novel": novel}
-        return replace(splits, others=others, label_spaces=spaces)
+        return with_base_and_novel(splits, pool, base, novel)
 
     def client_names(self, source: ImageSource) -> list[str]:
         """Numbered, if the base classes suffice."""
@@ -180,17 +174,14 @@ class BaseToNovelDomains(Partition):
         """Cut the classes in half, and draw each domain's shots."""
         labels, test, domain_of = pool.labels.numpy(), pool.test.numpy(), pool.domains.numpy()
         base, novel = base_and_novel(np.unique(labels).tolist())
-        all_base, all_novel = (np.flatnonzero(test & np.isin(labels, classes)) for classes in (base, novel))
-        train: list[Indices] = []
-        for domain in range(int(domain_of.max()) + 1):
-            learnt = ~test & (domain_of == domain) & np.isin(labels, base)
-            train.append(np.concatenate(draw_shots(members_by_class(labels, learnt), self.shots, rng)))
-        tested = [all_base[domain_of[all_base] == domain] for domain in range(len(train))]
-        others = {"base": [all_base] * len(train), "novel": [all_novel] * len(train)}
-        if len(train) > 1:
-            others["base_excl_local"] = [np.setdiff1d(all_base, mine) for mine in tested]
-        spaces = dict.fromkeys(("train", "test", *others), base) | {"novel": novel}
-        return ClientSplits(train, tested, others, spaces)
+        held = [np.isin(labels, base) & (domain_of == domain) for domain in range(int(domain_of.max()) + 1)]
+        few = [draw_shots(members_by_class(labels, mine & ~test), self.shots, rng) for mine in held]
+        splits = ClientSplits([np.concatenate(drawn) for drawn in few], [np.flatnonzero(mine & test) for mine in held])
+        return with_base_and_novel(splits, pool, base, novel)
+
+    @property
+    def _remedy(self) -> str:
+        return "each domain needs train and test images of base classes, the first half: leave the domain out"
 
     def client_names(self, source: ImageSource) -> list[str]:
         """The domains' names, if there are classes to cut in half."""
@@ -208,6 +199,26 @@ def base_and_novel(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, 
         raise ConfigurationError("base and novel classes need a data set of at least 2 classes")
     half = (len(classes) + 1) // 2
     return tuple(classes[:half]), tuple(classes[half:])
+
+
+def with_base_and_novel(
+    splits: ClientSplits, pool: ImagePool, base: Sequence[int], novel: Sequence[int]
+) -> ClientSplits:
+    """Add the test sets ``base``, ``novel`` and, of several clients, ``base_excl_local``, with their label spaces.
+
+    Args:
+        splits: each client's images of base classes.
+        pool: the images.
+        base: classes that are learnt.
+        novel: the others.
+    """
+    labels, test, count = pool.labels.numpy(), pool.test.numpy(), len(splits.train)
+    all_base, all_novel = (np.flatnonzero(test & np.isin(labels, classes)) for classes in (base, novel))
+    others = {"base": [all_base] * count, "novel": [all_novel] * count}
+    if count > 1:
+        others["base_excl_local"] = [np.setdiff1d(all_base, mine) for mine in splits.test]
+    spaces = dict.fromkeys(("train", "test", *others), tuple(base)) | {"novel": tuple(novel)}
+    return replace(splits, others=others, label_spaces=spaces)
 
 
 class DirichletFewShot(Partition):

@@ -25,7 +25,7 @@ class Ditto(ClassifierMethod):
     Args:
         training: of both models.
         lam: weight of the pull towards the average; 0 is none. Its value here is ours, the paper tunes it.
-        train_backbone: without, a model is a linear head on the features of a frozen backbone, which are kept.
+        train_backbone: without, a model is a linear head on the features of a frozen backbone.
     """
 
     per_example = True
@@ -48,22 +48,17 @@ class Ditto(ClassifierMethod):
         else:
             self.shared, self.personal, self.inputs = ("head",), ("personal_head",), ("features",)
 
-    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the frozen backbone's features [B, d] of images [B, 3, H, W]; nothing where it is trained."""
-        return {} if self.train_backbone else {"features": self.backbone(x)}
-
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C] of the client's own model for images [B, 3, H, W]."""
         return self.personal_head(self.personal_backbone(x) if self.train_backbone else self.backbone(x))
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits [B, C] of the client's own model."""
-        return self(batch.x) if self.train_backbone else self.personal_head(batch.features["features"])
+        return self(batch.x) if self.train_backbone else self.personal_head(self.features(batch))
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of both objectives, and the cross-entropy of each model."""
-        z = self.backbone(batch.x) if self.train_backbone else batch.features["features"]
-        average = cross_entropy(self.head(z), batch.y, batch.mask)
+        average = cross_entropy(self.head(self.features(batch)), batch.y, batch.mask)
         own = cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
         return average + own + self.pull(client), {"average_loss": average, "own_loss": own}
 

@@ -41,7 +41,7 @@ class FedRoD(ClassifierMethod):
     Args:
         training: of backbone and both heads.
         personal_init: P at the start: a ``copy`` of G, or ``zero``, with which P says nothing at the start.
-        train_backbone: without, both heads are on the features of a frozen backbone, which are kept.
+        train_backbone: without, both heads are trained on the features of a frozen backbone.
 
     Raises:
         ConfigurationError: an unknown ``personal_init``.
@@ -66,14 +66,6 @@ class FedRoD(ClassifierMethod):
         if personal_init == "zero":
             for parameter in self.personal_head.parameters():
                 nn.init.zeros_(parameter)
-
-    def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the frozen backbone's features [B, d] of images [B, 3, H, W]; nothing where it is trained."""
-        return {} if self.train_backbone else {"features": self.backbone(x)}
-
-    def features(self, batch: MiniBatch) -> Tensor:
-        """Return z, [B, d]."""
-        return self.backbone(batch.x) if self.train_backbone else batch.features["features"]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return personal logits [B, C] of images [B, 3, H, W]."""

@@ -45,13 +45,11 @@ LATER_KEYS = frozenset(
         "rank",
         "test_shots",
         "pool_seed",
-        "mu",
-        "finetuning",
+        "source_shots",
+        "head_mu",
+        "head_finetuning",
     }
 )
-
-#: Arguments of a class that are as good as absent with None: as above, where other classes have one of that name.
-LATER_ARGUMENTS = {"LeaveOneDomainOut": {"shots"}}
 
 #: A key of one of these names with this value is as good as absent: older configurations do not have it.
 LATER_DEFAULTS = {"min_support": 1, "train_backbone": True}
@@ -70,15 +68,6 @@ ON_ONE_DEVICE = {"devices": 1, "num_nodes": 1}
 
 #: The Trainer's settings, with their defaults, that a run may have otherwise when it goes on, at the same numbers.
 OF_ONE_SITTING = {**ON_ONE_DEVICE, "max_time": None, "strategy": "auto"}
-
-
-def _without_later_arguments(value: dict[Any, Any]) -> dict[Any, Any]:
-    """A class and its arguments, without those of :data:`LATER_ARGUMENTS` that are None; all else as it is."""
-    path, arguments = value.get("class_path"), value.get("init_args")
-    if not isinstance(path, str) or not isinstance(arguments, dict):
-        return value
-    later = LATER_ARGUMENTS.get(path.rpartition(".")[2], set())
-    return {**value, "init_args": {k: v for k, v in arguments.items() if k not in later or v is not None}}
 
 
 def canonical(value: Any) -> bytes:
@@ -105,7 +94,6 @@ def config_hash(config: dict[str, Any]) -> str:
         if isinstance(value, dict):
             absent = RESULT_FREE_KEYS | {key for key in LATER_KEYS if value.get(key) is None}
             absent |= {key for key, usual in LATER_DEFAULTS.items() if value.get(key) == usual}
-            value = _without_later_arguments(value)
             given = {key: WRITTEN_OUT.get(key) if entry is None else entry for key, entry in value.items()}
             if isinstance(given.get(FOLDER_OR_AUTO), str):
                 given[FOLDER_OR_AUTO] = "auto"

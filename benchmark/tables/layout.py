@@ -243,9 +243,11 @@ def rows_of(table: Table, preset: Preset) -> list[Row]:
 
 
 def overrides_of(row: Row, preset_name: str, preset: Preset, group: DataGroup) -> tuple[str, ...]:
-    """The overrides of a row on a data group, in their order: later ones win."""
-    data = (f"--data=configs/{name}.yaml" for name in group.data)
-    common = (entry for entry in (*data, *preset.overrides, *group.overrides) if row.takes(entry))
+    """The overrides of a row on a data group, in their order: later ones win. Files of data come before all options."""
+    files = [f"--data=configs/{name}.yaml" for name in group.data]
+    files += [entry for entry in group.overrides if entry.startswith("--data=")]
+    options = [entry for entry in group.overrides if entry not in files]
+    common = (entry for entry in (*files, *preset.overrides, *options) if row.takes(entry))
     return (*common, *row.overrides.get(preset_name, ()))
 
 

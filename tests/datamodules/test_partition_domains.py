@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from benchmark.errors import ConfigurationError
 from benchmark.seeds import numpy_generator
+from benchmark.tables.print_cell import cell_configuration
 from datamodules.digits import DigitDomains
 from datamodules.manifest import FromManifest, make_manifest, write_manifest
 from datamodules.partition import DomainPerClient
@@ -99,16 +101,22 @@ def test_the_target_is_tested_whole_and_trains_nowhere(target):
 
 
 def test_few_images_of_each_domain_that_trains():
-    whole, few = split(LeaveOneDomainOut(0)), split(LeaveOneDomainOut(0, shots=2))
+    whole, few = split(LeaveOneDomainOut(0)), split(LeaveOneDomainOut(0, source_shots=2))
     labels = POOL.labels.numpy()
     for all_of_it, drawn in zip(whole.train, few.train, strict=True):
         assert set(drawn) < set(all_of_it)
         assert np.bincount(labels[drawn]).tolist() == np.minimum(np.bincount(labels[all_of_it]), 2).tolist()
     assert [rows.tolist() for rows in few.test] == [rows.tolist() for rows in whole.test]
-    other = split(LeaveOneDomainOut(0, shots=2), seed=1)
+    other = split(LeaveOneDomainOut(0, source_shots=2), seed=1)
     assert [rows.tolist() for rows in other.train] != [rows.tolist() for rows in few.train]
     assert LeaveOneDomainOut(0).arguments() == {"target": 0}
-    assert LeaveOneDomainOut(0, 2).arguments() == {"target": 0, "shots": 2}
+    assert LeaveOneDomainOut(0, 2).arguments() == {"target": 0, "source_shots": 2}
+
+
+def test_a_suite_with_few_images_does_not_make_them_few_where_a_domain_is_left_out():
+    """A class in another's place takes over the arguments that both have, and the suite has ``shots: 16``."""
+    made = yaml.safe_load(cell_configuration("office_home_lodo", "demo", "TRIP", "digits_office_home_lodo"))
+    assert made["data"]["partition"]["init_args"] == {"target": 3, "source_shots": None}
 
 
 def test_what_shows_a_target_image_does_not_train():

@@ -156,8 +156,8 @@ def test_a_personal_head_is_headtune_of_one_client_and_is_never_sent() -> None:
     assert not torch.equal(rows[0], rows[1])
 
 
-def test_mu_is_fedprox_of_the_head() -> None:
-    more = ("--model.init_args.mu=0.5", "--model.init_args.training.momentum=0")
+def test_head_mu_is_fedprox_of_the_head() -> None:
+    more = ("--model.init_args.head_mu=0.5", "--model.init_args.training.momentum=0")
     method, data = build("HeadTune", *more)
     fit(method, data, 2)
     fresh, _ = build("HeadTune")
@@ -175,7 +175,7 @@ def test_mu_is_fedprox_of_the_head() -> None:
     start = {name: value.double() for name, value in values_of(fresh.head).items()}
     for name, value in federate(method, data, 2, start, train).items():
         torch.testing.assert_close(method.get_parameter(f"head.{name}").double(), value, rtol=1e-4, atol=1e-6)
-    without, data = build("HeadTune", more[1], "--model.init_args.mu=0")
+    without, data = build("HeadTune", more[1], "--model.init_args.head_mu=0")
     plain, _ = build("HeadTune", more[1])
     for each in (without, plain):
         fit(each, data, 2)
@@ -184,7 +184,7 @@ def test_mu_is_fedprox_of_the_head() -> None:
 
 
 def test_finetuning_fits_a_copy_that_is_thrown_away() -> None:
-    options = "--model.init_args.finetuning={lr: 0.1, epochs: 3}"
+    options = "--model.init_args.head_finetuning={lr: 0.1, epochs: 3}"
     method, data = build("HeadTune", options)
     values = fit(method, data, 1).callbacks[0].values
     plain, _ = build("HeadTune")
@@ -205,8 +205,8 @@ def test_finetuning_fits_a_copy_that_is_thrown_away() -> None:
     assert values[1, "server", "test", "loss"][client].item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("given", [{"mu": 0.1}, {"finetuning": LocalTraining(lr=0.1)}])
+@pytest.mark.parametrize("given", [{"head_mu": 0.1}, {"head_finetuning": LocalTraining(lr=0.1)}])
 def test_a_personal_head_has_nothing_to_start_from(given: dict[str, Any]) -> None:
     backbone = build("HeadTune")[0].backbone
-    with pytest.raises(ConfigurationError, match="mu and finetuning start from a shared head; give head=shared"):
+    with pytest.raises(ConfigurationError, match="need the head that all share; leave them out, or give head=shared"):
         HeadTune(8, 11, backbone, head="personal", **given)

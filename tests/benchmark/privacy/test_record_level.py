@@ -58,6 +58,7 @@ TRAINED = sorted({*methods.__all__} - {"ZeroShotCLIP"})
 REGULARISED = {
     "Ditto": ("lam", 0.0),
     "FedProx": ("mu", 0.0),
+    "HeadTune --model.init_args.head_mu=0.5": ("head_mu", None),
     "FedMTL": ("mtl_grad", "detached"),
     "PromptProx": ("mu", 0.0),
     "PromptAMP": ("pull", 0.0),
@@ -197,7 +198,7 @@ def test_a_loss_that_is_none_of_single_images_fails_the_check() -> None:
 @pytest.mark.parametrize("conf", sorted(REGULARISED))
 def test_what_reads_no_image_is_what_the_loss_has_beside_one_of_each_image(conf: str) -> None:
     option, without = REGULARISED[conf]
-    method, data = build(conf, *EVEN, PLAIN)
+    method, data = build(*conf.split(), *EVEN, PLAIN)
     simulation = method.join(data)
     server = method.make_server()
     server.start(method.initial_values(), simulation.terms)

@@ -79,7 +79,8 @@ def test_every_file_that_a_table_names_is_there(name: str) -> None:
 def test_incomplete_batches_are_dropped_where_the_protocol_says_so(name: str) -> None:
     """In pFedPT's comparison (PFLlib) and in the CLIP family (Dassl), in every preset.
 
-    Besides, in our own tables on PFLlib's partitions, and with FedSDG's setting.
+    Besides, as the files of their partitions have it: five of our tables on ``partitions/iid``, and the floors of
+    CIFAR-100 on ``partitions/dirichlet_n100``.
     """
     dropping = name.startswith(("pfedpt_", "fedpgp_", "atpfl_", "fedmgp_", "pfedmoap_", "dpfpl_"))
     dropping |= name in ("compressed_uploads", "hostile_clients", "late_clients", "lost_uploads", "private_prompts")

@@ -309,13 +309,15 @@ def test_overrides_of_a_preset_win_over_the_files_of_its_groups(root: Path) -> N
     Path("configs/partitions").mkdir()
     Path("configs/partitions/whole.yaml").write_text("{batch_size: 64, drop_last: true, val_fraction: 0.5}")
     content = changed(("presets", "demo", "overrides"), ["--data.batch_size=8", "--data.drop_last=false"])
-    content["presets"]["demo"]["data"][0] |= {"data": ["partitions/whole"], "overrides": ["--data.batch_size=16"]}
     content["rows"][0]["overrides"] = {"demo": ["--data.seed=3"]}
-    save(content)
-    table = load_table("two")
-    cell = make_cell(table.rows[0], "demo", table.presets["demo"], table.presets["demo"].data[0], 0)
-    data = given_options(cell.configs, cell.overrides)["data"]
-    assert data == {"batch_size": 16, "drop_last": False, "val_fraction": 0.5, "seed": 3}
+    for files in ({"data": ["partitions/whole"]}, {"overrides": ["--data=configs/partitions/whole.yaml"]}):
+        group = {**content["presets"]["demo"]["data"][0], **files}
+        group["overrides"] = ["--data.min_support=2", *files.get("overrides", [])]
+        save({**content, "presets": {"demo": {**content["presets"]["demo"], "data": [group]}}})
+        table = load_table("two")
+        cell = make_cell(table.rows[0], "demo", table.presets["demo"], table.presets["demo"].data[0], 0)
+        data = given_options(cell.configs, cell.overrides)["data"]
+        assert data == {"batch_size": 8, "drop_last": False, "val_fraction": 0.5, "min_support": 2, "seed": 3}
 
 
 def test_a_preset_may_run_some_of_the_rows(root: Path) -> None:
