@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 from finished_run import write_finished_run
+from recorded_results import record_of
 
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
 from benchmark.records.evaluations import write_evaluation
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 from benchmark.tuning.space import Choice
 from benchmark.tuning.study import Studies, Study
 from benchmark.tuning.task import Task
@@ -58,23 +58,8 @@ def write_round(folder: Path, scores: Sequence[float], number: int) -> None:
 
 
 def finish(folder: Path, scores: Sequence[float], seed: int = 0, **fields: Any) -> Outcome:
-    record = RunRecord(
-        method="Alpha",
-        dataset="Rooms",
-        setting="one domain per client",
-        seed=seed,
-        client_names=("a", "b"),
-        test_sizes=(10, 10),
-        manifest_hash="abc",
-        device="cpu",
-        environment={},
-        rounds=ROUNDS,
-        rounds_trained=ROUNDS,
-        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
-        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=1,
-        **fields,
-    )
+    usual = {"method": "Alpha", "dataset": "Rooms", "rounds": ROUNDS, "rounds_trained": ROUNDS, "peak_memory_bytes": 1}
+    record = record_of("ab", seed, **{**usual, **fields})
     images = {name: value for name, value in fields.items() if name == "images_sha256"}
     write_finished_run(folder, record, pd.concat([rows(n, score) for n, score in enumerate(scores)]), **images)
     return Outcome(folder)

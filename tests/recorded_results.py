@@ -19,24 +19,30 @@ from benchmark.tables.frame import LONG_COLUMNS
 HOSTILE = '</script><img src=x onerror="document.title=1">'
 
 
-def record_of(clients: int = 2, seed: int = 3) -> RunRecord:
-    """Return the record of a run of two rounds, without a summary; each client has ten test images."""
-    return RunRecord(
-        method="FedAvg",
-        dataset="Digits",
-        setting="one domain per client",
-        seed=seed,
-        client_names=tuple(f"domain {client}" for client in range(clients)),
-        test_sizes=tuple([10] * clients),
-        manifest_hash="abc",
-        device="cpu",
-        environment={"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
-        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=None,
-    )
+def record_of(clients: int | Sequence[str] = 2, seed: int = 3, **fields: Any) -> RunRecord:
+    """Return the record of a run of two rounds, without a summary; each client has ten test images.
+
+    Args:
+        clients: how many, or their names.
+        seed: of the run.
+        fields: of the record that differ.
+    """
+    names = [f"domain {client}" for client in range(clients)] if isinstance(clients, int) else clients
+    usual: dict[str, Any] = {
+        "method": "FedAvg",
+        "dataset": "Digits",
+        "setting": "one domain per client",
+        "test_sizes": tuple([10] * len(names)),
+        "manifest_hash": "abc",
+        "device": "cpu",
+        "environment": {"hardware": {"cpu": "test", "cores": 1, "gpus": []}},
+        "rounds": 2,
+        "rounds_trained": 2,
+        "communication": {"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
+        "seconds": {"total": 3.0, "training": 2.0, "evaluation": 1.0},
+        "peak_memory_bytes": None,
+    }
+    return RunRecord(client_names=tuple(names), seed=seed, **{**usual, **fields})
 
 
 def write_run(
@@ -90,22 +96,18 @@ def write_run(
         for point, values in points.items()
         for client, value in enumerate(values)
     ]
-    record = RunRecord(
-        method=method,
-        dataset=source,
-        setting="Dirichlet",
-        seed=seed,
-        client_names=names,
-        test_sizes=(10, 20, 30),
-        manifest_hash=split,
-        device="cpu",
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": up, "down_bytes": up, "up_floats": up / 4, "down_floats": up / 4},
-        seconds={"total": 30.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=123_000_000,
-        **{"environment": {}} | fields,
-    )
+    of_this_run = {
+        "method": method,
+        "dataset": source,
+        "setting": "Dirichlet",
+        "test_sizes": (10, 20, 30),
+        "manifest_hash": split,
+        "environment": {},
+        "communication": {"up_bytes": up, "down_bytes": up, "up_floats": up / 4, "down_floats": up / 4},
+        "seconds": {"total": 30.0, "training": 2.0, "evaluation": 1.0},
+        "peak_memory_bytes": 123_000_000,
+    }
+    record = record_of(names, seed, **{**of_this_run, **fields})
     write_record(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)), predictions=kept is not None)
 
 

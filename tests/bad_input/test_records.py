@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 from finished_run import write_finished_run
+from recorded_results import record_of
 from refusal import refused, within
 
 from benchmark.commands import main
 from benchmark.records.hashes import canonical
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -26,21 +26,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("records")
     for seed, name in ((0, "a"), (1, "b")):
         rows = [(r, c, "server", "test", "accuracy", 0.2 * r + 0.1 * c + 0.1 * seed) for r in (0, 1, 2) for c in (0, 1)]
-        record = RunRecord(
-            method="FedAvg",
+        record = record_of(
+            ("left", "right"),
+            seed,
             dataset="DigitDomains",
-            setting="one domain per client",
-            seed=seed,
-            client_names=("left", "right"),
             test_sizes=(10, 20),
             manifest_hash="",
-            device="cpu",
             environment={"python": "3.11.7", "versions": {"torch": "2.15.0"}},
-            rounds=2,
-            rounds_trained=2,
-            communication={"up_bytes": 40.0, "down_bytes": 40.0, "up_floats": 10.0, "down_floats": 10.0},
-            seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-            peak_memory_bytes=None,
             images_sha256="1234",
         )
         metrics = pd.DataFrame(rows, columns=list(COLUMNS))

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from finished_run import write_finished_run
+from recorded_results import record_of
 
 import benchmark
 from benchmark import commands
@@ -18,7 +19,6 @@ from benchmark.cells.slurm_jobs import Slurm
 from benchmark.cells.this_machine import ThisMachine
 from benchmark.commands import main
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.run import cli, start
 from benchmark.tables import run_table as tables
@@ -30,22 +30,8 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "fedavg-digits-s0-00000000"
     rows = [(number, client, "server", "test", "accuracy", 0.25 * number) for number in (0, 1, 2) for client in (0, 1)]
-    record = RunRecord(
-        method="FedAvg",
-        dataset="Digits",
-        setting="one [domain] per client",
-        seed=0,
-        client_names=("a", "b"),
-        test_sizes=(10, 10),
-        manifest_hash="abc",
-        device="cpu",
-        environment={},
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": 40.0, "down_bytes": 80.0, "up_floats": 10.0, "down_floats": 20.0},
-        seconds={"total": 3.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=None,
-    )
+    traffic = {"up_bytes": 40.0, "down_bytes": 80.0, "up_floats": 10.0, "down_floats": 20.0}
+    record = record_of("ab", 0, setting="one [domain] per client", environment={}, communication=traffic)
     write_finished_run(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)))
     return folder
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from finished_run import write_finished_run
-from recorded_results import kept_images
+from recorded_results import kept_images, record_of
 
 from benchmark.boards.board import Board, names_of_boards, read_board
 from benchmark.boards.freeze import freeze
@@ -69,18 +69,16 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
     ]
     on_val = [(n, c, "server", "val", "accuracy", KEPT[c] if n == 1 else 0.1) for n in range(3) for c in range(3)]
     metrics += on_val if kept_round == 1 else []
-    record = RunRecord(
+    record = record_of(
+        (*sizes,),
+        seed,
         method="FedVPT",
         dataset="CIFAR10",
         setting="domains",
-        seed=seed,
-        client_names=(*sizes,),
         test_sizes=(*sizes.values(),),
         manifest_hash="",
-        device="cpu",
         environment={},
         rounds=rounds,
-        rounds_trained=2,
         communication={"up_bytes": 1500.0, "down_bytes": 500.0, "up_floats": 375.0, "down_floats": 125.0},
         seconds={"total": 90.0, "training": 2.0, "evaluation": 1.0},
         peak_memory_bytes=1,
@@ -252,7 +250,7 @@ def test_what_is_not_of_the_board_is_refused_and_nothing_is_written(
 
 def finish_again(folder: Path, **fields: Any) -> None:
     """Write a run's record anew after its files were changed."""
-    record = replace(record_of(folder), **fields)
+    record = replace(written_record(folder), **fields)
     write_record(folder, record, pd.read_parquet(folder / "metrics.parquet"), predictions=True)
 
 
@@ -262,7 +260,7 @@ def test_the_metric_that_ranks_is_made_again_of_the_predictions(results: Path, t
         metrics = pd.read_parquet(folder / "metrics.parquet")
         (folder / "metrics.parquet").unlink()
         also = metrics.assign(metric="balanced_accuracy")
-        write_record(folder, record_of(folder), pd.concat([metrics, also], ignore_index=True))
+        write_record(folder, written_record(folder), pd.concat([metrics, also], ignore_index=True))
     freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results, "balanced_accuracy")
     runs = given(tmp_path / "theirs")
     for folder in runs:
@@ -274,7 +272,7 @@ def test_the_metric_that_ranks_is_made_again_of_the_predictions(results: Path, t
         submit(NAME, "Mine", runs, "server", results)
 
 
-def record_of(folder: Path) -> RunRecord:
+def written_record(folder: Path) -> RunRecord:
     """Return the record of a run of three clients."""
     content = json.loads((folder / "record.json").read_text())
     known = {name: content[name] for name in RunRecord.__dataclass_fields__ if name in content}

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from federation import CONF
 from finished_run import write_finished_run
+from recorded_results import record_of
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 from benchmark.run.cli import main
 from benchmark.run.verification import check_run, rerun, resolved_differences
 
@@ -31,21 +31,15 @@ def write_run(
     rows = [(1, client, "server", "test", "accuracy", accuracy - 0.25 * client) for client in (0, 1)]
     rows += [(1, 0, "local", "train", "loss", 1.0)] if extra else []
     rows += [(1, client, "local", "test", "accuracy", 0.5) for client in range(local)]
-    record = RunRecord(
-        method="FedAvg",
-        dataset="Digits",
-        setting="one domain per client",
-        seed=0,
-        client_names=("a", "b"),
-        test_sizes=(10, 10),
+    record = record_of(
+        "ab",
+        0,
         manifest_hash="",
-        device="cpu",
         environment={"python": "3.9.1", "versions": {"torch": "0.1"}},
         rounds=1,
         rounds_trained=1,
         communication={"up_bytes": up, "down_bytes": 80.0, "up_floats": 10.0, "down_floats": 20.0},
         seconds={"total": 30.0, "training": 2.0, "evaluation": 1.0},
-        peak_memory_bytes=None,
     )
     write_finished_run(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)), algorithm=manifest)
     return folder

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import yaml
 from finished_run import write_finished_run
+from recorded_results import record_of
 
 from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import GAINS, gains
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 from benchmark.tables.cells import make_cells
 from benchmark.tables.layout import DataGroup, load_table
 from benchmark.tables.render import Rendered, render
@@ -59,22 +59,7 @@ def run(folder: Path, row: str, seed: int, **manifest: Any) -> Outcome:
     values = ACCURACIES[row, seed]
     rows = [(1, client, "server", "test", "accuracy", value) for client, value in enumerate(values)]
     rows += [(1, client, "server", "test", "loss", 1 - value) for client, value in enumerate(values)]
-    record = RunRecord(
-        method=row,
-        dataset="Rooms",
-        setting="by hand",
-        seed=seed,
-        client_names=("a", "b", "c"),
-        test_sizes=(10, 10, 10),
-        manifest_hash="",
-        device="cpu",
-        environment={},
-        rounds=1,
-        rounds_trained=1,
-        communication={"up_bytes": 4.0, "down_bytes": 4.0, "up_floats": 1.0, "down_floats": 1.0},
-        seconds={"total": 1.0, "training": 1.0, "evaluation": 0.0},
-        peak_memory_bytes=1,
-    )
+    record = record_of("abc", seed, method=row, dataset="Rooms", manifest_hash="", rounds=1, rounds_trained=1)
     write_finished_run(folder / f"{row}{seed}", record, pd.DataFrame(rows, columns=list(COLUMNS)), **manifest)
     return Outcome(folder / f"{row}{seed}")
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from finished_run import write_finished_run
+from recorded_results import record_of
 from rich.console import Console
 from scipy import stats
 from waiting import until
@@ -35,7 +36,6 @@ from benchmark.cells.work import Work
 from benchmark.errors import ConfigurationError
 from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run
 from benchmark.report.table_pages import table_page
 from benchmark.tables.cells import make_cell, make_cells
@@ -125,26 +125,19 @@ def finished_run(folder: Path, seed: int, accuracies: dict[str, list[float]], **
         for point, values in accuracies.items()
         for client, value in enumerate(values)
     ]
-    record = RunRecord(
-        method="Alpha",
-        dataset="Rooms",
-        setting="one domain per client",
-        seed=seed,
-        client_names=("a", "b"),
-        test_sizes=(10, 10),
-        manifest_hash="abc",
-        device="cpu",
-        environment={
+    fields = {
+        "method": "Alpha",
+        "dataset": "Rooms",
+        "environment": {
             "git": {"revision": "0123456789abcdef", "dirty": False},
             "hardware": {"cpu": "Test CPU", "cores": 2, "gpus": []},
         },
-        rounds=2,
-        rounds_trained=2,
-        communication={"up_bytes": 30720.0, "down_bytes": 30720.0, "up_floats": 7680.0, "down_floats": 7680.0},
-        seconds={"total": 10.0 + seed, "training": 8.0, "evaluation": 2.0},
-        peak_memory_bytes=1,
+        "communication": {"up_bytes": 30720.0, "down_bytes": 30720.0, "up_floats": 7680.0, "down_floats": 7680.0},
+        "seconds": {"total": 10.0 + seed, "training": 8.0, "evaluation": 2.0},
+        "peak_memory_bytes": 1,
         **fields,
-    )
+    }
+    record = record_of("ab", seed, **fields)
     images = {} if record.images_sha256 is None else {"images_sha256": record.images_sha256}
     write_finished_run(folder, record, pd.DataFrame(rows, columns=list(COLUMNS)), **images)
 
