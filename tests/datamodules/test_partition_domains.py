@@ -113,7 +113,7 @@ def test_few_images_of_each_domain_that_trains():
     assert LeaveOneDomainOut(0, 2).arguments() == {"target": 0, "source_shots": 2}
 
 
-def test_a_suite_with_few_images_does_not_make_them_few_where_a_domain_is_left_out():
+def test_few_images_of_a_suite_are_not_those_of_a_domain_left_out():
     """A class in another's place takes over the arguments that both have, and the suite has ``shots: 16``."""
     made = yaml.safe_load(cell_configuration("office_home_lodo", "demo", "TRIP", "digits_office_home_lodo"))
     assert made["data"]["partition"]["init_args"] == {"target": 3, "source_shots": None}
