@@ -23,6 +23,7 @@ from benchmark.report.boards import boards, ranking
 from benchmark.report.charts import _whole_ticks, curves
 from benchmark.report.grid import GridCell
 from benchmark.report.page import write_report
+from benchmark.report.published import beside
 from benchmark.tables.numbers import mean_std
 from benchmark.tables.paper import read_paper
 
@@ -369,6 +370,14 @@ def test_a_method_stands_beside_its_paper_as_the_paper_reads_it(tmp_path: Path) 
     table = ranking(board, read_paper([tmp_path / "p.csv"]))
     place = [str(head) for head in table.heads].index("Read as in the paper")
     assert {row[1].text: row[place].text for row in table.rows} == {"FedVPT": "70.00", "PFedPG": "80.00"}
+
+
+@pytest.mark.parametrize(("trained", "numbers"), [(True, [70.0]), (False, [])])
+def test_heads_on_a_frozen_backbone_stand_beside_no_number(trained: bool, numbers: list[float], tmp_path: Path) -> None:
+    heads = "paper,table,dataset,setting,backbone,method,metric,value,std"
+    (tmp_path / "p.csv").write_text(f"{heads}\nP,1,CIFAR-10,dir0.1,CNN,FedRoD,accuracy,70.0,\n")
+    write_run(tmp_path / "a", "FedRoD", 0, [0.5, 0.7, 0.9], arguments={"train_backbone": trained})
+    assert beside(read_run(tmp_path / "a"), read_paper([tmp_path / "p.csv"]))["value"].tolist() == numbers
 
 
 def test_which_experiment_of_a_method_is_ranked_is_no_matter_of_its_score(results: Path, tmp_path: Path) -> None:
