@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -53,10 +53,13 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
     Attributes:
         paper_names: what the papers' tables call the method, each where it is not the class's name; a class that
             derives from it has its own.
+        paper_arguments: arguments with the values that the papers' tables are of: with another value a run stands
+            beside no published number.
         paper_point: where in a round the paper reads it: ``"server"``, or ``"local"``, as training left its clients.
     """
 
     paper_names: ClassVar[tuple[str, ...]] = ()
+    paper_arguments: ClassVar[Mapping[str, Any]] = {}
     paper_point: ClassVar[Literal["server", "local"]] = "server"
     simulation: Simulation
     roles: Roles

@@ -181,7 +181,7 @@ class BaseToNovelDomains(Partition):
 
     @property
     def _remedy(self) -> str:
-        return "each domain needs train and test images of base classes, the first half: leave the domain out"
+        return "leave out domains without train and test images of base classes, which are the first half"
 
     def client_names(self, source: ImageSource) -> list[str]:
         """The domains' names, if there are classes to cut in half."""

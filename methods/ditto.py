@@ -60,16 +60,13 @@ class Ditto(ClassifierMethod):
         """Return the sum of both objectives, and the cross-entropy of each model."""
         average = cross_entropy(self.head(self.features(batch)), batch.y, batch.mask)
         own = cross_entropy(self.client_logits(client, batch), batch.y, batch.mask)
-        return average + own + self.pull(client), {"average_loss": average, "own_loss": own}
-
-    def pull(self, client: Client) -> Tensor:
-        """Return ``(lam / 2) ||v_k - w^t||^2``."""
-        received = {f"personal_{name}": value for name, value in client.received.items()}
-        return self.lam / 2 * squared_distance(client.parameters, received)
+        pull = self.regulariser(client, batch.phase)
+        return average + own + pull, {"average_loss": average, "own_loss": own}
 
     def regulariser(self, client: Client, phase: int) -> Tensor:
-        """Return the pull, which reads no image."""
-        return self.pull(client)
+        """Return the pull ``(lam / 2) ||v_k - w^t||^2``, which reads no image."""
+        received = {f"personal_{name}": value for name, value in client.received.items()}
+        return self.lam / 2 * squared_distance(client.parameters, received)
 
     def finetune_phases(self, new: bool) -> list[Phase]:
         """Fit the own model of a client that never trains, pulled towards the average."""

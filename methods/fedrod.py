@@ -1,7 +1,7 @@
 """FedRoD: a generic head that is shared and, on the same features, a personal one that is not."""
 
 import copy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -49,6 +49,7 @@ class FedRoD(ClassifierMethod):
 
     shared: tuple[str, ...] = ("backbone", "head")
     personal = ("personal_head",)
+    paper_arguments: ClassVar = {"train_backbone": True}
 
     def __init__(
         self,
@@ -69,12 +70,14 @@ class FedRoD(ClassifierMethod):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return personal logits [B, C] of images [B, 3, H, W]."""
-        z = self.backbone(x)
-        return self.head(z) + self.personal_head(z)
+        return self.classify(self.backbone(x))
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
-        """Return personal logits [B, C]."""
-        z = self.features(batch)
+        """Return personal logits [B, C] of a mini-batch."""
+        return self.classify(self.features(batch))
+
+    def classify(self, z: Tensor) -> Tensor:
+        """Return ``G(z) + P(z)`` [B, C] of features [B, d]."""
         return self.head(z) + self.personal_head(z)
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """Head-Tune: FedAvg of a linear classifier on the features of a frozen backbone, or each client's own."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -37,6 +37,7 @@ class HeadTune(ClassifierMethod):
     inputs = ("features",)
     train_backbone = False
     per_example = True
+    paper_arguments: ClassVar = {"head": "shared", "head_mu": None, "head_finetuning": None}
 
     def __init__(
         self,

@@ -55,7 +55,8 @@ def _setting_fits(run: Run, setting: str) -> bool:
 
 
 def _names(run: Run) -> list[str]:
-    if run.get("model.init_args.train_backbone") is False:  # heads alone: no paper's number is of these
+    of_the_paper = own(run.get("model"), "paper_arguments") or {}
+    if any(run.get(f"model.init_args.{name}", value) != value for name, value in of_the_paper.items()):
         return []
     return [_plain(name) for name in own(run.get("model"), "paper_names") or [run.record.method]]
 

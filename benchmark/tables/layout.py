@@ -19,8 +19,8 @@ Paths in a table are relative to the folder the command is started in, the repos
         axis: epsilon                         # optional; how the data groups differ, in their order: the picture and
                                               # the report draw each row over the groups, not over the rounds
         scale: deit_tiny_112px                # optional; of configs/scales, read after method and suite
-        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; they win over
-                                              # the group's data files; its overrides and the row's win over them
+        overrides: ["--trainer.max_epochs=100"]  # optional; as on the command line, one string each; read after the
+                                              # group's data files, and before its own overrides and the row's
         data:                                 # column groups; one run gives all columns of a group
           - name: office_caltech10            # [a-z0-9_]; part of run directories
             label: Office-Caltech10           # heading

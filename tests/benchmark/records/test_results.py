@@ -351,6 +351,7 @@ def test_config_hash_ignores_what_cannot_change_a_result() -> None:
     assert config_hash(auto) == config_hash(folder) != config_hash(never)
     later, older = ({"model": {"lr": 0.1, **given}} for given in ({"head_mu": None, "train_backbone": True}, {}))
     assert config_hash(later) == config_hash(older) != config_hash({"model": {"lr": 0.1, "head_mu": 0.1}})
+    assert len(config_hash({})) == 64
 
 
 def test_environment_names_versions_and_hardware() -> None:

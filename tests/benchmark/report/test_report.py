@@ -372,11 +372,24 @@ def test_a_method_stands_beside_its_paper_as_the_paper_reads_it(tmp_path: Path) 
     assert {row[1].text: row[place].text for row in table.rows} == {"FedVPT": "70.00", "PFedPG": "80.00"}
 
 
-@pytest.mark.parametrize(("trained", "numbers"), [(True, [70.0]), (False, [])])
-def test_heads_on_a_frozen_backbone_stand_beside_no_number(trained: bool, numbers: list[float], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "arguments", "numbers"),
+    [
+        ("FedRoD", {}, [70.0]),
+        ("FedRoD", {"train_backbone": True}, [70.0]),
+        ("FedRoD", {"train_backbone": False}, []),
+        ("HeadTune", {"head": "shared", "head_mu": None}, [70.0]),
+        ("HeadTune", {"head_mu": 0.1}, []),
+        ("HeadTune", {"head_finetuning": {"lr": 0.1}}, []),
+        ("HeadTune", {"head": "personal"}, []),
+    ],
+)
+def test_a_run_that_no_paper_has_stands_beside_no_number(
+    method: str, arguments: dict[str, Any], numbers: list[float], tmp_path: Path
+) -> None:
     heads = "paper,table,dataset,setting,backbone,method,metric,value,std"
-    (tmp_path / "p.csv").write_text(f"{heads}\nP,1,CIFAR-10,dir0.1,CNN,FedRoD,accuracy,70.0,\n")
-    write_run(tmp_path / "a", "FedRoD", 0, [0.5, 0.7, 0.9], arguments={"train_backbone": trained})
+    (tmp_path / "p.csv").write_text(f"{heads}\nP,1,CIFAR-10,dir0.1,CNN,{method},accuracy,70.0,\n")
+    write_run(tmp_path / "a", method, 0, [0.5, 0.7, 0.9], arguments=arguments)
     assert beside(read_run(tmp_path / "a"), read_paper([tmp_path / "p.csv"]))["value"].tolist() == numbers
 
 
