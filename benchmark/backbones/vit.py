@@ -179,9 +179,23 @@ class PromptedViT(Checked, nn.Module):
         Raises:
             ConfigurationError: the images are not of the size that the model expects.
         """
+        return self.grow_from(self._embed(x), inserted, layers=layers)
+
+    def grow_from(
+        self, tokens: Tensor, inserted: Mapping[int, Tensor], first_layer: int = 0, layers: int | None = None
+    ) -> Tensor:
+        """Compute the same tokens as ``grow``, from the tokens at a layer's input instead of from images.
+
+        Args:
+            tokens: those of ``tokens_before``, [B, num_prefix_tokens + M, d].
+            inserted: as for ``grow``; nothing before ``first_layer``.
+            first_layer: the layer that takes the tokens, from 0.
+            layers: as for ``grow``.
+        """
         refuse_hooks(self._not_called, "hook its blocks, or parts of them")
-        tokens, at = self._embed(x), self._prompt_position
-        for layer, block in enumerate(self.vit.blocks[:layers]):
+        self._choose_attention(tokens)
+        at = self._prompt_position
+        for layer, block in list(enumerate(self.vit.blocks[:layers]))[first_layer:]:
             if layer in inserted:
                 new = inserted[layer].expand(tokens.shape[0], -1, -1)
                 tokens = torch.cat([tokens[:, :at], new, tokens[:, at:]], dim=1)
