@@ -31,6 +31,8 @@ from datamodules.source import ImagePool, ImageSource
 
 CONF = Path(__file__).parent / "conf"
 fit = run_rounds
+#: Settings of ``fit`` for what evaluations after each round say; else the last round alone is evaluated.
+EACH_ROUND = {"check_val_every_n_epoch": 1}
 SIZES = (5, 4, 9, 3, 6, 7, 2, 10, 1, 4, 8)
 
 

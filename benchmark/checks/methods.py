@@ -45,9 +45,9 @@ class MethodUnderCheck:
     tolerance: float = 2e-5
 
     def trained(self, *options: str, rounds: int = ROUNDS) -> FederatedMethod:
-        """Return a new method after some rounds, evaluated before the first and after the last."""
+        """Return a new method after some rounds."""
         method, data = self.make(*options)
-        run_rounds(method, data, rounds, settings={"check_val_every_n_epoch": rounds})
+        run_rounds(method, data, rounds)
         return method
 
     @cached_property
@@ -71,9 +71,10 @@ def run_rounds(
     settings: dict[str, Any] | None = None,
     evaluate: bool = True,
 ) -> Trainer:
-    """Run the federation, with some of the Trainer's settings, perhaps without evaluations; returns the Trainer."""
+    """Run the federation, evaluated before the first round and after the last, or not at all; returns the Trainer."""
     callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
     defaults = {**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", "enable_progress_bar": False}
+    defaults["check_val_every_n_epoch"] = max(rounds, 1)
     given = {**defaults, **(settings or {})}
     trainer = Trainer(
         **(given if evaluate else {**given, "limit_val_batches": 0}),
@@ -350,8 +351,7 @@ def check_resume(subject: MethodUnderCheck) -> None:
         resumed, data = subject.make("--data.clients_at_once=1")
         torch.rand(5)  # the global generator is somewhere else now
         last = Path(folder) / "checkpoints" / "last.ckpt"
-        settings = {"check_val_every_n_epoch": ROUNDS}
-        trainer = run_rounds(resumed, data, ROUNDS, ckpt_path=str(last), settings=settings)
+        trainer = run_rounds(resumed, data, ROUNDS, ckpt_path=str(last))
         held = torch.load(last, weights_only=True)["state_dict"]
     require(trainer.num_sanity_val_steps == 0, "the round it resumes from is evaluated again")
     # An evaluation after round 1 lies in between: what training reports has been averaged over fewer rounds since.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from federation import CONF, build, fit
+from federation import CONF, EACH_ROUND, build, fit
 from sklearn.metrics import cohen_kappa_score
 from three_clients import LABELS, LOGITS, scored
 from torch import Tensor
@@ -156,11 +156,11 @@ def test_pooled_values_go_on_after_a_checkpoint_in_memory(tmp_path: Path) -> Non
     def metrics(trainer: Any) -> pd.DataFrame:
         return next(each for each in trainer.callbacks if isinstance(each, Recorder)).metrics()
 
-    whole = metrics(fit(*build("FedAvg"), 2))
+    whole = metrics(fit(*build("FedAvg"), 2, settings=EACH_ROUND))
     fit(*build("FedAvg"), 1, save_to=tmp_path)
     checkpoint = tmp_path / "checkpoints/last.ckpt"
     assert [key for key, _ in json.loads(read_checkpoint(checkpoint)["callbacks"]["Recorder"]["pooled"])]
-    resumed = metrics(fit(*build("FedAvg"), 2, ckpt_path=str(checkpoint)))
+    resumed = metrics(fit(*build("FedAvg"), 2, ckpt_path=str(checkpoint), settings=EACH_ROUND))
     pd.testing.assert_frame_equal(resumed, whole)
     assert (whole["client"] == POOLED_CLIENT).sum() == 3  # rounds 0, 1, 2 at the server
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Witness, build, fit
+from federation import EACH_ROUND, Witness, build, fit
 from oracle import Images, descend, images_at, mini_batches
 from timm.layers import DropPath
 from torch import nn
@@ -89,7 +89,7 @@ def test_clients_remember_their_own_values_of_their_last_round() -> None:
     method, data = of_class(Remembers, "--data.clients_per_round=4")
     witness, (fresh, _) = Witness(), of_class(Remembers)
     initial = fresh.head.weight.detach()
-    recorded = fit(method, data, 3, [Server(witness)]).callbacks[0].values
+    recorded = fit(method, data, 3, [Server(witness)], settings=EACH_ROUND).callbacks[0].values
     last: dict[int, torch.Tensor] = {}
     for round, uploads in enumerate(witness.seen, start=1):
         chosen = list(uploads.clients)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import Witness, build, fit, learned, terms
+from federation import EACH_ROUND, Witness, build, fit, learned, terms
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -232,10 +232,10 @@ def test_a_client_of_damaged_images_is_left_out_and_changes_nothing_else(
         method, data = build(conf, f"--data.clients_at_once={width}", "--data.clients_per_round=11", *overrides)
         if isinstance(change, Damage):
             with pytest.warns(UserWarning, match=r"of 2 clients were not finite in round 1 \(clients \[2, 5\]\)"):
-                fit(method, data, 2, [change])
+                fit(method, data, 2, [change], settings=EACH_ROUND)
             assert method.server.dropped == {2: 2, 5: 2}
         else:
-            fit(method, data, 2, [change])
+            fit(method, data, 2, [change], settings=EACH_ROUND)
         results.append(learned(method))
     dropped = results[0].pop("metric.2/local/train/dropped")
     assert dropped.tolist() == [2.0 if client in (2, 5) else 0.0 for client in range(11)]
@@ -274,7 +274,7 @@ def test_a_round_in_which_nobody_is_left_ends_the_run() -> None:
 def test_a_server_that_diverges_ends_the_run() -> None:
     method, data = build("PFedPG", "--model.init_args.server_lr=1e38")
     with pytest.raises(ConfigurationError, match=r"nothing to evaluate after round 1: the logits of 66 of 66 images"):
-        fit(method, data, 3)
+        fit(method, data, 3, settings=EACH_ROUND)
     method, data = build("PFedPG")
     make = method.make_server
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation import CONF, build, fit, learned
+from federation import CONF, EACH_ROUND, build, fit, learned
 
 METHODS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem != "base")
 TINY = ("--data.partition.init_args.num_clients=2", "--data.clients_per_round=2", "--data.clients_at_once=2")
@@ -33,12 +33,13 @@ def test_64_true_runs_and_learns_what_float32_learns(conf: str) -> None:
 
 def test_64_true_resumes_bit_for_bit(tmp_path: Path) -> None:
     """A checkpoint is loaded before the Trainer converts the method: its float64 numbers must not be rounded."""
+    settings = DOUBLE | EACH_ROUND
     whole, data = build("FedPer", *TINY)
-    fit(whole, data, 2, settings=DOUBLE)
+    fit(whole, data, 2, settings=settings)
     half, data = build("FedPer", *TINY)
-    fit(half, data, 1, save_to=tmp_path, settings=DOUBLE)
+    fit(half, data, 1, save_to=tmp_path, settings=settings)
     resumed, data = build("FedPer", *TINY)
-    fit(resumed, data, 2, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=DOUBLE)
+    fit(resumed, data, 2, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=settings)
     expected, found = learned(whole), learned(resumed)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name].nan_to_num(), value.nan_to_num()) for name, value in expected.items())

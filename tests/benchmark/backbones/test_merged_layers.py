@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from operations import Operations
 from torch import Tensor, nn
 
@@ -211,7 +211,7 @@ def test_layers_that_are_shared_are_scored_at_their_new_values(
 
     def rounds() -> dict[str, Tensor]:
         method, data = build(conf, "--data.partition=federation.Few", "--data.clients_per_round=4", once, *overrides)
-        fit(method, data, 2, settings={"precision": "bf16-mixed"})
+        fit(method, data, 2, settings=EACH_ROUND | {"precision": "bf16-mixed"})
         return {name: value for name, value in learned(method).items() if name.startswith("metric.")}
 
     found = rounds()

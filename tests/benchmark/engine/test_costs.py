@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import build, fit, terms
+from federation import EACH_ROUND, build, fit, terms
 
 from benchmark.contract import LocalTraining, Stage
 from benchmark.engine import evaluation
@@ -68,7 +68,7 @@ def test_scores_are_made_once_for_each_point_and_split(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(evaluation, "ClientScores", Scores)
     method, data = build("FedVPT")
-    fit(method, data, 2)
+    fit(method, data, 2, settings=EACH_ROUND)
     assert len(made) == 3 * 2  # rounds 0, 1, 2; points server and local
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from oracle import Images, Values, descend, mini_batches, selected, values_of, weighted
 from torch import Tensor, nn
 
@@ -67,11 +67,11 @@ def test_momentum_outlives_the_round_as_in_a_naive_loop(state: str, width: int) 
 
 def test_kept_momentum_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole, data = fedavg("client")
-    fit(whole, data, ROUNDS)
+    fit(whole, data, ROUNDS, settings=EACH_ROUND)
     half, data = fedavg("client")
-    fit(half, data, 2, save_to=tmp_path)
+    fit(half, data, 2, save_to=tmp_path, settings=EACH_ROUND)
     again, data = fedavg("client")
-    fit(again, data, ROUNDS, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    fit(again, data, ROUNDS, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=EACH_ROUND)
     expected, found = learned(whole), learned(again)
     assert set(expected) == set(found)
     for name, value in expected.items():

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+from federation import EACH_ROUND, build, fit
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.errors import ConfigurationError
@@ -32,7 +32,9 @@ def recorded(trainer: Any) -> dict[tuple[int, str], torch.Tensor]:
 
 def test_the_norms_are_those_of_the_bank_round_by_round() -> None:
     banks = Banks()
-    values = recorded(fit(*build("PFedPT"), rounds=3, callbacks=[PersonalMovement(["visual_prompt"]), banks]))
+    values = recorded(
+        fit(*build("PFedPT"), rounds=3, callbacks=[PersonalMovement(["visual_prompt"]), banks], settings=EACH_ROUND)
+    )
     for number in (1, 2, 3):
         now, before, start = banks.rounds[number], banks.rounds[number - 1], banks.rounds[0]
         for client in range(11):
@@ -46,10 +48,18 @@ def test_the_norms_are_those_of_the_bank_round_by_round() -> None:
 
 
 def test_a_resumed_run_records_the_same(tmp_path: Any) -> None:
-    whole = recorded(fit(*build("PFedPT"), rounds=2, callbacks=[PersonalMovement(["visual_prompt"])]))
+    whole = recorded(
+        fit(*build("PFedPT"), rounds=2, callbacks=[PersonalMovement(["visual_prompt"])], settings=EACH_ROUND)
+    )
     fit(*build("PFedPT"), rounds=1, callbacks=[PersonalMovement(["visual_prompt"])], save_to=tmp_path)
     checkpoint = str(tmp_path / "checkpoints" / "last.ckpt")
-    again = fit(*build("PFedPT"), rounds=2, callbacks=[PersonalMovement(["visual_prompt"])], ckpt_path=checkpoint)
+    again = fit(
+        *build("PFedPT"),
+        rounds=2,
+        callbacks=[PersonalMovement(["visual_prompt"])],
+        ckpt_path=checkpoint,
+        settings=EACH_ROUND,
+    )
     resumed = recorded(again)
     assert whole.keys() == resumed.keys()
     for key in whole:
