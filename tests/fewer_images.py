@@ -1,8 +1,11 @@
 """A share of the embedded digits, for tests whose claims hold with fewer of them."""
 
-import pytest
+from dataclasses import fields
 
-from datamodules import DigitDomains
+import pytest
+import torch
+
+from datamodules import DigitDomains, ImagePool
 
 
 def fewer_digits(monkeypatch: pytest.MonkeyPatch, train: int, test: int) -> None:
@@ -11,13 +14,13 @@ def fewer_digits(monkeypatch: pytest.MonkeyPatch, train: int, test: int) -> None
     A style has more test images than training images, and all are scored after each round and before the first one, so
     that scores take longer than training does.
     """
-    rows_of = DigitDomains._rows
+    load = DigitDomains.load
 
-    def fewer(source: DigitDomains, labels: object) -> list[tuple[int, int, bool]]:
-        rows = rows_of(source, labels)  # type: ignore[arg-type]
-        kept = {
-            row for held, share in ((False, train), (True, test)) for row in [r for r in rows if r[2] is held][::share]
-        }
-        return [row for row in rows if row in kept]
+    def fewer(source: DigitDomains) -> ImagePool:
+        pool = load(source)
+        kept = torch.zeros_like(pool.test)
+        for held, share in ((False, train), (True, test)):
+            kept[(pool.test == held).nonzero().flatten()[::share]] = True
+        return ImagePool(*(getattr(pool, field.name)[kept] for field in fields(pool)))
 
-    monkeypatch.setattr(DigitDomains, "_rows", fewer)
+    monkeypatch.setattr(DigitDomains, "load", fewer)

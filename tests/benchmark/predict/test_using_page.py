@@ -6,26 +6,17 @@ import re
 import runpy
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 import datamodules
+from benchmark.checks.command import FewDigits
 from benchmark.commands import main
 from benchmark.run.cli import FederatedCLI
-from datamodules import DigitDomains
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/using_a_model.md").read_text()
-
-
-class FewDigits(DigitDomains):
-    """Every sixteenth of the digits."""
-
-    def _rows(self, labels: Any) -> list[tuple[int, int, bool]]:
-        """In all styles, training and test; the others are not rendered."""
-        return super()._rows(labels)[::16]
 
 
 def test_the_page_on_trained_models_does_what_it_says(
