@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import datamodules
 import methods
 from benchmark import commands
 from benchmark.cells.places import chosen_place
+from benchmark.checks.command import FewDigits
 from benchmark.config.yaml_files import read_mapping
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
@@ -36,7 +36,7 @@ from benchmark.run.command import resolved
 from benchmark.server import ServerRule
 from benchmark.speed.__main__ import CASES
 from benchmark.tables.print_cell import cell_configuration
-from datamodules import DigitDomains, ImagePool, ImageSource, Partition, SeveralDataSets, Sites
+from datamodules import ImageSource, Partition, SeveralDataSets, Sites
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -300,15 +300,6 @@ def test_every_run_of_the_added_table_is_one_that_the_command_line_takes() -> No
         assert config["trainer"]["max_epochs"] == 5
         training = config["model"]["init_args"]["training"]
     assert (config["model"]["class_path"], training["lr"]) == ("my_method.SmoothHeadTune", 0.01)
-
-
-class FewDigits(DigitDomains):
-    """Every sixteenth of the digits."""
-
-    def load(self) -> ImagePool:
-        """In all styles, training and test."""
-        pool = super().load()
-        return ImagePool(*(getattr(pool, field.name)[::16] for field in fields(pool)))
 
 
 @pytest.mark.usefixtures("workplace")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fewer_images import fewer_digits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
@@ -29,7 +30,8 @@ def test_a_network_of_ones_own_learns() -> None:
     assert loaded("own_method").main(rounds=2) > 0.4  # ten classes
 
 
-def test_a_prompt_of_ones_own_learns() -> None:
+def test_a_prompt_of_ones_own_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer_digits(monkeypatch, train=1, test=6)
     assert loaded("visual_prompt").main(rounds=1) > 0.5
 
 

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.nn.functional as F
+from fewer_images import fewer_digits
 from lightning import seed_everything
 
 from benchmark.backbones.vit import TimmViT
@@ -116,7 +117,8 @@ def test_a_folder_of_images_becomes_clients_that_learn(executed: Any) -> None:
     assert sum(right) / 80 == pytest.approx(scores.loc[4, "outline"])
 
 
-def test_a_method_of_a_cell_is_checked_and_compared(executed: Any) -> None:
+def test_a_method_of_a_cell_is_checked_and_compared(executed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer_digits(monkeypatch, train=2, test=6)
     found = executed("own_method")
     assert found["all_hold"] is True
     numbers = {name: run.record.communication["up_floats"] for name, run in found["runs"].items()}
@@ -136,7 +138,8 @@ def test_a_method_of_a_cell_is_checked_and_compared(executed: Any) -> None:
     assert loss.item() == pytest.approx(F.cross_entropy(method(x), y).item() + 0.25 * 8.64, rel=1e-4)
 
 
-def test_a_run_is_read_used_and_exported(executed: Any) -> None:
+def test_a_run_is_read_used_and_exported(executed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewer_digits(monkeypatch, train=2, test=6)
     found = executed("from_training_to_use")
     scores, by_client, data = found["scores"], found["by_client"], found["run"].data
     assert list(by_client) == ["ink", "inverted", "coloured", "outline", "noise", "low_contrast"]

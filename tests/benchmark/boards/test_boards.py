@@ -1,6 +1,7 @@
 """Boards: frozen of kept runs, ranked by hand-computed numbers, and open to runs of the same setting alone."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,25 @@ TABLE = {
 }
 
 
-def write(folder: Path, seed: int, values: list[float], kept: bool = False, rounds: int = 2, **other: Any) -> Path:
-    """A finished run of three clients; other arguments are the method's, or ``images``, ``first`` and ``backbone``."""
+#: The files of runs that were written, by what they were written of: tests write the same few runs again and again.
+WRITTEN: dict[str, dict[str, bytes]] = {}
+
+
+def write(folder: Path, seed: int, values: list[float], **other: Any) -> Path:
+    """A finished run of three clients, of the arguments of :func:`write_anew`."""
+    of = json.dumps([seed, values, other], sort_keys=True)
+    if of not in WRITTEN:
+        write_anew(folder, seed, values, **other)
+        WRITTEN[of] = {path.name: path.read_bytes() for path in folder.iterdir()}
+        return folder
+    folder.mkdir(parents=True)
+    for name, content in WRITTEN[of].items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_anew(folder: Path, seed: int, values: list[float], kept: bool = False, rounds: int = 2, **other: Any) -> None:
+    """Write a run; other arguments are the method's, or ``images``, ``first`` and ``backbone``."""
     arguments = {"backbone": {"class_path": other.pop("backbone", "PaperCNN")}}
     kept_round = other.pop("kept_round", 2)
     images, first = other.pop("images", "f" * 64), other.pop("first", 5)
@@ -91,26 +109,40 @@ def write(folder: Path, seed: int, values: list[float], kept: bool = False, roun
     rows["round"] = kept_round
     table, manifest = pd.DataFrame(metrics, columns=list(COLUMNS)), {"clients": clients, "images_sha256": images}
     write_finished_run(folder, record, table, yaml.safe_dump(config), rows if kept else None, **manifest)
-    return folder
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of results with the kept runs of a table: its floor, and a row that is better but for one client."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rooms.yaml").write_text(yaml.safe_dump(TABLE))
+    return write_results(tmp_path, monkeypatch)
+
+
+def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    (folder / "rooms.yaml").write_text(yaml.safe_dump(TABLE))
     for name in ("floor", "trained"):
-        (tmp_path / f"{name}.yaml").write_text("model: methods.FedVPT\n")
+        (folder / f"{name}.yaml").write_text("model: methods.FedVPT\n")
     table = load_table("rooms.yaml")
     values = {"Floor": [0.5, 0.6, 0.7], "Trained": [0.7, 0.9, 0.6]}
     for (_, label, seed), cell in make_cells(table, "demo", table.presets["demo"]).items():
-        write(tmp_path / "results" / "runs" / cell.name, seed, [v - 0.02 * seed for v in values[label]], lr=len(label))
-    return tmp_path / "results"
+        write(folder / "results" / "runs" / cell.name, seed, [v - 0.02 * seed for v in values[label]], lr=len(label))
+    return folder / "results"
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Board, Path]:
+    """The board of these runs, and the folder that freezing has left; frozen once."""
+    folder = tmp_path_factory.mktemp("frozen")
+    with pytest.MonkeyPatch.context() as patch:
+        results = write_results(folder, patch)
+        return freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results), results
 
 
 @pytest.fixture
-def board(results: Path) -> Board:
-    return freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results)
+def board(frozen: tuple[Board, Path], results: Path) -> Board:
+    made, left = frozen
+    shutil.copytree(left, results, dirs_exist_ok=True)
+    return made
 
 
 def given(folder: Path, **other: Any) -> list[Path]:

@@ -5,28 +5,18 @@ import importlib.util
 import re
 import runpy
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import datamodules
+from benchmark.checks.command import FewDigits
 from benchmark.commands import main
 from benchmark.run.cli import FederatedCLI
-from datamodules import DigitDomains, ImagePool
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/using_a_model.md").read_text()
-
-
-class FewDigits(DigitDomains):
-    """Every sixteenth of the digits."""
-
-    def load(self) -> ImagePool:
-        """In all styles, training and test."""
-        pool = super().load()
-        return ImagePool(*(getattr(pool, field.name)[::16] for field in fields(pool)))
 
 
 def test_the_page_on_trained_models_does_what_it_says(

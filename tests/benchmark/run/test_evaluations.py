@@ -22,12 +22,15 @@ from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint, round_
 from benchmark.run.cli import TRAINER_DEFAULTS
 from benchmark.run.recorder import Recorder
 
+#: Of few clients: nothing here is about who they are.
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4")
+
 
 def train(run: Path, rounds: int, *callbacks: Callback, every: int = 1, resume: Path | None = None) -> Any:
     """Train FedAvg with its run directory; returns the Trainer."""
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text("seed_everything: 3")
-    method, data = build("FedAvg")
+    method, data = build("FedAvg", *FEW)
     trainer = Trainer(
         **{**TRAINER_DEFAULTS, "max_epochs": rounds},
         accelerator="cpu",
@@ -165,7 +168,7 @@ def test_a_new_run_takes_nothing_of_an_abandoned_one(tmp_path: Path) -> None:
 
 def test_metrics_in_memory_are_continued_in_memory(tmp_path: Path) -> None:
     train(tmp_path, 1)
-    method, data = build("FedAvg")
+    method, data = build("FedAvg", *FEW)
     settings = {**TRAINER_DEFAULTS, "max_epochs": 2, "logger": False, "enable_checkpointing": False}
     trainer = Trainer(**settings, accelerator="cpu", callbacks=[Recorder()])
     with pytest.raises(ConfigurationError, match="files of its run directory, and this run keeps its own in memory"):
