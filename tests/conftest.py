@@ -31,6 +31,9 @@ for name in ("lightning.pytorch", "lightning.fabric"):
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
+# Nothing that a test writes is to outlive a power cut, for which every file waits for the disk twice, 5 ms each time.
+os.fsync = lambda fd: None
+
 #: Files whose tests of one configuration share a run that is made once in a process.
 BY_CONFIGURATION = ("test_contract.py", "test_ranks.py")
 #: Files of long tests that share nothing.

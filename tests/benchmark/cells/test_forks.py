@@ -184,6 +184,7 @@ def test_an_interrupted_runner_ends_its_forks_and_they_say_what_is_kept(tmp_path
 
 
 def test_ctrl_c_while_the_libraries_are_imported_starts_nothing(tmp_path: Path) -> None:
+    leave_imports_out(tmp_path)  # for an import of two seconds, in which the signal comes
     with runner(tmp_path, 5000) as process:
         until(lambda: any("forkserver" in line for line in processes(tmp_path).values()), 120, PAUSE)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the server of forks, too

@@ -1,4 +1,3 @@
-import contextlib
 import csv
 import hashlib
 import io
@@ -6,9 +5,9 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 import yaml
 from finished_run import write_finished_run
+from forked_here import ForkedHere, forked_here
 from recorded_results import record_of
 from rich.console import Console
 from scipy import stats
@@ -183,8 +183,6 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, object]:
 
 
 PROGRAM = (sys.executable, "fake_run.py")
-# A process started in the background of a script ignores Ctrl-C, and so would its children.
-INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 def calls() -> list[list[str]]:
@@ -192,26 +190,9 @@ def calls() -> list[list[str]]:
     return [line.split() for line in Path("calls.txt").read_text().splitlines()]
 
 
-@contextlib.contextmanager
-def runner(seeds: str = "[0]", jobs: int = 1) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that makes the demo table."""
-    code = (
-        "import sys; from benchmark.tables.run_table import run_table\n"
-        f"result = run_table('two', jobs={jobs}, seeds={seeds}, program=[sys.executable, 'fake_run.py'])\n"
-        "sys.exit(len(result.failed))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE + code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def runner(seeds: Sequence[int] = (0,), jobs: int = 1) -> AbstractContextManager[ForkedHere]:
+    """Another process that makes the demo table; its exit status is the number of runs that failed."""
+    return forked_here(lambda: len(run_table("two", jobs=jobs, seeds=seeds, program=PROGRAM).failed))
 
 
 def alive(pid: int) -> bool:
@@ -662,11 +643,11 @@ def test_a_run_that_ends_without_a_record_failed(root: Path) -> None:
 
 def test_two_runners_do_each_cell_once(root: Path) -> None:
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
-    with runner("[0, 1]", jobs=2) as first, runner("[0, 1]", jobs=2) as second:
+    with runner((0, 1), jobs=2) as first, runner((0, 1), jobs=2) as second:
         until(lambda: len(calls()) == 4, 30)  # every cell is in somebody's hands
         Path("go").touch()
         assert (first.wait(60), second.wait(60)) == (0, 0)
-        outputs = (first.stdout.read(), second.stdout.read())  # type: ignore[union-attr]
+        outputs = (first.stdout.read(), second.stdout.read())
     names = [name for _, name, _ in calls()]
     assert len(names) == len(set(names)) == 4
     assert sum(output.count(" started, log in ") for output in outputs) == 4
@@ -683,10 +664,10 @@ def test_a_failure_in_the_other_runner_is_not_tried_again(root: Path) -> None:
     with runner() as first:
         until(calls, 30)
         with runner() as second:
-            assert "waiting for it" in second.stdout.readline()  # type: ignore[union-attr]
+            assert "waiting for it" in second.stdout.readline()
             Path("go").touch()
             assert (first.wait(60), second.wait(60)) == (1, 1)
-            assert "FAILED: broken" in second.stdout.read()  # type: ignore[union-attr]
+            assert "FAILED: broken" in second.stdout.read()
     assert len(calls()) == 1
 
 
@@ -742,7 +723,7 @@ def test_kill_9_of_one_of_two_runners_loses_no_finished_run(root: Path, victim: 
     Path("fake_run.py").write_text(
         FAKE_RUN.replace('"--wait" in options and', 'seed != "0" and').replace('options["--wait"]', '"go"')
     )
-    with runner("[0, 1, 2]", jobs=2) as first, runner("[0, 1, 2]", jobs=2) as second:
+    with runner((0, 1, 2), jobs=2) as first, runner((0, 1, 2), jobs=2) as second:
         until(lambda: len(list(Path("runs").glob("*-s0-*/record.json"))) == 2 and len(calls()) >= 4, 30)
         (first, second)[victim].kill()
         (first, second)[victim].wait()
@@ -771,7 +752,7 @@ def test_every_run_gets_the_gpu_with_the_fewest(root: Path, monkeypatch: pytest.
             "import os,", "import os; open('gpus.txt', 'a').write(os.environ['CUDA_VISIBLE_DEVICES'])\nimport"
         )
     )
-    with runner("[0, 1]", jobs=3):
+    with runner((0, 1), jobs=3):
         until(lambda: len(calls()) == 3, 30)
     assert sorted(Path("gpus.txt").read_text()) in (["3", "3", "5"], ["3", "5", "5"])
     assert visible_gpus() == ["3", "5"]
@@ -848,16 +829,10 @@ def test_a_second_job_for_a_cell_ends_at_once(root: Path) -> None:
 def test_a_cancelled_call_cancels_its_jobs(root: Path) -> None:
     pytest.importorskip("submitit")
     save(changed(("presets", "demo", "overrides"), ["--wait=go"]))
-    code = (
-        "from benchmark.tables.run_table import run_table; from benchmark.cells.slurm_jobs import Slurm\n"
-        f"run_table('two', place=Slurm(kind='local', gpus=0), program={list(PROGRAM)})"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE + code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    until(lambda: len(calls()) == 2, 30)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) != 0
+    with forked_here(lambda: run_table("two", place=Slurm(kind="local", gpus=0), program=PROGRAM)) as process:
+        until(lambda: len(calls()) == 2, 30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
     until(lambda: not any(alive(int(pid)) for pid, _, _ in calls()), 20.0)
 
 

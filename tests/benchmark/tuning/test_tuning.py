@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from pydoc import locate
 from statistics import median
@@ -36,6 +39,7 @@ from benchmark.records.record_file import read_record
 from benchmark.run.command import resolved
 from benchmark.tables.lines import Line
 from benchmark.tables.run_table import chosen_table
+from benchmark.tuning import tune
 from benchmark.tuning.blocks import tuning_block
 from benchmark.tuning.space import Choice, read_space, with_own_values
 from benchmark.tuning.study import COMPLETE_TRIALS, Studies, Study
@@ -47,8 +51,22 @@ from datamodules.source import ImagePool
 from methods.text_prompt import TextPromptMethod
 
 pytest.importorskip("optuna")
+from sqlalchemy import Engine, event
+
 ROOT = Path(__file__).resolve().parents[3]
 METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _studies_do_not_wait_for_the_disk() -> Iterator[None]:
+    """Nothing here outlives a power cut, for which each of a study's hundreds of notes waits four times."""
+
+    def connected(connection: Any, _: Any) -> None:
+        connection.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=MEMORY;")
+
+    event.listen(Engine, "connect", connected)
+    yield
+    event.remove(Engine, "connect", connected)
 
 
 # --- search spaces ---
@@ -119,9 +137,17 @@ def test_ones_own_space_goes_before_the_methods(tmp_path: Path, monkeypatch: pyt
 # --- studies, with runs that are written by hand ---
 
 
-def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(tmp_path: Path) -> None:
-    study = opened(tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """A study whose trials have all ended, none of them killed; it is only read."""
+    study = opened(tmp_path_factory.mktemp("whole"))
     run(study)
+    yield study
+    study.close()
+
+
+def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(whole: Study) -> None:
+    study = whole
     assert study.trials[0].values == {"model.lr": 0.03, "model.momentum": 0.0, "model.kind": "c"}
     complete: list[list[float]] = []
     for trial in study.trials:
@@ -149,7 +175,6 @@ def test_trials_are_pruned_and_chosen_as_the_rules_written_out_say(tmp_path: Pat
         "chosen_on": "val",
         "study": study.task.hash,
     }
-    study.close()
 
 
 def test_trials_that_are_read_again_choose_as_they_did(tmp_path: Path) -> None:
@@ -180,9 +205,7 @@ def test_a_study_sees_the_rounds_of_a_run_that_was_there(kept: bool, tmp_path: P
     study.close()
 
 
-def test_a_killed_study_goes_on_to_the_same_trials_and_more_of_them_continue_it(tmp_path: Path) -> None:
-    whole = opened(tmp_path / "whole")
-    run(whole)
+def test_a_killed_study_goes_on_to_the_same_trials_and_more_of_them_continue_it(whole: Study, tmp_path: Path) -> None:
     first = opened(tmp_path / "killed")
     cell = first.next()
     for _ in range(5):
@@ -202,12 +225,10 @@ def test_a_killed_study_goes_on_to_the_same_trials_and_more_of_them_continue_it(
     assert states(more) == states(whole)
     assert states(opened(tmp_path / "other", "beta-digits-s0")) == []
     more.close()
-    whole.close()
 
 
-def test_a_verdict_that_a_kill_left_undone_is_given_again(tmp_path: Path) -> None:
-    whole, killed = opened(tmp_path / "whole"), opened(tmp_path / "killed")
-    run(whole)
+def test_a_verdict_that_a_kill_left_undone_is_given_again(whole: Study, tmp_path: Path) -> None:
+    killed = opened(tmp_path / "killed")
     (given_up, *_) = [trial.number for trial in whole.trials if trial.state == "pruned" and trial.number % 2]
     cell = killed.next()
     for _ in range(given_up):
@@ -224,7 +245,6 @@ def test_a_verdict_that_a_kill_left_undone_is_given_again(tmp_path: Path) -> Non
     run(again)
     assert states(again) == states(whole)
     again.close()
-    whole.close()
 
 
 def test_what_a_study_is_of_must_not_change(tmp_path: Path) -> None:
@@ -383,22 +403,46 @@ TABLE = {
 }
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs that were prepared."""
+    folder = tmp_path_factory.mktemp("finished")
+    for seed in (0, 1):
+        path = folder / str(seed)
+        finish(path, [0.5 + 0.1 * seed] * (ROUNDS + 1), seed)
+        found = pd.concat([rows(n, 0.5 + 0.1 * seed) for n in range(ROUNDS + 1)]).assign(split="test")
+        write_finished_run(path, read_record(path), found)
+    for lr in (0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.25):
+        finish(folder / json.dumps(lr), [lr] * (ROUNDS + 1))
+    return folder
+
+
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("two.yaml").write_text(yaml.safe_dump(TABLE))
     Path("fake_run.py").write_text(FAKE_RUN)
     Path("calls.txt").touch()
-    for seed in (0, 1):
-        finish(Path("finished") / str(seed), [0.5 + 0.1 * seed] * (ROUNDS + 1), seed)
-        path = Path("finished") / str(seed)
-        found = pd.concat([rows(n, 0.5 + 0.1 * seed) for n in range(ROUNDS + 1)]).assign(split="test")
-        write_finished_run(path, read_record(path), found)
-    for lr in (0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.25):
-        finish(Path("finished") / json.dumps(lr), [lr] * (ROUNDS + 1))
+    shutil.copytree(finished, "finished")
     return tmp_path
 
 
+@cache
+def _configuration(arguments: tuple[str, ...]) -> dict[str, Any]:
+    return resolved(arguments)
+
+
+@pytest.fixture
+def _rows_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that name this project's files alone make the same configuration in all tests."""
+
+    def known(arguments: Sequence[str]) -> dict[str, Any]:
+        return deepcopy(_configuration(tuple(arguments)))
+
+    monkeypatch.setattr(tune, "resolved", known)
+
+
+@pytest.mark.usefixtures("_rows_are_read_once")
 def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tune_table(
         "two.yaml", trials=4, rounds=ROUNDS, seeds=[0, 1], jobs=2, program=(sys.executable, "fake_run.py")
@@ -441,6 +485,7 @@ def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path, capsys: py
     assert Path("calls.txt").read_text() == before
 
 
+@pytest.mark.usefixtures("_rows_are_read_once")
 def test_kept_trials_are_as_good_as_made_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"trials": 3, "rounds": ROUNDS, "program": (sys.executable, "fake_run.py")}
     first = tune_table("two.yaml", seeds=[0], **given)
@@ -470,6 +515,7 @@ def test_kept_trials_are_as_good_as_made_ones(root: Path, capsys: pytest.Capture
     assert "results/tuning/two_demo.csv is no CSV of trials" in said
 
 
+@pytest.mark.usefixtures("_rows_are_read_once")
 def test_a_row_that_cannot_be_tuned_is_still_shown_untuned(root: Path) -> None:
     shutil.rmtree(root / "finished" / "0.1")  # FedVPT's own rate, and so its first trial
     result = tune_table("two.yaml", trials=1, rounds=ROUNDS, seeds=[0], program=(sys.executable, "fake_run.py"))
@@ -511,6 +557,7 @@ def test_a_trial_that_is_drawn_again_is_counted_and_its_seconds_are_not(tmp_path
     study.close()
 
 
+@pytest.mark.usefixtures("_rows_are_read_once")
 def test_trials_do_not_depend_on_how_many_go_on_at_once(root: Path) -> None:
     found = []
     for jobs in (1, 4):
