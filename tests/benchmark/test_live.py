@@ -121,12 +121,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 #: Kept features are made of all images together in a simulation, and may round by where an image stands among them.
-OPTIONS = (
-    "--data.partition=federation.Few",
-    "--data.clients_per_round=4",
-    "--data.clients_at_once=1",
-    "--data.cache_features=false",
-)
+OPTIONS = ("--data.clients_per_round=4", "--data.clients_at_once=1", "--data.cache_features=false")
 
 
 @pytest.mark.parametrize("conf", ["FedVPT", "PFedPG", "FedAvg", "FedBABU", "PFedBayesPT", "FedPGP"])
