@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -116,7 +116,7 @@ def run_over(
     def work(strategy: RanksStrategy) -> Any:
         whole = WholeStore()
         method, data = build(conf, *overrides)
-        fit(method, data, rounds, [whole], ckpt_path, save_to, {"devices": count, "strategy": strategy})
+        fit(method, data, rounds, [whole], ckpt_path, save_to, EACH_ROUND | {"devices": count, "strategy": strategy})
         return learned(method) | whole.rows, method.server.traffic.rounds, whole.held
 
     if count == 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import CONF, Few, fit, learned
+from federation import CONF, EACH_ROUND, Few, fit, learned
 from federation import build as build_tiny
 from lightning.pytorch.callbacks import Callback
 
@@ -91,12 +91,6 @@ def subject(conf: str) -> MethodUnderCheck:
     return MethodUnderCheck(lambda *options: build(conf, *options), 1e-3 if adam else 2e-5)
 
 
-def run(conf: str, *overrides: str, rounds: int = 3, callbacks: list[Callback] | None = None) -> Any:
-    method, data = build(conf, *overrides)
-    fit(method, data, rounds, callbacks)
-    return method
-
-
 @of_each(METHODS)
 @pytest.mark.parametrize("width", [3, "auto"])
 def test_clients_at_once_and_workers_change_nothing(
@@ -147,7 +141,8 @@ def test_neither_a_resume_nor_the_order_of_clients_changes_a_bit(conf: str) -> N
 def test_what_trains_nothing_sends_nothing_and_stays_as_it_is(conf: str) -> None:
     check_order_of_clients(subject(conf))
     wire = Wire()
-    method = run(conf, callbacks=[wire])
+    method, data = build(conf)
+    fit(method, data, 3, [wire], settings=EACH_ROUND)
     assert method.roles.trained == method.roles.slots == ()
     assert len(wire.down) == len(wire.up) == 3 * 4
     assert not any(wire.down + wire.up)

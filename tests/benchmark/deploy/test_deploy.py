@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from federation import CONF, TinyImages, build, clients_and_server, fit
+from federation import CONF, EACH_ROUND, TinyImages, build, clients_and_server, fit
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
@@ -119,7 +119,7 @@ def test_a_deployment_is_its_simulation_bit_for_bit(conf: str, deployed: Any, tm
 
     torch.manual_seed(0)
     simulated, data = build(conf, *OPTIONS, *FEW)
-    recorder = fit(simulated, data, ROUNDS).callbacks[0]
+    recorder = fit(simulated, data, ROUNDS, settings=EACH_ROUND).callbacks[0]
     expected = clients_and_server(simulated)
     written = load_file(tmp_path / "server" / "shared.safetensors")
     assert written.keys() == {*simulated.roles.shared}
@@ -350,7 +350,7 @@ def test_the_record_is_the_simulations_and_says_that_it_was_deployed(deployed: A
     assert verify_record(tmp_path / "run") == []
     torch.manual_seed(0)
     method, data = build("FedVPT", *OPTIONS, *FEW)
-    trainer = fit(method, data, ROUNDS)
+    trainer = fit(method, data, ROUNDS, settings=EACH_ROUND)
     expected = trainer.callbacks[0].record(trainer, method)
     for name in ("method", "dataset", "setting", "seed", "client_names", "test_sizes", "manifest_hash", "device"):
         assert getattr(record, name) == getattr(expected, name), name

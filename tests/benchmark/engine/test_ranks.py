@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+from federation import EACH_ROUND, build, fit
 from lightning.pytorch.callbacks import Callback
 from over_ranks import at_a_port, over_ranks, run_over
 
@@ -37,7 +37,7 @@ KINDS = {
 }
 WIDTH = "--data.clients_at_once=2"
 #: Six clients, five of them in a round, in three cohorts.
-FEW = (WIDTH, "--data.partition=federation.Few", "--data.clients_per_round=5")
+FEW = (WIDTH, "--data.partition=federation.Few", "--data.clients_per_round=5", "--data.eval_batch_size=4")
 
 
 @cache
@@ -133,7 +133,7 @@ def failing(count: int, what: Any, rank: int = 1, save_to: Path | None = None) -
 
     def work(strategy: RanksStrategy) -> Any:
         method, data = build("FedPer", *FEW)
-        settings = {"devices": count, "strategy": strategy}
+        settings = EACH_ROUND | {"devices": count, "strategy": strategy}
         fit(method, data, 3, [InRound(rank, what)], save_to=save_to, settings=settings)
 
     return over_ranks(count, work)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from federation import CONF, build, fit, learned
+from federation import CONF, EACH_ROUND, build, fit, learned
 from torch import Tensor
 
 from benchmark.errors import ConfigurationError
@@ -22,7 +22,7 @@ LOCAL = "--data.evaluate_local=true"
 def run(conf: str, *options: str) -> dict[str, Tensor]:
     """Return the learned values after three rounds."""
     method, data = build(conf, *options)
-    fit(method, data, 3)
+    fit(method, data, 3, settings=EACH_ROUND)
     return learned(method)
 
 
