@@ -31,12 +31,12 @@ for name in ("lightning.pytorch", "lightning.fabric"):
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
-def _know_the_file(fd: int) -> None:
+def _know_the_file(file: Any) -> None:
     """Refuse what ``os.fsync`` refuses, and do not wait for the disk: nothing here is to outlive a power cut."""
-    os.fstat(fd)
+    os.fstat(file if isinstance(file, int) else file.fileno())
 
 
-os.fsync = _know_the_file  # type: ignore[assignment]
+os.fsync = _know_the_file
 
 #: Files whose tests of one configuration share a run that is made once in a process.
 BY_CONFIGURATION = ("test_contract.py", "test_ranks.py")

@@ -69,4 +69,5 @@ def _run(call: Callable[[], Any], said: int) -> None:
         os.dup2(said, number)
     os.close(said)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", 1, closefd=False)
-    sys.exit(call())
+    code = call()
+    sys.exit(code if isinstance(code, int) else 0)  # an object would be taken for a failure

@@ -1,6 +1,5 @@
 """The two parts of a Flower app that work for every method."""
 
-import atexit
 import gc
 import logging
 import time
@@ -9,23 +8,21 @@ from typing import Any
 
 COLLECTED = gc.isenabled()
 gc.disable()  # nothing that an import makes is garbage; looking for it takes a fifth of the imports' time, per message
+try:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
 
-from flwr.app import Context, Message  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-
-from benchmark.deploy.agreement import Agreement, state_folder  # noqa: E402
-from benchmark.deploy.client import Site, answered  # noqa: E402
-from benchmark.deploy.masked_uploads import secured  # noqa: E402
-from benchmark.deploy.messages import TAKEN  # noqa: E402
-from benchmark.deploy.outcome import RunFolder, read_split  # noqa: E402
-from benchmark.deploy.server import LiveServer, run  # noqa: E402
-from benchmark.run.cli import prepare_process  # noqa: E402
-
-if COLLECTED:
-    gc.enable()
-    gc.freeze()  # nor is it looked for in what was imported, each time that more is
-    atexit.register(gc.unfreeze)  # else libraries complain of leaks when the process ends
+    from benchmark.deploy.agreement import Agreement, state_folder
+    from benchmark.deploy.client import Site, answered
+    from benchmark.deploy.masked_uploads import secured
+    from benchmark.deploy.messages import TAKEN
+    from benchmark.deploy.outcome import RunFolder, read_split
+    from benchmark.deploy.server import LiveServer, run
+    from benchmark.run.cli import prepare_process
+finally:
+    if COLLECTED:
+        gc.enable()
 
 LOG = logging.getLogger("benchmark.deploy")
 

@@ -51,8 +51,8 @@ RENEWED = {
 TWO_WORKERS = ["FedAvg", "FedVPT", "PromptFL"]
 #: A method's tests come one after the other, so that they share what was made for it.
 of_each = partial(pytest.mark.parametrize, "conf", scope="module")
-#: Six clients, of which four train in a round, and whose test images are some batches, too.
-FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4", "--data.eval_batch_size=4")
+#: Six clients, of which four train in a round.
+FEW = ("--data.partition=federation.Few", "--data.clients_per_round=4")
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from federation import CONF, build, fit, learned
+from federation import CONF, EACH_ROUND, build, fit, learned
 from repeated_steps import repeated_steps
 
 from benchmark.engine import simulation
@@ -49,7 +49,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def trained(conf: str, *options: str, rounds: int = 2, **settings: Any) -> Values:
     """Return the learned values after some rounds on the GPU, in host memory."""
     method, data = build(conf, *options)
-    fit(method, data, rounds, settings=GPU | settings)
+    fit(method, data, rounds, settings=GPU | EACH_ROUND | settings)
     return {name: value.cpu() for name, value in learned(method).items()}
 
 
@@ -100,7 +100,7 @@ def test_a_gpu_gives_the_cpus_numbers_and_no_step_waits(conf: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
     method, data = build(conf)
     with patch.object(simulation, "drawn_noise", drawn_on_the_gpu):
-        fit(method, data, 2)
+        fit(method, data, 2, settings=EACH_ROUND)
     require_close(found, learned(method), tolerance(conf))
 
 
@@ -130,13 +130,13 @@ def test_rounded_convolutions_as_a_graph_resumed_and_alone(conf: str, tmp_path: 
         require_equal(trained(conf, FOUR_EPOCHS), written)
     assert len(repeated) > 1
     method, data = build(conf, FOUR_EPOCHS)
-    fit(method, data, 2)
+    fit(method, data, 2, settings=EACH_ROUND)
     for other in (alone, learned(method)):
         require_close(written, other, ROUNDED)
     method, data = build(conf, FOUR_EPOCHS)
-    fit(method, data, 1, save_to=tmp_path, settings=GPU)
+    fit(method, data, 1, save_to=tmp_path, settings=GPU | EACH_ROUND)
     resumed, data = build(conf, FOUR_EPOCHS)
-    fit(resumed, data, 2, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=GPU)
+    fit(resumed, data, 2, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"), settings=GPU | EACH_ROUND)
     require_equal({name: value.cpu() for name, value in learned(resumed).items()}, written)
 
 
@@ -163,7 +163,7 @@ def test_kernels_of_stacked_convolutions_round_to_ten_bits(channels: int, filter
 def test_a_vit_from_scratch_gives_the_cpus_numbers(conf: str) -> None:
     """PerFedAvg's loss takes a gradient, which no fused kernel can be mapped in."""
     method, data = build(conf, TINY_VIT)
-    fit(method, data, 2)
+    fit(method, data, 2, settings=EACH_ROUND)
     require_close(trained(conf, TINY_VIT), learned(method), LOOSE)
 
 
@@ -198,7 +198,7 @@ def test_clients_together_give_what_they_give_alone(conf: str) -> None:
 
 @pytest.mark.parametrize("conf", TRAINED)
 def test_a_resumed_run_ends_as_an_uninterrupted_one(conf: str, tmp_path: Path) -> None:
-    settings = GPU | {"deterministic": True}
+    settings = GPU | EACH_ROUND | {"deterministic": True}
     with patch.object(recorded_step, "BEFORE_RECORDING", 1):
         whole = trained(conf, rounds=3, deterministic=True)
         method, data = build(conf)

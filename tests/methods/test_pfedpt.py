@@ -357,11 +357,7 @@ def test_clients_at_once_changes_nothing_with_a_patch(kind: str) -> None:
 
 def test_a_random_patch_is_somewhere_else_in_every_step_and_for_every_client() -> None:
     method, data = build(
-        "PFedPT",
-        prompt("RandomPatchPrompt"),
-        "--data.clients_per_round=11",
-        "--data.clients_at_once=11",
-        "--data.eval_batch_size=4",
+        "PFedPT", prompt("RandomPatchPrompt"), "--data.clients_per_round=11", "--data.clients_at_once=11"
     )
     corners: dict[Stage, list[torch.Tensor]] = {Stage.TRAIN: [], Stage.EVALUATE: []}
     draw = method.draw_noise

@@ -191,7 +191,16 @@ def test_tokens_in_late_blocks_take_kept_tokens_and_give_the_same_numbers() -> N
     inputs = kept.frozen_features(x)
     late = kept.classify(inputs["tokens"].float(), inputs["query"])
     torch.testing.assert_close(late, kept(x), atol=5e-3, rtol=1e-2)
+
+
+def test_the_first_block_with_a_token_is_counted_from_the_towers_first() -> None:
+    method, x = tiny(shared_blocks=(1,)), draw(3, 3, 16, 16)
     assert tiny().inputs == ("images", "features")
+    assert (method.inputs, method.first_layer) == (("features",), 1)
+    vit, shared = method.backbone.vit, {1: method.shared_prompts[0]}
+    off = torch.stack([method.head(naive_features(vit, image, shared, 1)) for image in x])
+    torch.testing.assert_close(method.logits(begun(method, x)), off)
+    torch.testing.assert_close(method.logits(method.frozen_features(x)["tokens"].float()), off, atol=5e-3, rtol=1e-2)
 
 
 # ---------------------------------------------------------------------- the server

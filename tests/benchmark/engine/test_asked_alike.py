@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from federation import build, fit
+from federation import EACH_ROUND, build, fit
 from torch import Tensor
 
 from benchmark.contract import LocalTraining
@@ -49,7 +49,7 @@ class Sent(FedVPT):
 def test_a_rule_works_in_float32_wherever_it_is_asked(precision: str) -> None:
     template, data = build("FedVPT", "--data.new_clients=0.3", "--data.clients_per_round=2")
     method = Sent(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
-    fit(method, data, 2, settings={"precision": precision})
+    fit(method, data, 2, settings=EACH_ROUND | {"precision": precision})
     expected = torch.float64 if precision == "64-true" else torch.float32
     assert {made for made, _ in method.server.rule.made_in} <= {expected, torch.float32}
     assert {default for _, default in method.server.rule.made_in} == {torch.float32}

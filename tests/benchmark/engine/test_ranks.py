@@ -37,7 +37,7 @@ KINDS = {
 }
 WIDTH = "--data.clients_at_once=2"
 #: Six clients, five of them in a round, in three cohorts.
-FEW = (WIDTH, "--data.partition=federation.Few", "--data.clients_per_round=5", "--data.eval_batch_size=4")
+FEW = (WIDTH, "--data.partition=federation.Few", "--data.clients_per_round=5")
 
 
 @cache
