@@ -382,6 +382,8 @@ def test_a_method_stands_beside_its_paper_as_the_paper_reads_it(tmp_path: Path) 
         ("HeadTune", {"head_mu": 0.1}, []),
         ("HeadTune", {"head_finetuning": {"lr": 0.1}}, []),
         ("HeadTune", {"head": "personal"}, []),
+        ("CoOp", {"clip": {"class_path": "benchmark.backbones.bert_clip.BertCLIP"}}, [70.0]),
+        ("CoOp", {"clip": {"class_path": "benchmark.backbones.named_vit.NamedViT"}}, []),
     ],
 )
 def test_a_run_that_no_paper_has_stands_beside_no_number(

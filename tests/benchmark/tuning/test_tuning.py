@@ -439,7 +439,7 @@ def _rows_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(arguments: Sequence[str]) -> dict[str, Any]:
         files = [Path(each.rpartition("=")[2]) for each in arguments if each.endswith(".yaml")]
         assert files
-        assert not any(file.exists() for file in files), "a test's own file may change"  # the shipped ones are elsewhere
+        assert not any(file.exists() for file in files), "a test's own file may change; the shipped ones are elsewhere"
         return deepcopy(_configuration(tuple(arguments)))
 
     monkeypatch.setattr(tune, "resolved", known)
