@@ -132,50 +132,54 @@ class SGPT(ViTPromptMethod):
         return [replace(fitting, epochs=0), fitting] if new else []
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the query, [B, d], and where blocks without a token come first, the tokens behind these."""
+        """Return the query of images, and where blocks without a token come first, the output of these, [B, T, d]."""
         kept = super().frozen_features(x) if self.first_layer else {}
-        return kept | {"query": F.relu(self.backbone.grow(x, {}, self.query_blocks)[:, 0])}
+        return kept | {"query": self.query(x)}
 
-    def _begun(self, batch: MiniBatch) -> Tensor:
-        """Return the tokens of a mini-batch at the input of the first block that has a token."""
+    def query(self, x: Tensor) -> Tensor:
+        """Return the query [B, d] of images [B, 3, H, W]."""
+        return F.relu(self.backbone.grow(x, {}, self.query_blocks)[:, 0])
+
+    def first_tokens(self, batch: MiniBatch) -> Tensor:
+        """Return what the first block with a token takes of a mini-batch, [B, T, d]."""
         return batch.features["tokens"].to(self.dtype) if self.first_layer else self.backbone.tokens_before(batch.x, 0)
 
-    def logits(self, begun: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Return logits [B, C] with the selection off, or with each image's group, one-hot rows [B, G].
+    def logits(self, tokens: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Return logits [B, C] with the selection off, or with the group that was selected for each image.
 
         Args:
-            begun: tokens at the input of the first block that has a token, [B, T, d].
-            chosen: see above.
+            tokens: what the first block with a token takes, [B, T, d].
+            chosen: one-hot rows [B, G]; None with the selection off.
         """
-        tokens = dict(zip(self.shared_blocks, self.shared_prompts.unsqueeze(1), strict=True))
+        inserted = dict(zip(self.shared_blocks, self.shared_prompts.unsqueeze(1), strict=True))
         if chosen is None:
-            return self.head(self.backbone.grow_from(begun, tokens, self.first_layer)[:, 0])
+            return self.head(self.backbone.grow_from(tokens, inserted, self.first_layer)[:, 0])
         # A product instead of an index: its gradient is the same sum on every device.
         own = torch.einsum("bg,lgd->lbd", chosen.to(self.dtype), self.group_prompts())
-        tokens |= dict(zip(self.group_blocks, own.unsqueeze(2), strict=True))
-        return self.head(self.backbone.grow_from(begun, tokens, self.first_layer)[:, : 1 + len(own)].mean(1))
+        inserted |= dict(zip(self.group_blocks, own.unsqueeze(2), strict=True))
+        return self.head(self.backbone.grow_from(tokens, inserted, self.first_layer)[:, : 1 + len(own)].mean(1))
 
-    def classify(self, begun: Tensor, query: Tensor) -> Tensor:
-        """Return logits [B, C] of begun images, each in the group nearest to its query [B, d]."""
-        return self.logits(begun, one_hot(nearest_group(key_similarity(query, self.group_keys)), self.num_groups))
+    def classify(self, tokens: Tensor, query: Tensor) -> Tensor:
+        """Return logits [B, C], each image in the group nearest to its query [B, d]; tokens as for ``logits``."""
+        return self.logits(tokens, one_hot(nearest_group(key_similarity(query, self.group_keys)), self.num_groups))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C] of images [B, 3, H, W], each in its nearest group."""
-        return self.classify(self.backbone.tokens_before(x, self.first_layer), self.frozen_features(x)["query"])
+        return self.classify(self.backbone.tokens_before(x, self.first_layer), self.query(x))
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits as ``forward``, with the query that the engine has."""
-        return self.classify(self._begun(batch), batch.features["query"])
+        return self.classify(self.first_tokens(batch), batch.features["query"])
 
     def client_loss(self, client: Client, batch: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return CE in the first stage; in the second, CE less the mean cosine of query and key, and the selections."""
         if batch.phase == 0:
             none = torch.zeros(self.num_groups, device=batch.y.device)
-            return cross_entropy(self.logits(self._begun(batch)), batch.y, batch.mask), {SELECTIONS: none}
+            return cross_entropy(self.logits(self.first_tokens(batch)), batch.y, batch.mask), {SELECTIONS: none}
         similarity = key_similarity(batch.features["query"], self.group_keys)
         chosen = one_hot(training_group(similarity, client.received[FREQUENCY]), self.num_groups)
         if self.batch_majority:
             chosen = majority(chosen, batch.mask)
         agreement = masked_mean((similarity * chosen).sum(1), batch.mask)
-        loss = cross_entropy(self.logits(self._begun(batch), chosen), batch.y, batch.mask) - agreement
+        loss = cross_entropy(self.logits(self.first_tokens(batch), chosen), batch.y, batch.mask) - agreement
         return loss, {SELECTIONS: (chosen * batch.mask.unsqueeze(1)).sum(0)}

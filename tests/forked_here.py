@@ -4,16 +4,17 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmark.cells.forks import ForkedProcess
+
 FORK = multiprocessing.get_context("fork")
 
 
-class ForkedHere:
-    """A call in a fork of this process, with what :class:`subprocess.Popen` has for a process of its own session.
+class ForkedHere(ForkedProcess):
+    """A call in a fork of this process, in a session of its own.
 
     Args:
         call: its exit status is what this returns; Ctrl-C interrupts it.
@@ -22,32 +23,16 @@ class ForkedHere:
     def __init__(self, call: Callable[[], Any]) -> None:
         ours, theirs = os.pipe()
         self.stdout = os.fdopen(ours)
-        self._process = FORK.Process(target=_run, args=(call, theirs))
-        self._process.start()
+        self.process = FORK.Process(target=_run, args=(call, theirs))
+        self.process.start()
         os.close(theirs)
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
     def send_signal(self, number: signal.Signals) -> None:
-        if self._process.exitcode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended.
-        """
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
-        return self._process.exitcode
 
 
 @contextlib.contextmanager

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
-from benchmark.cells.forks import Handed, leave_endings_to_the_server
+from benchmark.cells.forks import ForkedProcess, Handed, leave_endings_to_the_server
 
 FORKS = multiprocessing.get_context("forkserver")
 #: Imported once for all of them; it also keeps the server of forks silent.
 IMPORTED = "benchmark.run.imported"
 
 
-class Forked:
+class Forked(ForkedProcess):
     """A command ``python -m MODULE ...`` or ``python -c PROGRAM ...``, with what :class:`subprocess.Popen` has for it.
 
     The module's ``main`` is called, or the program carried out, in an environment and a folder of its own; as in a
@@ -41,24 +41,12 @@ class Forked:
         self._said = [os.fdopen(ours, "rb") for ours, _ in ends]
         given = ([*command[1:]], str(cwd), dict(environment), [Handed(theirs) for _, theirs in ends])
         FORKS.set_forkserver_preload([IMPORTED])
-        self._process = FORKS.Process(target=_run, args=given)
+        self.process = FORKS.Process(target=_run, args=given)
         main = ModuleType("__main__")  # pytest is not started in a fork again
         with patch.dict(sys.modules, __main__=main), patch.dict(os.environ, environment):
-            self._process.start()
+            self.process.start()
         for _, theirs in ends:
             os.close(theirs)
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
@@ -87,7 +75,7 @@ class Forked:
                         ready.unregister(key.fileobj)
         for stream in self._said:
             stream.close()
-        self._process.join()
+        self.process.join()
         out, err = (*(part.decode() for part in parts), "")[:2]
         return out, err
 

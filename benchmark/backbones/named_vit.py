@@ -55,6 +55,7 @@ class NamedViT(BertTowers):
     """
 
     visual_kind = "named"
+    in_papers = False  #: its runs stand beside no published number of a CLIP
     vision_width = vision_depth = 0
     names: Tensor
     mean_name: Tensor

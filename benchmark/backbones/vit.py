@@ -195,11 +195,11 @@ class PromptedViT(Checked, nn.Module):
         refuse_hooks(self._not_called, "hook its blocks, or parts of them")
         self._choose_attention(tokens)
         at = self._prompt_position
-        for layer, block in list(enumerate(self.vit.blocks[:layers]))[first_layer:]:
+        for layer in range(first_layer, self.depth if layers is None else layers):
             if layer in inserted:
                 new = inserted[layer].expand(tokens.shape[0], -1, -1)
                 tokens = torch.cat([tokens[:, :at], new, tokens[:, at:]], dim=1)
-            tokens = self._through(block, tokens)
+            tokens = self._through(self.vit.blocks[layer], tokens)
         return self.vit.norm(tokens)
 
     def _embed(self, x: Tensor) -> Tensor:

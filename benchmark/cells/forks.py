@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from types import ModuleType
 from typing import IO, Any
@@ -62,8 +63,41 @@ def _as_the_server_has_it(environment: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-class Fork:
-    """A run as a fork, with what :class:`subprocess.Popen` has: ``pid``, ``returncode``, ``poll`` and ``wait``.
+class ForkedProcess:
+    """A fork, with what :class:`subprocess.Popen` has: ``pid``, ``returncode``, ``poll`` and ``wait``.
+
+    Attributes:
+        process: as multiprocessing has it, started.
+    """
+
+    process: BaseProcess
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not come.
+        """
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
+        return self.process.exitcode
+
+
+class Fork(ForkedProcess):
+    """A run as a fork.
 
     Args:
         command: of the run, as a process of its own would have it.
@@ -91,29 +125,6 @@ class Fork:
             with contextlib.suppress(EOFError, ConnectionError):  # its exit status says so, too
                 ours.recv()  # the fork can be ended from now on
                 ours.send("go on")
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not come.
-        """
-        self.process.join(timeout)
-        if self.process.exitcode is None:
-            raise subprocess.TimeoutExpired("a run", timeout or 0.0)
-        return self.process.exitcode
 
 
 class Handed:

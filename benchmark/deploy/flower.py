@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-COLLECTED = gc.isenabled()
+_COLLECTING = gc.isenabled()
 gc.disable()  # nothing that an import makes is garbage; looking for it takes a fifth of the imports' time, per message
 try:
     from flwr.app import Context, Message
@@ -21,7 +21,7 @@ try:
     from benchmark.deploy.server import LiveServer, run
     from benchmark.run.cli import prepare_process
 finally:
-    if COLLECTED:
+    if _COLLECTING:
         gc.enable()
 
 LOG = logging.getLogger("benchmark.deploy")

@@ -62,6 +62,6 @@ def _names(run: Run) -> list[str]:
 
 
 def _backbone_fits(run: Run, backbone: str) -> bool:
-    if own(run.get("model.init_args.clip"), "visual_kind") == "named":
-        return False  # a classifier and a sentence encoder in place of CLIP's towers, of which no paper has a number
+    if own(run.get("model.init_args.clip"), "in_papers") is False:
+        return False
     return ("cnn" in run.backbone.lower()) == (backbone == "CNN")

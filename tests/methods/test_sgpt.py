@@ -48,7 +48,7 @@ def shared_values(method: SGPT) -> Values:
     return {name: method.get_parameter(name).detach().clone() for name in names_under(method, method.shared)}
 
 
-def begun(method: SGPT, x: torch.Tensor) -> torch.Tensor:
+def first_tokens(method: SGPT, x: torch.Tensor) -> torch.Tensor:
     return method.backbone.tokens_before(x, method.first_layer)
 
 
@@ -132,18 +132,22 @@ def test_tokens_stand_behind_the_class_token_and_are_never_removed() -> None:
     vit, head = method.backbone.vit, method.head
     shared = dict(zip((0, 1), method.shared_prompts, strict=True))
     off = torch.stack([head(naive_features(vit, image, shared, 1)) for image in x])
-    torch.testing.assert_close(method.logits(begun(method, x)), off)
+    torch.testing.assert_close(method.logits(first_tokens(method, x)), off)
     groups = [2, 0, 1]
     on = [
         head(naive_features(vit, image, {**shared, 2: own[0], 4: own[1]}, 3))
         for image, own in zip(x, (method.group_prompts.tokens[:, g] for g in groups), strict=True)
     ]
-    torch.testing.assert_close(method.logits(begun(method, x), one_hot(torch.tensor(groups), GROUPS)), torch.stack(on))
+    torch.testing.assert_close(
+        method.logits(first_tokens(method, x), one_hot(torch.tensor(groups), GROUPS)), torch.stack(on)
+    )
 
 
 def test_with_the_selection_off_one_token_before_the_first_layer_is_vpt() -> None:
     method, x = tiny(shared_blocks=(0,)), draw(3, 3, 16, 16)
-    torch.testing.assert_close(method.logits(begun(method, x)), method.head(method.backbone(x, method.shared_prompts)))
+    torch.testing.assert_close(
+        method.logits(first_tokens(method, x)), method.head(method.backbone(x, method.shared_prompts))
+    )
 
 
 def test_every_test_image_takes_its_nearest_group() -> None:
@@ -151,9 +155,9 @@ def test_every_test_image_takes_its_nearest_group() -> None:
     cosine = [[F.cosine_similarity(q, key, 0).item() for key in method.group_keys] for q in query]
     groups = [row.index(max(row)) for row in cosine]
     assert len(set(groups)) > 1
-    logits = method.logits(begun(method, x), one_hot(torch.tensor(groups), GROUPS))
-    torch.testing.assert_close(method.classify(begun(method, x), query), logits)
-    torch.testing.assert_close(method(x), method.classify(begun(method, x), method.frozen_features(x)["query"]))
+    logits = method.logits(first_tokens(method, x), one_hot(torch.tensor(groups), GROUPS))
+    torch.testing.assert_close(method.classify(first_tokens(method, x), query), logits)
+    torch.testing.assert_close(method(x), method.classify(first_tokens(method, x), method.frozen_features(x)["query"]))
 
 
 @pytest.mark.parametrize("batch_majority", [False, True])
@@ -164,7 +168,7 @@ def test_the_loss_of_both_stages(batch_majority: bool) -> None:
     received = {"group_frequency": frequency}
     client = Client({}, received, torch.zeros(4), Round(1, (), 0))
     first, nothing = method.client_loss(client, MiniBatch(x, y, mask, 0, features={"query": query}))
-    torch.testing.assert_close(first, F.cross_entropy(method.logits(begun(method, x[:5])), y[:5]))
+    torch.testing.assert_close(first, F.cross_entropy(method.logits(first_tokens(method, x[:5])), y[:5]))
     assert nothing["group_selections"].tolist() == [0.0] * GROUPS
     cosine = [[F.cosine_similarity(q, key, 0).item() for key in method.group_keys] for q in query]
     groups = [min(range(GROUPS), key=lambda g: (1 - row[g]) * (float(frequency[g]) + 5e-4)) for row in cosine]
@@ -172,7 +176,7 @@ def test_the_loss_of_both_stages(batch_majority: bool) -> None:
     if batch_majority:
         groups = [max(range(GROUPS), key=lambda g: groups[:5].count(g))] * 6
     loss, totals = method.client_loss(client, MiniBatch(x, y, mask, 1, features={"query": query}))
-    logits = method.logits(begun(method, x), one_hot(torch.tensor(groups), GROUPS))
+    logits = method.logits(first_tokens(method, x), one_hot(torch.tensor(groups), GROUPS))
     agreement = sum(row[g] for row, g in zip(cosine[:5], groups[:5], strict=True)) / 5
     torch.testing.assert_close(loss, F.cross_entropy(logits[:5], y[:5]) - agreement)
     assert totals["group_selections"].tolist() == [groups[:5].count(g) for g in range(GROUPS)]
@@ -199,7 +203,7 @@ def test_the_first_block_with_a_token_is_counted_from_the_towers_first() -> None
     assert (method.inputs, method.first_layer) == (("features",), 1)
     vit, shared = method.backbone.vit, {1: method.shared_prompts[0]}
     off = torch.stack([method.head(naive_features(vit, image, shared, 1)) for image in x])
-    torch.testing.assert_close(method.logits(begun(method, x)), off)
+    torch.testing.assert_close(method.logits(first_tokens(method, x)), off)
     torch.testing.assert_close(method.logits(method.frozen_features(x)["tokens"].float()), off, atol=5e-3, rtol=1e-2)
 
 
