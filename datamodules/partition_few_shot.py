@@ -226,7 +226,8 @@ class DirichletFewShot(Partition):
 
     ``shots`` training images of each class, and ``test_shots`` test images, are drawn for all clients together, then
     shared out in the same proportions. Cuts are rounded down, so that with few shots later clients train on more
-    images. ``all`` are all test images that are drawn, the same for every client.
+    images. ``all`` are all test images that are drawn, the same for every client: with many clients an evaluation of
+    them takes far longer than one of the clients' own.
 
     Args:
         alpha: concentration; smaller is more skewed.
@@ -237,11 +238,11 @@ class DirichletFewShot(Partition):
         test_shots: test images of each class in the pool; None for all.
         pool_seed: the pool is drawn from this seed, and not from that of the partition, so that several seeds share
             its images out in several ways.
+        score_all: False leaves the split ``all`` out.
     """
 
     title = "Dirichlet({alpha}), {clients}"
-    further_splits = ("all",)
-    later_arguments = ("test_shots", "pool_seed")
+    later_arguments = ("test_shots", "pool_seed", "score_all")
 
     def __init__(
         self,
@@ -252,7 +253,9 @@ class DirichletFewShot(Partition):
         max_retries: PositiveInt = 10_000,
         test_shots: PositiveInt | None = None,
         pool_seed: Seed | None = None,
+        score_all: bool | None = None,
     ) -> None:
+        self.further_splits = () if score_all is False else ("all",)
         self.alpha = alpha
         self.num_clients: int = num_clients
         self.shots = shots
@@ -260,6 +263,7 @@ class DirichletFewShot(Partition):
         self.max_retries = max_retries
         self.test_shots = test_shots
         self.pool_seed = pool_seed
+        self.score_all = score_all
 
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """Draw the pool, then the proportions, and cut both sides by them."""
@@ -276,5 +280,5 @@ class DirichletFewShot(Partition):
         return ClientSplits(
             [used[mine] for mine in splits.train],
             [used[mine] for mine in splits.test],
-            {"all": [everything] * self.num_clients},
+            {split: [everything] * self.num_clients for split in self.further_splits},
         )

@@ -90,8 +90,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Search for garbage among what tests make alone: the libraries' half a million objects cost 0.4 s a search."""
+    """Search for garbage among what tests make alone, and rarely: the libraries' objects cost 0.4 s a search."""
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
     gc.enable()
     # Every Trainer looks through the metadata of all that is installed, for callbacks of others.
     connector.__dict__["_load_external_callbacks"] = lru_cache(connector.__dict__["_load_external_callbacks"])

@@ -31,8 +31,8 @@ from datamodules.source import ImagePool, ImageSource
 
 CONF = Path(__file__).parent / "conf"
 fit = run_rounds
-#: Settings of ``fit`` for what evaluations after each round say; else the last round alone is evaluated.
-EACH_ROUND = {"check_val_every_n_epoch": 1}
+#: Settings of ``fit`` for what evaluations before the first round and after each say; else the last alone is evaluated.
+EACH_ROUND = {"check_val_every_n_epoch": 1, "num_sanity_val_steps": -1}
 SIZES = (5, 4, 9, 3, 6, 7, 2, 10, 1, 4, 8)
 
 
@@ -224,7 +224,7 @@ def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
 
     Reading a command line takes most of a second. So a method is made once and copied for all that ask for it with the
     same options, but for some of the data; the copy, and the state of the global generators, are the same to the bit.
-    Those of the last 72 command lines are kept, about 13 MB each: tests ask method by method, of which there are fewer.
+    Those of the last eight command lines are kept, up to 25 MB each: a test that asks again does so soon.
     """
     afterwards: dict[str, Any] = {}
     key = []
@@ -236,7 +236,7 @@ def build(conf: str, *overrides: str) -> tuple[Any, FederatedDataModule]:
             key.append(override)
     place = (conf, *key, *TinyImages.class_names)  # whose names a test may change
     if place not in _made:
-        if len(_made) == 72:
+        if len(_made) == 8:
             _made.pop(next(iter(_made)))
         _made[place] = _Made.by_command_line(conf, overrides)
     return _made[place].copied(conf, afterwards)

@@ -24,7 +24,7 @@ BASE_TO_NOVEL = [
 ]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=10)
 def run(conf: str, *overrides: str, rounds: int = 2) -> Any:
     """The method after a federation; made once."""
     method, data = build(conf, *overrides)

@@ -71,10 +71,11 @@ def run_rounds(
     settings: dict[str, Any] | None = None,
     evaluate: bool = True,
 ) -> Trainer:
-    """Run the federation, evaluated before the first round and after the last, or not at all; returns the Trainer."""
+    """Run the federation, evaluated after its last round, or not at all; returns the Trainer."""
     callbacks = [Recorder(), *(callbacks or []), *([round_checkpoint(save_to)] if save_to else [])]
     defaults = {**TRAINER_DEFAULTS, "max_epochs": rounds, "accelerator": "cpu", "enable_progress_bar": False}
     defaults["check_val_every_n_epoch"] = max(rounds, 1)
+    defaults["num_sanity_val_steps"] = 0 if rounds else -1
     given = {**defaults, **(settings or {})}
     trainer = Trainer(
         **(given if evaluate else {**given, "limit_val_batches": 0}),

@@ -45,6 +45,7 @@ LATER_KEYS = frozenset(
         "rank",
         "test_shots",
         "pool_seed",
+        "score_all",
         "source_shots",
         "head_mu",
         "head_finetuning",

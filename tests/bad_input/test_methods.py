@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import CONF, build, fit
+from federation import CONF, EACH_ROUND, build, fit
 from refusal import refused
 from torch import Tensor, nn
 
@@ -424,7 +424,7 @@ def test_a_mistake_in_a_method_is_named_in_one_line(kind: type, said: str) -> No
     if not callbacks:
         method = kind(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
     with pytest.raises(ConfigurationError) as error:
-        fit(method, data, 1, callbacks)
+        fit(method, data, 1, callbacks, settings=EACH_ROUND)
     line = str(error.value)
     assert "\n" not in line
     assert re.search(said.replace("LINE", rf"line \d+ of {re.escape(__file__)},"), line), line

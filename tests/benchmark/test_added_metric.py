@@ -157,7 +157,7 @@ def test_pooled_values_go_on_after_a_checkpoint_in_memory(tmp_path: Path) -> Non
         return next(each for each in trainer.callbacks if isinstance(each, Recorder)).metrics()
 
     whole = metrics(fit(*build("FedAvg"), 2, settings=EACH_ROUND))
-    fit(*build("FedAvg"), 1, save_to=tmp_path)
+    fit(*build("FedAvg"), 1, save_to=tmp_path, settings=EACH_ROUND)
     checkpoint = tmp_path / "checkpoints/last.ckpt"
     assert [key for key, _ in json.loads(read_checkpoint(checkpoint)["callbacks"]["Recorder"]["pooled"])]
     resumed = metrics(fit(*build("FedAvg"), 2, ckpt_path=str(checkpoint), settings=EACH_ROUND))

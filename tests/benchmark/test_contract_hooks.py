@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Ragged, TinyImages, Witness, build, first_step, fit, learned
+from federation import EACH_ROUND, Ragged, TinyImages, Witness, build, first_step, fit, learned
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -134,7 +134,7 @@ def test_prepare_is_called_once_a_round_and_once_an_evaluation() -> None:
         method, data = fedvpt(Preparing, *sizes, "--data.clients_per_round=4", lr=0.01)
         method.calls = []
         # in float64, where a product's rounding by its number of rows cannot hide what a client's step depends on
-        fit(method, data, 1, settings={"precision": "64-true"})
+        fit(method, data, 1, settings={**EACH_ROUND, "precision": "64-true"})
         # in round 0 once, in round 1 at the points server and local; all clients fit into one step
         assert method.calls.count((Stage.EVALUATE, "test")) == 1 + 2
         assert method.calls.count((Stage.TRAIN, "train")) == math.ceil(4 / width)

@@ -262,13 +262,13 @@ def test_one_client_of_damaged_images_ends_the_run_where_that_is_asked_for() -> 
     with pytest.raises(
         ConfigurationError, match=r"in round 1 \(clients \[5\]\); .*, or set data.on_divergence to drop"
     ):
-        fit(method, data, 1, [Damage((5,))])
+        fit(method, data, 1, [Damage((5,))], settings=EACH_ROUND)
 
 
 def test_a_round_in_which_nobody_is_left_ends_the_run() -> None:
     method, data = build("FedVPT", "--data.clients_per_round=11")
     with pytest.raises(ConfigurationError, match=r"values of 11 of 11 clients were not finite in round 1"):
-        fit(method, data, 1, [Damage(tuple(range(11)))])
+        fit(method, data, 1, [Damage(tuple(range(11)))], settings=EACH_ROUND)
 
 
 def test_a_server_that_diverges_ends_the_run() -> None:
@@ -332,7 +332,7 @@ def test_a_mean_of_much_is_taken_parameter_by_parameter(
 def test_images_without_a_prediction_count_as_wrong_and_are_named() -> None:
     method, data = build("FedVPT")
     with pytest.warns(UserWarning, match=r"of 6 of 66 images of split 'test' at point 'server'.*\(clients \[5\]\)"):
-        trainer = fit(method, data, 1, [Damage((5,), Stage.EVALUATE)])
+        trainer = fit(method, data, 1, [Damage((5,), Stage.EVALUATE)], settings=EACH_ROUND)
     values = next(cb for cb in trainer.callbacks if isinstance(cb, Recorder)).values
     accuracy, loss = values[1, "server", "test", "accuracy"], values[1, "server", "test", "loss"]
     assert accuracy[5] == 0
@@ -340,10 +340,10 @@ def test_images_without_a_prediction_count_as_wrong_and_are_named() -> None:
     assert loss.isnan().nonzero().flatten().tolist() == [5]
     method, data = build("FedVPT", "--data.on_divergence=raise")
     with pytest.raises(ConfigurationError, match=r"6 of 66 images of split 'test'"):
-        fit(method, data, 1, [Damage((5,), Stage.EVALUATE)])
+        fit(method, data, 1, [Damage((5,), Stage.EVALUATE)], settings=EACH_ROUND)
 
 
 def test_a_fine_tuning_that_diverges_ends_the_run() -> None:
     method, data = build("FedBABU", "--model.init_args.finetuning.lr=1e38")
     with pytest.raises(ConfigurationError, match=r"nothing to evaluate after round 0: the logits of 66 of 66 images"):
-        fit(method, data, 1)
+        fit(method, data, 1, settings=EACH_ROUND)

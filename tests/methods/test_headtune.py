@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from oracle import Values, descend, federate, mini_batches, values_of
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
@@ -109,7 +109,7 @@ class _Loss(torch.nn.Module):
 
 def test_at_rate_0_fedavg_of_the_whole_vit_predicts_as_its_untrained_head_does() -> None:
     tune, data = build("HeadTune", "--model.init_args.training.lr=0")
-    values = fit(tune, data, 1).callbacks[0].values
+    values = fit(tune, data, 1, settings=EACH_ROUND).callbacks[0].values
     template, data = build("HeadTune")
     average = FedAvg(8, 11, template.backbone, training=LocalTraining(lr=0.0, epochs=1))
     expected = fit(average, data, 1).callbacks[0].values

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from federation import build, fit
+from federation import EACH_ROUND, build, fit
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.contract import LocalTraining, Phase
@@ -39,7 +39,7 @@ def evaluated(conf: str) -> tuple[Counter[int], dict[tuple[int, str, str], dict[
     method, data = build(conf)
     kept = Evaluations()
     with patch.object(ClientMap, "__call__", counted):
-        fit(method, data, 1, [kept])
+        fit(method, data, 1, [kept], settings=EACH_ROUND)
     return calls, kept.scores
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from torch import Tensor
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
@@ -88,7 +88,7 @@ def test_an_error_names_client_round_and_step() -> None:
     assert error.value.__notes__ == ["in Stumbles.client_loss: client 0, round 1, train step 1"]
     method, data = made(Draws)
     with pytest.raises(ConfigurationError) as told:
-        fit(method, data, 1)
+        fit(method, data, 1, settings=EACH_ROUND)
     line = Draws.forward.__code__.co_firstlineno + 1
     assert f"line {line} of {__file__}, draws random numbers from a global" in str(told.value)
     assert str(told.value).endswith(" (client 0, round 0, evaluate step 0)")
