@@ -39,6 +39,17 @@ def without_autocast() -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], torch._C._DisableAutocast())
 
 
+def has_onednn() -> bool:
+    """Return whether this torch computes a layer by oneDNN, as :func:`onednn_linear` asks."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply a layer to contiguous tensors on a CPU by oneDNN: ``F.linear`` without gradients."""
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return made
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Return whether calling a module does more than its ``forward``: it has hooks, forward or backward."""
     return bool(

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from benchmark.backbones import products
 from benchmark.internals import is_batchedtensor, is_functorch_wrapped_tensor
 
 
@@ -48,9 +49,7 @@ class MergedLayers(TorchFunctionMode):
             if torch.is_autocast_enabled(device) and input.dtype != torch.float64:  # which autocast leaves alone
                 kind = torch.get_autocast_dtype(device)
                 weight, bias = self._cast(weight, kind), None if bias is None else self._cast(bias, kind)
-            if is_batchedtensor(input):
-                made: Tensor = _Linear.apply(input, weight, bias)
-                return made
+            return _of_frozen(input, weight, bias)
         return F.linear(input, weight, bias)
 
     def _cast(self, value: Tensor, kind: torch.dtype) -> Tensor:
@@ -82,7 +81,17 @@ class _Linear(_Merged):
     def vmap(
         info: Any, in_dims: tuple[int, None, None], x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, int]:
-        return F.linear(x.movedim(in_dims[0], 0), weight, bias), 0
+        return _of_frozen(x.movedim(in_dims[0], 0), weight, bias), 0
+
+
+def _of_frozen(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A layer that nobody trains: of clients that are mapped over, and of many images of each, as one product."""
+    if is_batchedtensor(x):
+        made: Tensor = _Linear.apply(x, weight, bias)
+        return made
+    if not is_functorch_wrapped_tensor(x) and products.faster_by_onednn() and products.takes(x, weight):
+        return products.linear(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 class _Attention(_Merged):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from benchmark.backbones import products
 from benchmark.backbones.merged_layers import MergedLayers
 from benchmark.contract import Client, ClientMethod, MiniBatch
 from benchmark.engine.cohort import Cohort
@@ -47,14 +48,18 @@ class _OneClient(nn.Module):
         places: per parameter name, where it stands in this module.
         merged: what merges frozen layers of many clients.
         has_frozen: whether the method has any.
+        by_onednn: whether oneDNN has the faster products with them on a CPU.
     """
 
-    def __init__(self, method: nn.Module, places: dict[str, str], merged: MergedLayers, has_frozen: bool) -> None:
+    def __init__(
+        self, method: nn.Module, places: dict[str, str], merged: MergedLayers, has_frozen: bool, by_onednn: bool
+    ) -> None:
         super().__init__()
         self.method = method
         self._present = {name: attrgetter(place) for name, place in places.items()}
         self._merged = merged
         self._has_frozen = has_frozen
+        self._by_onednn = by_onednn
 
     def forward(
         self,
@@ -84,11 +89,12 @@ class _OneClient(nn.Module):
         return _with_leading_one(made) if alone else made
 
     def _merging(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Have attention and frozen layers merge the clients on a GPU, and on a CPU frozen ones under autocast.
+        """Have attention and frozen layers merge the clients on a GPU, and on a CPU under autocast or by oneDNN.
 
         Elsewhere it gains nothing. The backward kernels of stacked attention fail on a GPU.
         """
-        worthwhile = device.type != "cpu" or (self._has_frozen and torch.is_autocast_enabled("cpu"))
+        on_cpu = self._by_onednn or (self._has_frozen and torch.is_autocast_enabled("cpu"))
+        worthwhile = device.type != "cpu" or on_cpu
         return self._merged if worthwhile else nullcontext()
 
 
@@ -123,7 +129,9 @@ class ClientMap:
         # Looking for tied parameters at every step takes a twentieth of a small network's.
         standing = Counter(id(parameter) for module in method.modules() for parameter in _own_parameters(module))
         tied = any(standing[id(method.get_parameter(name))] > 1 for name in roles.slots)
-        one_client = _OneClient(method, self._places, self.merged, roles.has_frozen)
+        frozen = (parameter for name, parameter in method.named_parameters() if name not in self._places)
+        by_onednn = products.faster_by_onednn() and any(map(products.large, frozen))
+        one_client = _OneClient(method, self._places, self.merged, roles.has_frozen, by_onednn)
         self._of_one_client = partial(functional_call, one_client, tie_weights=tied)
 
     def __call__(

@@ -31,6 +31,7 @@ CASES = (
     "vit",
     "features",
     "parts",
+    "products",
     "widths",
     "convolution",
     "overhead",

@@ -29,6 +29,16 @@ def test_functorch_says_which_tensors_are_mapped_or_differentiated() -> None:
     assert seen == [(False, False, False), (True, False, True), (False, True, True)]
 
 
+def test_onednn_computes_a_layer() -> None:
+    """Ask torch whether it is built with oneDNN, as its builds for Intel's and AMD's processors are."""
+    assert internals.has_onednn() is torch.backends.mkldnn.is_available()
+    if internals.has_onednn():
+        x, weight, bias = torch.randn(3, 5, 4), torch.randn(6, 4), torch.randn(6)
+        torch.testing.assert_close(
+            internals.onednn_linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
+        )
+
+
 def test_operations_below_autocast_keep_their_types() -> None:
     a = torch.ones(2, 2)
     with torch.autocast("cpu", torch.bfloat16):

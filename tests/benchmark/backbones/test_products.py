@@ -1,0 +1,145 @@
+"""Products by oneDNN are torch's up to rounding, in a gradient of any order, and are taken where they are faster."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from federation import build, fit, learned
+from torch import Tensor
+
+from benchmark.backbones import products
+from benchmark.backbones.merged_layers import MergedLayers
+from benchmark.internals import has_onednn
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+@pytest.mark.parametrize("shape", [(5, 128), (2, 7, 128), (2, 3, 4, 128), (128,)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_and_its_gradients_are_those_of_float64(shape: tuple[int, ...], biased: bool) -> None:
+    x, weight, bias, along = drawn(*shape), drawn(130, 128), drawn(130), drawn(*shape[:-1], 130)
+    results = []
+    for kind, function in ((torch.float32, products.linear), (torch.float64, F.linear)):
+        given = x.to(kind).transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
+        made = function(given, weight.to(kind).t().contiguous().t(), bias.to(kind) if biased else None)
+        first = torch.autograd.grad((made.square() * along.to(kind)).sum(), given, create_graph=True)[0]
+        second = torch.autograd.grad(first.square().sum(), given)[0]
+        results.append((made, first, second))
+    for found, expected in zip(*results, strict=True):
+        assert found.dtype == torch.float32
+        assert (found.double() - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("description", "capability", "taken"),
+    [
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC", "AVX512", True),
+        ("AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD", "AVX512", True),
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC", "AVX2", False),
+        ("vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)", "AVX512", False),
+    ],
+)
+def test_they_are_taken_on_amds_processors_with_avx_512(
+    description: str, capability: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_processor", lambda: description)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert products.faster_by_onednn.__wrapped__() is taken
+
+
+def test_a_system_without_a_list_of_processors_is_asked_for_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 25, AuthenticAMD")
+    assert products._processor() == "AMD64 Family 25, AuthenticAMD"
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "taken"),
+    [
+        (drawn(3, 128), drawn(128, 128), True),
+        (drawn(3, 127), drawn(128, 127), False),
+        (drawn(3, 128), drawn(127, 128), False),
+        (drawn(0, 128), drawn(128, 128), False),
+        (drawn(3, 128, dtype=torch.float64), drawn(128, 128, dtype=torch.float64), False),
+        (drawn(3, 128).bfloat16(), drawn(128, 128).bfloat16(), False),
+        (drawn(3, 128).to("meta"), drawn(128, 128).to("meta"), False),
+    ],
+)
+def test_large_layers_of_float32_on_a_cpu_are_taken(x: Tensor, weight: Tensor, taken: bool) -> None:
+    assert products.takes(x, weight) is taken
+
+
+@contextmanager
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
+    """Every frozen layer, however small, and on any processor, goes through oneDNN; gives the inputs' shapes."""
+    seen: list[torch.Size] = []
+    product = products.linear
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append(x.shape)
+        return product(x, weight, bias)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(products, "LEAST", 1)
+        patched.setattr(products, "faster_by_onednn", lambda: True)
+        patched.setattr(products, "linear", noted)
+        yield seen
+
+
+def test_clients_share_a_product_at_each_level_of_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, bias, x = drawn(6, 8), drawn(6), drawn(3, 2, 5, 8)
+
+    def layer(own: Tensor) -> Tensor:
+        with MergedLayers():
+            return F.linear(own, weight, bias)
+
+    with everywhere(monkeypatch) as seen:
+        found = torch.vmap(torch.vmap(layer))(x)
+        assert seen == [x.shape]
+        gradient = torch.vmap(torch.func.grad(lambda own: layer(own).square().sum()))(x)
+    torch.testing.assert_close(found, F.linear(x, weight, bias))
+    torch.testing.assert_close(gradient, 2 * F.linear(x, weight, bias) @ weight)
+
+
+@pytest.mark.parametrize(
+    ("conf", "overrides"),
+    [
+        ("FedVPT", ()),
+        ("FedVPT", ("--data.clients_at_once=1",)),
+        ("FedLoRA", ()),
+        ("PFedPG", ()),
+        ("PFedBayesPT", ()),
+        ("SGPT", ()),
+        ("PromptFL", ()),
+        ("FedMaPLe", ()),
+        ("PFedMMA", ()),
+    ],
+)
+def test_a_federation_learns_the_same_up_to_rounding(
+    conf: str, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for onednn in (False, True):
+        method, data = build(conf, "--model.init_args.training.epochs=1", *overrides)
+        if onednn:
+            with everywhere(monkeypatch) as seen:
+                fit(method, data, 2)
+            assert seen
+        else:
+            fit(method, data, 2)
+        results.append(learned(method))
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-3, atol=1e-4, equal_nan=True, msg=name)
