@@ -238,7 +238,7 @@ class DirichletFewShot(Partition):
         test_shots: test images of each class in the pool; None for all.
         pool_seed: the pool is drawn from this seed, and not from that of the partition, so that several seeds share
             its images out in several ways.
-        score_all: False leaves the split ``all`` out.
+        score_all: whether there is the split ``all``.
     """
 
     title = "Dirichlet({alpha}), {clients}"
@@ -253,9 +253,9 @@ class DirichletFewShot(Partition):
         max_retries: PositiveInt = 10_000,
         test_shots: PositiveInt | None = None,
         pool_seed: Seed | None = None,
-        score_all: bool | None = None,
+        score_all: bool = True,
     ) -> None:
-        self.further_splits = () if score_all is False else ("all",)
+        self.further_splits = ("all",) if score_all else ()
         self.alpha = alpha
         self.num_clients: int = num_clients
         self.shots = shots

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 
 from benchmark.backbones.vit import PromptedViT, TimmViT
+from benchmark.checks.methods import EACH_ROUND as EACH_ROUND
 from benchmark.checks.methods import clients_and_server as clients_and_server
 from benchmark.checks.methods import learned as learned
 from benchmark.checks.methods import run_rounds
@@ -31,8 +32,6 @@ from datamodules.source import ImagePool, ImageSource
 
 CONF = Path(__file__).parent / "conf"
 fit = run_rounds
-#: Settings of ``fit`` for what evaluations before the first round and after each say; else the last alone is evaluated.
-EACH_ROUND = {"check_val_every_n_epoch": 1, "num_sanity_val_steps": -1}
 SIZES = (5, 4, 9, 3, 6, 7, 2, 10, 1, 4, 8)
 
 

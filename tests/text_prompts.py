@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from torch import Tensor
 
 from benchmark.backbones.prompted_clip import PromptedCLIP
@@ -25,10 +25,10 @@ BASE_TO_NOVEL = [
 
 
 @lru_cache(maxsize=10)
-def run(conf: str, *overrides: str, rounds: int = 2) -> Any:
-    """The method after a federation; made once."""
+def run(conf: str, *overrides: str, rounds: int = 2, each: bool = False) -> Any:
+    """The method after a federation, evaluated after its last round or before and after each; made once."""
     method, data = build(conf, *overrides)
-    fit(method, data, rounds)
+    fit(method, data, rounds, settings=EACH_ROUND if each else None)
     return method
 
 

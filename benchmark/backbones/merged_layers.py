@@ -89,7 +89,7 @@ def _of_frozen(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if is_batchedtensor(x):
         made: Tensor = _Linear.apply(x, weight, bias)
         return made
-    if not is_functorch_wrapped_tensor(x) and products.faster_by_onednn() and products.takes(x, weight):
+    if not is_functorch_wrapped_tensor(x) and products.faster_by_onednn() and products.takes(x, weight, bias):
         return products.linear(x, weight, bias)
     return F.linear(x, weight, bias)
 

@@ -42,15 +42,27 @@ def large(weight: Tensor) -> bool:
     return weight.ndim == 2 and min(weight.shape) >= LEAST
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Return whether :func:`linear` takes this input [..., d] and this weight [m, d]."""
+def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether :func:`linear` takes this input [..., d], this weight [m, d] and this bias [m]."""
     return (
         large(weight)
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == weight.device.type == "cpu"
+        and _plain(x)
+        and _plain(weight)
         and x.numel() > 0
+        and x.shape[-1] == weight.shape[1]
+        and (bias is None or _taken(bias, len(weight)))
         and not torch.compiler.is_compiling()
     )
+
+
+def _plain(value: Tensor) -> bool:
+    return value.dtype == torch.float32 and value.device.type == "cpu"
+
+
+def _taken(bias: Tensor, outputs: int) -> bool:
+    """Return whether a bias is one of a layer, without a gradient, as it lies in memory."""
+    trained = torch.is_grad_enabled() and bias.requires_grad
+    return _plain(bias) and bias.shape == (outputs,) and bias.is_contiguous() and not trained
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

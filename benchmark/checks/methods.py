@@ -30,6 +30,8 @@ from benchmark.server import ServerRule
 from datamodules.federated import FederatedDataModule
 
 ROUNDS = 3
+#: Settings of :func:`run_rounds` for an evaluation before the first round and after each.
+EACH_ROUND = {"check_val_every_n_epoch": 1, "num_sanity_val_steps": -1}
 
 
 @dataclass
@@ -115,8 +117,8 @@ def _tensors(value: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def check_run(subject: MethodUnderCheck) -> None:
-    """It trains, is evaluated, and does nothing that cannot be done for many clients at once."""
-    subject.trained(rounds=1)
+    """It is evaluated, trains, is evaluated, and does nothing that cannot be done for many clients at once."""
+    run_rounds(*subject.make(), 1, settings=EACH_ROUND)
 
 
 def check_clients_at_once(subject: MethodUnderCheck) -> None:
@@ -352,7 +354,8 @@ def check_resume(subject: MethodUnderCheck) -> None:
         resumed, data = subject.make("--data.clients_at_once=1")
         torch.rand(5)  # the global generator is somewhere else now
         last = Path(folder) / "checkpoints" / "last.ckpt"
-        trainer = run_rounds(resumed, data, ROUNDS, ckpt_path=str(last))
+        before = {"num_sanity_val_steps": -1}
+        trainer = run_rounds(resumed, data, ROUNDS, ckpt_path=str(last), settings=before)
         held = torch.load(last, weights_only=True)["state_dict"]
     require(trainer.num_sanity_val_steps == 0, "the round it resumes from is evaluated again")
     # An evaluation after round 1 lies in between: what training reports has been averaged over fewer rounds since.

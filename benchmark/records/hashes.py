@@ -45,7 +45,6 @@ LATER_KEYS = frozenset(
         "rank",
         "test_shots",
         "pool_seed",
-        "score_all",
         "source_shots",
         "head_mu",
         "head_finetuning",
@@ -53,7 +52,7 @@ LATER_KEYS = frozenset(
 )
 
 #: A key of one of these names with this value is as good as absent: older configurations do not have it.
-LATER_DEFAULTS = {"min_support": 1, "train_backbone": True}
+LATER_DEFAULTS = {"min_support": 1, "train_backbone": True, "score_all": True}
 
 #: A key of one of these names with None is hashed as this value, which older configurations write out.
 WRITTEN_OUT = {"pretrained_tag": "openai"}

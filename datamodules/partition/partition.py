@@ -33,7 +33,7 @@ class Partition(Checked):
             ``Dirichlet({alpha}), {clients}``; None: the class's name and its arguments.
         paper_setting: its name in papers' tables (``setting`` in ``results/paper``), with arguments in braces, and
             ``*`` for any further text; None: papers have no such setting.
-        later_arguments: arguments that older manifests do not have; a manifest leaves them out where they are None.
+        later_arguments: arguments that older manifests do not have; a manifest leaves them out at their defaults.
     """
 
     num_clients: int | None = None
@@ -108,11 +108,13 @@ class Partition(Checked):
 
     def arguments(self) -> dict[str, int | float | str | None]:
         """The constructor's arguments by name, for the manifest."""
-        names = [*inspect.signature(type(self)).parameters]
+        parameters = inspect.signature(type(self)).parameters
+        names = [*parameters]
         if missing := [name for name in names if not hasattr(self, name)]:
             raise ConfigurationError(
                 f"{type(self).__name__} must keep its argument {missing[0]} as self.{missing[0]}: the record and the "
                 "manifest say it"
             )
         given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if name not in self.later_arguments or value is not None}
+        usual = {name: parameters[name].default for name in self.later_arguments}
+        return {name: value for name, value in given.items() if name not in usual or value != usual[name]}

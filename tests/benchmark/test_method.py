@@ -186,7 +186,7 @@ def test_fine_tuning_happens_on_a_copy_that_is_evaluated() -> None:
     plain, data = of_class(FedAvg)
     fit(plain, data, 2)
     tuned, data = of_class(FineTuned)
-    trainer = fit(tuned, data, 2)
+    trainer = fit(tuned, data, 2, settings=EACH_ROUND)
     for name in plain.roles.shared:
         assert torch.equal(plain.get_parameter(name), tuned.get_parameter(name))
     before = trainer.callbacks[0].values[2, "server", "test", "loss"]

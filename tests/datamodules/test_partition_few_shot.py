@@ -266,14 +266,15 @@ def test_a_smaller_pool_that_all_seeds_share():
 
 def test_all_test_images_are_scored_unless_that_is_switched_off():
     pool = Source(10, train=20, test=40).load()
-    both = [split(DirichletFewShot(0.5, 3, 8, score_all=said), pool, 0) for said in (None, True, False)]
-    assert [[*each.others] for each in both] == [["all"], ["all"], []]
-    for each in both[1:]:
-        assert [rows.tolist() for rows in each.test] == [rows.tolist() for rows in both[0].test]
-        assert [rows.tolist() for rows in each.train] == [rows.tolist() for rows in both[0].train]
+    both = [split(DirichletFewShot(0.5, 3, 8, score_all=said), pool, 0) for said in (True, False)]
+    assert [[*each.others] for each in both] == [["all"], []]
+    for side in ("train", "test"):
+        kept, left = ([rows.tolist() for rows in getattr(each, side)] for each in both)
+        assert kept == left
     assert DirichletFewShot(0.5, 3, 8).further_splits == ("all",)
     assert DirichletFewShot(0.5, 3, 8, score_all=False).further_splits == ()
     assert "score_all" not in DirichletFewShot(0.5, 3, 8).arguments()
+    assert DirichletFewShot(0.5, 3, 8, score_all=False).arguments()["score_all"] is False
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 
 from benchmark.errors import ConfigurationError
 from methods import FedAvgFT
@@ -19,7 +19,7 @@ NEW = ("--data.new_clients=0.2", "--data.clients_per_round=5")
 def run(conf: str, *overrides: str, rounds: int = 1) -> tuple[Any, Any, dict[Any, torch.Tensor]]:
     """Method, data and scores of a run."""
     method, data = build(conf, *NEW, *overrides)
-    return method, data, fit(method, data, rounds).callbacks[0].values
+    return method, data, fit(method, data, rounds, settings=EACH_ROUND).callbacks[0].values
 
 
 def test_the_heads_fine_tuning_is_gradient_descent_on_the_clients_own_images() -> None:

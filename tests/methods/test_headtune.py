@@ -186,7 +186,7 @@ def test_head_mu_is_fedprox_of_the_head() -> None:
 def test_finetuning_fits_a_copy_that_is_thrown_away() -> None:
     options = "--model.init_args.head_finetuning={lr: 0.1, epochs: 3}"
     method, data = build("HeadTune", options)
-    values = fit(method, data, 1).callbacks[0].values
+    values = fit(method, data, 1, settings=EACH_ROUND).callbacks[0].values
     plain, _ = build("HeadTune")
     fit(plain, data, 1)
     assert torch.equal(method.head.weight, plain.head.weight), "the federation does not notice"

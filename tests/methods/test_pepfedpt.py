@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from torch import Tensor
 
 from benchmark.federation import Round, Terms, Uploads
@@ -62,9 +62,9 @@ def test_prototypes_and_class_prompts_by_hand(average: Any, prompts: list[float]
         torch.testing.assert_close(made["class_prompts"].flatten(), torch.tensor(prompts))
 
 
-def trained(*options: str, rounds: int = 2) -> tuple[Any, Any]:
+def trained(*options: str, rounds: int = 2, **settings: Any) -> tuple[Any, Any]:
     method, data = build("PEPFedPT", *FEW, *(f"--model.init_args.{option}" for option in options))
-    fit(method, data, rounds)
+    fit(method, data, rounds, settings=settings)
     return method, data
 
 
@@ -83,9 +83,10 @@ def test_prototypes_are_the_means_of_all_training_images() -> None:
 def test_equal_class_prompts_make_the_weights_idle() -> None:
     scores = []
     for options in (("tau=0.1",), ("tau=10.0", "prior=uniform")):
-        method, _ = trained(*options, rounds=1)
+        method, _ = trained(*options, rounds=1, **EACH_ROUND)
         values = learned(method)
         scores.append({n: v for n, v in values.items() if n.startswith("metric.0/")})
+    assert scores[0]
     for name, value in scores[0].items():
         torch.testing.assert_close(value, scores[1][name], atol=1e-6, rtol=1e-5, equal_nan=True)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit
+from federation import EACH_ROUND, build, fit
 from oracle import Values, federate, images_at, mini_batches, values_of
 from torch import nn
 
@@ -116,7 +116,7 @@ def test_the_halves_of_a_padded_batch(images: int) -> None:
 @pytest.mark.parametrize("steps", ["step", "epoch"])
 def test_a_copy_takes_its_steps_before_the_test_and_the_model_stays(steps: str) -> None:
     method, data = build("PerFedAvg", f"{ARGUMENT}.personal_steps={steps}")
-    trainer = fit(method, data, 1)
+    trainer = fit(method, data, 1, settings=EACH_ROUND)
     other, data = build("PerFedAvg")
     fit(other, data, 1)
     assert all(torch.equal(method.get_parameter(n), other.get_parameter(n)) for n in method.roles.shared)

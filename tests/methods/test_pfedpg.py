@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit, learned
+from federation import EACH_ROUND, build, fit, learned
 from lightning.pytorch.callbacks import Callback
 from oracle import Images, images_at, mini_batches
 
@@ -260,7 +260,7 @@ def test_nothing_of_a_new_client_outlives_its_evaluation() -> None:
         if not adapts:
             method.finetune_phases = lambda new: []
         # New clients are evaluated before this round, too. In float64: some processors round by the number of rows.
-        fit(method, data, 1, settings={"precision": "64-true"})
+        fit(method, data, 1, settings={**EACH_ROUND, "precision": "64-true"})
         assert not hasattr(method.server.rule, "_adapting")
         results.append(learned(method))
     narrow, wide, unfitted = results

@@ -232,7 +232,7 @@ def test_localclip_trains_both_towers_and_sends_nothing() -> None:
 def test_fine_tuning_works_on_a_copy_and_without_epochs_it_is_promptfl() -> None:
     plain = run("PromptFL")
     none = run("PromptFLFT", "--model.init_args.finetune_epochs=0")
-    tuned = run("PromptFLFT", "--model.init_args.finetune_epochs=2")
+    tuned = run("PromptFLFT", "--model.init_args.finetune_epochs=2", each=True)
     assert_same_scores(plain, none)
     for other in (none, tuned):
         assert torch.equal(plain.get_parameter("context"), other.get_parameter("context"))

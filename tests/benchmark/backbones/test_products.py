@@ -1,7 +1,7 @@
 """Products by oneDNN are torch's up to rounding, in a gradient of any order, and are taken where they are faster."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from federation import build, fit, learned
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmark.backbones import products
 from benchmark.backbones.merged_layers import MergedLayers
+from benchmark.contract import LocalTraining, Phase
 from benchmark.internals import has_onednn
+from methods.fedvpt import FedVPT
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
@@ -66,19 +68,28 @@ def test_a_system_without_a_list_of_processors_is_asked_for_its_own_words(monkey
 
 
 @pytest.mark.parametrize(
-    ("x", "weight", "taken"),
+    ("x", "weight", "bias", "taken"),
     [
-        (drawn(3, 128), drawn(128, 128), True),
-        (drawn(3, 127), drawn(128, 127), False),
-        (drawn(3, 128), drawn(127, 128), False),
-        (drawn(0, 128), drawn(128, 128), False),
-        (drawn(3, 128, dtype=torch.float64), drawn(128, 128, dtype=torch.float64), False),
-        (drawn(3, 128).bfloat16(), drawn(128, 128).bfloat16(), False),
-        (drawn(3, 128).to("meta"), drawn(128, 128).to("meta"), False),
+        (drawn(3, 128), drawn(128, 128), None, True),
+        (drawn(3, 128), drawn(128, 128), drawn(128), True),
+        (drawn(3, 128), drawn(128, 128), drawn(128).requires_grad_(), False),
+        (drawn(3, 128), drawn(128, 128), drawn(256)[::2], False),
+        (drawn(3, 128), drawn(128, 128), drawn(1), False),
+        (drawn(3, 128), drawn(128, 128), drawn(1).expand(128), False),
+        (drawn(3, 128), drawn(128, 128), drawn(128, dtype=torch.float64), False),
+        (drawn(3, 130), drawn(128, 128), None, False),
+        (drawn(3, 127), drawn(128, 127), None, False),
+        (drawn(3, 128), drawn(127, 128), None, False),
+        (drawn(0, 128), drawn(128, 128), None, False),
+        (drawn(3, 128, dtype=torch.float64), drawn(128, 128, dtype=torch.float64), None, False),
+        (drawn(3, 128).bfloat16(), drawn(128, 128).bfloat16(), None, False),
+        (drawn(3, 128).to("meta"), drawn(128, 128).to("meta"), None, False),
     ],
 )
-def test_large_layers_of_float32_on_a_cpu_are_taken(x: Tensor, weight: Tensor, taken: bool) -> None:
-    assert products.takes(x, weight) is taken
+def test_large_layers_of_float32_on_a_cpu_are_taken(
+    x: Tensor, weight: Tensor, bias: Tensor | None, taken: bool
+) -> None:
+    assert products.takes(x, weight, bias) is taken
 
 
 @contextmanager
@@ -118,6 +129,7 @@ def test_clients_share_a_product_at_each_level_of_mapping(monkeypatch: pytest.Mo
     [
         ("FedVPT", ()),
         ("FedVPT", ("--data.clients_at_once=1",)),
+        ("FedVPT", ("--data.one_by_one=true",)),
         ("FedLoRA", ()),
         ("PFedPG", ()),
         ("PFedBayesPT", ()),
@@ -143,3 +155,34 @@ def test_a_federation_learns_the_same_up_to_rounding(
     assert results[0].keys() == results[1].keys()
     for name, value in results[0].items():
         torch.testing.assert_close(results[1][name], value, rtol=1e-3, atol=1e-4, equal_nan=True, msg=name)
+
+
+class BiasOfFrozenLayer(FedVPT):
+    """Has a frozen layer between backbone and head, whose bias is trained."""
+
+    shared = ("prompt", "between.bias")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.between = nn.Linear(64, 64)
+
+    def local_phases(self) -> list[Phase]:
+        return [self.training_settings.phase("prompt", "between.bias", "head")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(self.backbone(x, *self.parts())))
+
+
+@pytest.mark.parametrize("alone", ["true", "false"])
+def test_a_bias_beside_a_frozen_weight_trains(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for onednn in (False, True):
+        template, data = build("FedVPT", f"--data.one_by_one={alone}")
+        torch.manual_seed(0)
+        method = BiasOfFrozenLayer(8, 11, template.backbone, num_prompts=2, training=LocalTraining(lr=0.1, epochs=1))
+        start = method.between.bias.detach().clone()
+        with everywhere(monkeypatch) if onednn else nullcontext():
+            fit(method, data, 1)
+        assert not torch.allclose(method.between.bias, start)
+        found.append(method.between.bias.detach())
+    torch.testing.assert_close(*found)

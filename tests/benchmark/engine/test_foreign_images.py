@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import CONF, build, fit, learned
+from federation import CONF, EACH_ROUND, build, fit, learned
 from over_ranks import over_ranks
 from sklearn.metrics import roc_auc_score
 from torch.func import functional_call
@@ -26,9 +26,9 @@ OF_STREAMS = {name for name, metric in METRICS.items() if metric.first_in == "oo
 
 
 def run(conf: str, *options: str, rounds: int = 1, settings: dict[str, Any] | None = None) -> Any:
-    """A method after its last evaluation, and everything that it leaves behind."""
+    """A method after its last evaluation, of one before and one after each round, and all that it leaves behind."""
     method, data = build(conf, *FEW, *options)
-    fit(method, data, rounds, settings=settings)
+    fit(method, data, rounds, settings={**EACH_ROUND, **(settings or {})})
     return method, learned(method)
 
 
