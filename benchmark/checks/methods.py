@@ -117,7 +117,7 @@ def _tensors(value: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def check_run(subject: MethodUnderCheck) -> None:
-    """It is evaluated, trains, is evaluated, and does nothing that cannot be done for many clients at once."""
+    """It trains, is evaluated, and does nothing that cannot be done for many clients at once."""
     run_rounds(*subject.make(), 1, settings=EACH_ROUND)
 
 
