@@ -14,6 +14,7 @@ FLOORS = (
         "benchmark.internals",
         "benchmark.files",
         "benchmark.placing",
+        "benchmark.processor",
         "benchmark.seeds",
         "benchmark.ranges",
         "benchmark.masked",

@@ -85,7 +85,7 @@ class _Linear(_Merged):
 
 
 def _of_frozen(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A layer that nobody trains: of clients that are mapped over, and of many images of each, as one product."""
+    """Return a frozen layer's output, of all clients in one product, and by oneDNN where that is faster."""
     if is_batchedtensor(x):
         made: Tensor = _Linear.apply(x, weight, bias)
         return made

@@ -5,14 +5,13 @@ too, and takes all 512 bits where there are as many. Both sum in float32, in ano
 """
 
 import functools
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmark.internals import has_onednn, onednn_linear
+from benchmark.processor import described
 
 #: Least inputs, and outputs, of a layer. Time of smaller ones is in calls; those of the shipped demos are smaller.
 LEAST = 128
@@ -25,16 +24,8 @@ def faster_by_onednn() -> bool:
         has_onednn()
         and torch.backends.mkl.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and "AuthenticAMD" in _processor()
+        and "AuthenticAMD" in described("vendor_id")
     )
-
-
-def _processor() -> str:
-    """Return the system's description of the processor, with its maker."""
-    try:
-        return Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return platform.processor()
 
 
 def large(weight: Tensor) -> bool:
@@ -51,7 +42,6 @@ def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.numel() > 0
         and x.shape[-1] == weight.shape[1]
         and (bias is None or _taken(bias, len(weight)))
-        and not torch.compiler.is_compiling()
     )
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from benchmark.processor import described
 from benchmark.records.record import Environment, Git, RunRecord
 
 
@@ -36,7 +37,7 @@ def environment(git: Git | None = None) -> Environment:
         "versions": _versions(),
         "platform": platform.platform(),
         "hardware": {
-            "cpu": _cpu_model(),
+            "cpu": described("model name") or platform.machine(),
             "cores": cores,
             "threads": None if torch is None else torch.get_num_threads(),
             "gpus": gpus,
@@ -99,16 +100,6 @@ def _asked_git(*arguments: str) -> str:
 
     git("ls-files", "--error-unmatch", here.name)  # an installed copy inside someone else's checkout is not one
     return git(*arguments)
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "") or (
-        platform.processor() or platform.machine()
-    )
 
 
 def _versions() -> dict[str, str]:

@@ -20,13 +20,12 @@ ROWS = (
     "FedVPT, from block 9 on, tokens kept",
     "FedLoRA, from block 9 on, tokens kept",
 )
-#: by the words of a row, whether it is oneDNN's
-BY = {"torch's usual products": False, "oneDNN's": True}
+USUAL, ONEDNN = BY = ("torch's usual products", "oneDNN's")
 
 
 def seconds(title: str, by: str) -> float:
     """Return the seconds of the best round of a row in this process, which computes its products this way from now."""
-    products.faster_by_onednn = lambda: BY[by]  # type: ignore[assignment]
+    products.faster_by_onednn = lambda: by == ONEDNN  # type: ignore[assignment]
     return measured(title)["seconds"]
 
 
@@ -38,8 +37,7 @@ def rows() -> Iterator[Timing]:
             turns.append(json.loads(last_line_of([sys.executable, "-m", "benchmark.speed.products", *place])))
     work = f"a round of {CLIENTS} clients x {IMAGES} images at 224 px, batches of 16"
     for (title, by), turns in found.items():
-        usual = min(found[title, next(iter(BY))])
-        yield Timing(f"{title}: {by}", work, min(turns), min(turns) / usual)
+        yield Timing(f"{title}: {by}", work, min(turns), min(turns) / min(found[title, USUAL]))
 
 
 def run(folder: Path) -> tuple[str, Iterable[Timing]]:
