@@ -92,8 +92,13 @@ def tune(arguments: argparse.Namespace) -> int:
         kept=arguments.kept,
         place=chosen_place(arguments),
         rerun_changed=arguments.rerun_changed,
+        trials_only=arguments.trials_only,
     )
-    status = _print_table(result.table)
+    for name, error in result.stopped.items():
+        print(_text(f"not tuned: {name}: {error}"), file=sys.stderr)
+    status = 1 if result.table is None and result.stopped else 0
+    if result.table is not None:
+        status = _print_table(result.table)
     print(f"all trials: {result.trials}")
     return status
 
@@ -300,6 +305,9 @@ def parser() -> CommandParser:
     )
     entry.add_argument(
         "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the runs on the test images; default 0 1 2"
+    )
+    entry.add_argument(
+        "--trials_only", action="store_true", help="write the trials; score no test image, make no table"
     )
     entry.set_defaults(run=tune)
     entry = commands.add_parser("figure", help=figure.__doc__, description=figure.__doc__)

@@ -50,6 +50,8 @@ Paths in a table are relative to the folder the command is started in, the repos
                                               # alone needs one
         configs: [configs/x.yaml]             # optional; read last
         overrides: {paper: ["--model.init_args.training.lr=0.1"]}  # optional; per preset
+        search: {paper: {model.init_args.training.lr: [0.1, 0.3]}}  # optional; per preset, what `benchmark tune` tries
+                                              # instead of the search space of the row's files
         without: [model.init_args.training]   # optional; options of presets and data groups, and all below them, that
                                               # this row is not given: a floor does not train
         point: local                          # server | local: where the row's number is read
@@ -65,7 +67,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, with_config
 
@@ -175,6 +177,7 @@ class Row:
     configs: list[str] = field(default_factory=list)
     also: dict[str, Point] = field(default_factory=dict)
     overrides: dict[str, list[str]] = field(default_factory=dict)
+    search: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)
 
     def takes(self, override: str) -> bool:
@@ -341,9 +344,9 @@ def _check_table(table: Table, path: Path) -> None:
                 f"{path}: row {row.label} names a method, and the data group {bare} no suite for it"
             )
         _check_without(table, row, path)
-        unknown = sorted(set(row.overrides) - set(table.presets))
-        if unknown:
-            raise ConfigurationError(f"{path}: row {row.label} has overrides for {unknown[0]}, which is no preset")
+        for kind, given in (("overrides", row.overrides), ("search", row.search)):
+            if unknown := sorted(set(given) - set(table.presets)):
+                raise ConfigurationError(f"{path}: row {row.label} has {kind} for {unknown[0]}, which is no preset")
     for group in groups:
         _check_columns(table, group, path)
         for name in group.data:

@@ -57,13 +57,25 @@ def read_space(configs: Sequence[str], row: str) -> dict[str, list[Any]]:
             f"row {row} has no search space: none of {', '.join(configs)} has search; write into the method's file "
             "search: {model.init_args.training.lr: [0.01, 0.1]}, with an option and its values for each that is tried"
         )
-    space = found.given["search"]
+    return checked_space(found.given["search"], str(found.path))
+
+
+def checked_space(space: Any, where: str) -> dict[str, list[Any]]:
+    """Return a search space, by option.
+
+    Args:
+        space: as it was read.
+        where: what to call its place in errors.
+
+    Raises:
+        ConfigurationError: it is one of another form.
+    """
     if not isinstance(space, dict):
-        raise ConfigurationError(f"{found.path}: search: expected options and their values, got {str(space)[:80]}")
+        raise ConfigurationError(f"{where}: search: expected options and their values, got {str(space)[:80]}")
     for option, values in space.items():
         if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
             raise ConfigurationError(
-                f"{found.path}: search: {option}: expected a list of different values, got {str(values)[:80]}"
+                f"{where}: search: {option}: expected a list of different values, got {str(values)[:80]}"
             )
     return {str(option): values for option, values in space.items()}
 

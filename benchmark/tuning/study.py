@@ -5,8 +5,10 @@ the same however many studies go on at once, and after a kill at any moment. The
 values were tried and what they came to, the runs hold everything else.
 """
 
+import math
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,8 @@ class Study:
                 self.file.rename(self.file.with_suffix(f".{time.time_ns()}"))
                 self._load()
             if not self.optuna.trials:
-                self.optuna.enqueue_trial({choice.option: choice.own for choice in task.choices})
+                for positions in self._to_begin_with():
+                    self.optuna.enqueue_trial(positions)
         except BaseException:
             self.lock.release()
             raise
@@ -82,6 +85,15 @@ class Study:
         warmup = max(1, self.task.rounds // 3)
         pruner = optuna_library().pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=warmup)
         self.storage, self.optuna = open_study(self.file, self.task, self.runs_dir, pruner)
+
+    def _to_begin_with(self) -> list[dict[str, int]]:
+        """The row's own values; all others, too, where there are as many trials as combinations of values."""
+        own = {choice.option: choice.own for choice in self.task.choices}
+        if math.prod(len(choice.values) for choice in self.task.choices) > self.task.trials:
+            return [own]
+        names = [choice.option for choice in self.task.choices]
+        every = product(*(range(len(choice.values)) for choice in self.task.choices))
+        return [own, *(each for positions in every if (each := dict(zip(names, positions, strict=True))) != own)]
 
     def close(self) -> None:
         """Let go of the study."""

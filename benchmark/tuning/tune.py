@@ -18,7 +18,7 @@ from benchmark.tables.layout import DataGroup, Preset, Row, Table, rows_of
 from benchmark.tables.render import render
 from benchmark.tables.run_table import TableResult, chosen_table, data_folder, write_table
 from benchmark.tuning.blocks import tuning_block
-from benchmark.tuning.space import read_space, with_own_values
+from benchmark.tuning.space import checked_space, read_space, with_own_values
 from benchmark.tuning.study import Studies, Study
 from benchmark.tuning.task import Task
 from benchmark.tuning.trials_file import Tuned, kept_trials, trials_csv
@@ -29,9 +29,9 @@ TUNED = ", tuned"
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The table's files, the file of all trials, and the studies that came to no end, by name, with the reason."""
+    """The table's files, if one was made, the file of all trials, and the studies without an end, by name, with why."""
 
-    table: TableResult
+    table: TableResult | None
     trials: Path
     stopped: dict[str, str]
 
@@ -51,6 +51,7 @@ def tune_table(
     place: Place = THIS_MACHINE,
     program: Sequence[str] = PROGRAM,
     rerun_changed: bool = False,
+    trials_only: bool = False,
 ) -> TuningResult:
     """Tune each row of a table on each of its data groups, then run it with the values that were chosen, and untuned.
 
@@ -77,6 +78,7 @@ def tune_table(
         program: command in front of ``fit``.
         rerun_changed: do again what other code made than the present one: finished runs, and whole studies with such a
             run among their trials.
+        trials_only: end when the trials are written: no run looks at a test image, and there is no table.
 
     Raises:
         ConfigurationError: as :func:`benchmark.tables.run_table.run_table`; a number out of range, a row without search
@@ -109,13 +111,15 @@ def tune_table(
     every_trial = make_folder(results / "tuning") / f"{stem}.csv"
     tuning = _Tuning(tasks, every_trial, work, jobs, place)
     tuned = tuning.tune(kept)
+    stopped = {entry.task.name: entry.error for entry in tuned.values() if entry.error}
+    if trials_only:
+        return TuningResult(None, every_trial, stopped)
     cells, outcomes = tuning.run(untuned, tuned)
     both, preset_of_both = _side_by_side(table, chosen, tuned, trials, val_fraction)
     rendered = render(
         Path(name).stem, both, preset, preset_of_both, cells, outcomes,
         lambda lines: [tuning_block(tuned, lines, both, TUNED)],
     )  # fmt: skip
-    stopped = {entry.task.name: entry.error for entry in tuned.values() if entry.error}
     return TuningResult(write_table(f"{stem}_tuned", results, both, rendered, outcomes), every_trial, stopped)
 
 
@@ -210,7 +214,8 @@ def _task(
 ) -> Task:
     cell = make_cell(row, preset_name, preset, group, preset.seeds[0])
     cell = with_overrides(cell, [*held_out, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])])
-    space = read_space(cell.configs, row.label)
+    own = row.search.get(preset_name)
+    space = read_space(cell.configs, row.label) if own is None else checked_space(own, f"row {row.label}")
     config = resolved(cell_command(cell, Path(), data_dir, ())[1:])
     last, every = config["trainer"]["max_epochs"], config["trainer"]["check_val_every_n_epoch"]
     if every and last % every:

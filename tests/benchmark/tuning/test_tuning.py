@@ -193,6 +193,35 @@ def test_trials_that_are_read_again_choose_as_they_did(tmp_path: Path) -> None:
     assert best.number == 1
 
 
+def test_each_combination_is_tried_once_where_the_trials_suffice(tmp_path: Path) -> None:
+    choices = (
+        Choice("model.lr", (0.01, 0.1, 1.0), 1),
+        Choice("model.momentum", (0.0, 0.9), 0),
+        Choice("model.kind", ("c",), 0),
+    )
+    study = opened(tmp_path / "first", trials=4, choices=choices)
+    cell = study.next()
+    assert cell is not None
+    for _ in range(3):
+        cell = after(study, cell)
+        assert cell is not None
+    study.close()  # killed in the fourth of four trials, which are fewer than combinations
+    study = opened(tmp_path / "whole", trials=6, choices=choices)
+    cell = study.next()
+    assert cell is not None
+    for _ in range(2):
+        cell = after(study, cell)
+        assert cell is not None
+    study.close()
+    study = opened(tmp_path / "whole", trials=6, choices=choices)
+    assert study.next() == cell
+    run(study)
+    assert study.done
+    tried = [(trial.values["model.lr"], trial.values["model.momentum"]) for trial in study.trials]
+    assert tried == [(0.1, 0.0), (0.01, 0.0), (0.01, 0.9), (0.1, 0.9), (1.0, 0.0), (1.0, 0.9)]
+    study.close()
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_study_sees_the_rounds_of_a_run_that_was_there(kept: bool, tmp_path: Path) -> None:
     study = opened(tmp_path, trials=1)
@@ -489,6 +518,24 @@ def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path, capsys: py
 
 
 @pytest.mark.usefixtures("_rows_are_read_once")
+def test_trials_alone_look_at_no_test_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    space = {"search": {"demo": {"model.init_args.training.lr": [0.05, 0.1, 0.25]}}}
+    Path("two.yaml").write_text(yaml.safe_dump(TABLE | {"rows": [TABLE["rows"][0] | space]}))
+    result = tune_table("two.yaml", trials=3, rounds=ROUNDS, trials_only=True, program=(sys.executable, "fake_run.py"))
+    assert (result.table, result.stopped) == (None, {})
+    trials = pd.read_csv(result.trials)
+    values = [json.loads(each) for each in trials["values"]]
+    assert values == [{"model.init_args.training.lr": lr} for lr in (0.1, 0.05, 0.25)]  # the row's own comes first
+    assert list(trials["chosen"]) == [False, False, True]
+    assert [line.split()[0] for line in Path("calls.txt").read_text().splitlines()] == ["trial"] * 3
+    assert not list(Path("results/tables").iterdir())
+    capsys.readouterr()
+    again = ["tune", "two.yaml", "--trials=3", f"--rounds={ROUNDS}", "--kept", "--trials_only"]
+    assert main(again) == 0
+    assert capsys.readouterr().out == "all trials: results/tuning/two_demo.csv\n"
+
+
+@pytest.mark.usefixtures("_rows_are_read_once")
 def test_kept_trials_are_as_good_as_made_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"trials": 3, "rounds": ROUNDS, "program": (sys.executable, "fake_run.py")}
     first = tune_table("two.yaml", seeds=[0], **given)
@@ -580,6 +627,11 @@ def test_trials_do_not_depend_on_how_many_go_on_at_once(root: Path) -> None:
         (["three"], "there is no table configs/tables/three.yaml; tables here: "),
         (["two.yaml", "--preset", "paper"], "table two.yaml has no preset 'paper'"),
         (["bare.yaml"], "row Own has no search space: none of own.yaml has search"),
+        (
+            ["listed.yaml"],
+            "row FedVPT: search: model.init_args.training.lr: expected a list of different values, got []",
+        ),
+        (["strange.yaml"], "row FedVPT has search for paper, which is no preset"),
         (["unlike.yaml"], "train for 10 and 20 rounds; give --rounds"),
         (
             ["sparse.yaml", "--rounds", "12"],
@@ -593,6 +645,8 @@ def test_bad_input_is_refused_in_one_line(
     Path("own.yaml").write_text("model: methods.FedAvg\n")
     own = TABLE | {"rows": [{"label": "Own", "name": "own", "configs": ["own.yaml"], "point": "server"}]}
     Path("bare.yaml").write_text(yaml.safe_dump(own | {"baseline": None}))
+    for name, given in (("listed", {"demo": {"model.init_args.training.lr": []}}), ("strange", {"paper": {}})):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump(TABLE | {"rows": [TABLE["rows"][0] | {"search": given}]}))
     longer = {"demo": ["--trainer.max_epochs=20"]}
     unlike = [TABLE["rows"][0], TABLE["rows"][1] | {"overrides": longer}]
     Path("unlike.yaml").write_text(yaml.safe_dump(TABLE | {"rows": unlike}))
