@@ -87,8 +87,9 @@ class PEPFedPT(ViTPromptMethod):
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the queries of images [B, 3, H, W], ``query`` [B, d], L2-normalised; and the tokens at P_S's block."""
-        kept = super().frozen_features(x) if self.first_layer else {}
-        return kept | {"query": F.normalize(self.backbone(x), dim=-1)}
+        tokens = self.backbone.tokens_before(x, self.first_layer)
+        kept = {"tokens": tokens.half()} if self.first_layer else {}
+        return kept | {"query": F.normalize(self.backbone.from_tokens(tokens, first_layer=self.first_layer), dim=-1)}
 
     def local_phases(self) -> list[Phase]:
         """Train prompts and head; prototypes are made of the images."""

@@ -133,12 +133,15 @@ class SGPT(ViTPromptMethod):
 
     def frozen_features(self, x: Tensor) -> dict[str, Tensor]:
         """Return the query of images, and where blocks without a token come first, the output of these, [B, T, d]."""
-        kept = super().frozen_features(x) if self.first_layer else {}
-        return kept | {"query": self.query(x)}
+        tokens = self.backbone.tokens_before(x, self.first_layer)
+        kept = {"tokens": tokens.half()} if self.first_layer else {}
+        return kept | {"query": self.query(x, tokens)}
 
-    def query(self, x: Tensor) -> Tensor:
-        """Return the query [B, d] of images [B, 3, H, W]."""
-        return F.relu(self.backbone.grow(x, {}, self.query_blocks)[:, 0])
+    def query(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Return the query [B, d] of images [B, 3, H, W], of which ``tokens`` enter the first block with a token."""
+        if self.query_blocks is not None and self.query_blocks < self.first_layer:
+            return F.relu(self.backbone.grow(x, {}, self.query_blocks)[:, 0])
+        return F.relu(self.backbone.grow_from(tokens, {}, self.first_layer, self.query_blocks)[:, 0])
 
     def first_tokens(self, batch: MiniBatch) -> Tensor:
         """Return what the first block with a token takes of a mini-batch, [B, T, d]."""
@@ -165,7 +168,8 @@ class SGPT(ViTPromptMethod):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C] of images [B, 3, H, W], each in its nearest group."""
-        return self.classify(self.backbone.tokens_before(x, self.first_layer), self.query(x))
+        tokens = self.backbone.tokens_before(x, self.first_layer)
+        return self.classify(tokens, self.query(x, tokens))
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return logits as ``forward``, with the query that the engine has."""

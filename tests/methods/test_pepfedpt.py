@@ -120,6 +120,16 @@ def test_shared_late_prompts_take_kept_tokens_and_give_the_same_numbers() -> Non
     torch.testing.assert_close(kept.head(late), kept(x), atol=5e-3, rtol=1e-2)
 
 
+@pytest.mark.parametrize("first_block", [1, 2])
+def test_kept_features_have_the_query_of_a_pass_from_the_images(first_block: int) -> None:
+    method, _ = build("PEPFedPT", f"--model.init_args.first_block={first_block}", "--model.init_args.mix_block=2")
+    backbone = method.backbone
+    x = torch.randn(3, 3, *backbone.image_size, generator=torch.Generator().manual_seed(0))
+    kept = method.frozen_features(x)
+    assert torch.equal(kept["query"], F.normalize(backbone(x), dim=-1))
+    assert kept.keys() == ({"query"} if first_block == 1 else {"query", "tokens"})
+
+
 def test_images_are_not_mixed_before_the_shared_prompts_stand() -> None:
     with pytest.raises(ValueError, match=r"mix_block must be first_block \(3\) or later; got 2"):
         build("PEPFedPT", *FEW, "--model.init_args.first_block=3")

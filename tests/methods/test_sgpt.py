@@ -127,6 +127,15 @@ def test_the_query_is_the_rectified_class_token_of_the_first_layers() -> None:
 # ---------------------------------------------------------------------- forward and loss
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3, None])
+def test_kept_features_have_the_query_of_a_pass_from_the_images(layers: int | None) -> None:
+    method = tiny(shared_blocks=(2,), group_blocks=(4,), query_blocks=layers)
+    x = draw(3, 3, 16, 16)
+    kept = method.frozen_features(x)
+    assert torch.equal(kept["query"], method.backbone.grow(x, {}, layers)[:, 0].relu())
+    assert torch.equal(kept["tokens"], first_tokens(method, x).half())
+
+
 def test_tokens_stand_behind_the_class_token_and_are_never_removed() -> None:
     method, x = tiny(), draw(3, 3, 16, 16)
     vit, head = method.backbone.vit, method.head

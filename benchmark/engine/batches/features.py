@@ -2,11 +2,14 @@
 
 import logging
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmark.backbones import products
+from benchmark.backbones.merged_layers import MergedLayers
 from benchmark.contract import ClientMethod, Stage
 from benchmark.engine.batches.feature_file import FeatureFile
 from benchmark.engine.batches.pool import Pool
@@ -98,7 +101,9 @@ class FeatureTables:
         if not len(rows):
             return {}
         images = self.pool.images_at(torch.from_numpy(rows), self.device)
-        return self.method.frozen_features(self.pool.input(images, None, self.kind))
+        by_onednn = self.device.type == "cpu" and products.faster_by_onednn()
+        with MergedLayers() if by_onednn else nullcontext():
+            return self.method.frozen_features(self.pool.input(images, None, self.kind))
 
     def rows(self, step: Step) -> Values | None:
         """Return the features of a step's images, per name [K, B, ...]; None for augmented ones."""

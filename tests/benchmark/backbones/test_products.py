@@ -124,6 +124,7 @@ def test_clients_share_a_product_at_each_level_of_mapping(monkeypatch: pytest.Mo
         ("PFedPG", ()),
         ("PFedBayesPT", ()),
         ("SGPT", ()),
+        ("HeadTune", ()),
         ("PromptFL", ()),
         ("FedMaPLe", ()),
         ("PFedMMA", ()),

@@ -1,7 +1,9 @@
 """The command line as its users type it, in this process."""
 
+import gc
 import json
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +17,8 @@ from PIL import Image
 
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
-from benchmark.run.cli import main
+from benchmark.run.cli import FederatedCLI, main
+from benchmark.run.command import resolved
 from benchmark.run.display import Screen
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "FedVPT.yaml")]
@@ -71,6 +74,24 @@ def test_a_run_leaves_a_whole_record_in_its_directory() -> None:
     assert set(zip(of_training["round"], of_training["metric"], strict=True)) == {(1, "loss")}
     assert len(of_training) == 7  # the clients that took part
     assert len(json.loads((run / "manifest.json").read_text())["clients"]) == 11
+
+
+def test_command_lines_of_one_process_leave_nothing_behind_for_the_next() -> None:
+    first = resolved([*BASE, "--model.init_args.training.lr=0.07", "--data.clients_per_round=2"])
+    other = resolved([*BASE, "--trainer.logger=false", "--model.init_args.num_prompts=2"])
+    assert (first["model"]["init_args"]["training"]["lr"], other["model"]["init_args"]["training"]["lr"]) == (
+        0.07,
+        0.02,
+    )
+    assert (first["model"]["init_args"]["num_prompts"], other["model"]["init_args"]["num_prompts"]) == (3, 2)
+    again = resolved([*BASE, "--model.init_args.training.lr=0.07", "--data.clients_per_round=2"])
+    assert again == first
+    made = FederatedCLI([*BASE, "--trainer.logger=false"], run=False)
+    assert made.parser is not FederatedCLI([*BASE, "--trainer.logger=false"], run=False).parser
+    held = weakref.ref(made.model)
+    del made
+    gc.collect()
+    assert held() is None
 
 
 def test_without_a_directory_every_run_gets_its_own() -> None:
