@@ -75,6 +75,8 @@ class Server(Callback):
         self.account: RecordAccount | None = None
         #: rounds of each client whose values were not finite, so that they were left out
         self.dropped: dict[int, int] = {}
+        #: clients that have trained and kept what came of it; None where a checkpoint did not know it
+        self.trained: set[int] | None = set()
         self._round = Round(0, (), 0)
         self._arrivals = Arrivals()
         #: of the round that was last asked for
@@ -217,6 +219,8 @@ class Server(Callback):
         for before in self._arrivals.before:
             simulation.revert(before, self.delivery.reverted)
         self._count_missing(simulation)
+        if self.trained is not None:
+            self.trained |= {*self._going.trained} - {*self._arrivals.missing} - self.delivery.reverted
         simulation.store.send_home()
         self._arrivals = Arrivals()
         if self.account is not None:
@@ -276,6 +280,12 @@ class Server(Callback):
             counts[list(self.dropped)] = torch.tensor(list(self.dropped.values()), dtype=torch.float64)
             simulation.reports.put("dropped", counts)
 
+    def untrained(self) -> tuple[int, ...] | None:
+        """Return the clients that could train and have not, ascending; None where it is not known."""
+        if self.trained is None:
+            return None
+        return tuple(client for client in self.rule.terms.training_clients if client not in self.trained)
+
     def guarantee(self) -> dict[str, object] | None:
         """Return what the run promises of privacy; nothing by default."""
         return self.rule.guarantee() if self.account is None else self.account.guarantee(self.rule.terms.num_clients)
@@ -287,6 +297,7 @@ class Server(Callback):
             "inside_round": self.inside_round,
             "traffic": self.traffic.state_dict(),
             "dropped": dict(self.dropped),
+            "trained": None if self.trained is None else sorted(self.trained),
             "rule": dict(self.rule.state_dict()),
             "delivery": dict(self.delivery.state_dict()),
             "account": {} if self.account is None else self.account.state_dict(),
@@ -307,6 +318,8 @@ class Server(Callback):
         self.finished_rounds = state_dict["finished_rounds"]
         self.traffic.load_state_dict(state_dict["traffic"])
         self.dropped = dict(state_dict["dropped"])
+        trained = state_dict.get("trained")  # not in older checkpoints
+        self.trained = None if trained is None else set(trained)
         try:
             self.rule.load_state_dict(state_dict["rule"])
             self.delivery.load_state_dict(state_dict.get("delivery", {}))  # none in older checkpoints

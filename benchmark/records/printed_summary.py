@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmark.errors import ConfigurationError, printable
+from benchmark.errors import ConfigurationError, listed, printable
 from benchmark.metrics import EVALUATED, METRICS, STATISTICS, Statistic
 from benchmark.records.averaged_classes import classes_of_means
 from benchmark.records.record import POINTS, RunRecord
@@ -67,6 +67,9 @@ def _facts(record: RunRecord) -> Iterator[str]:
         yield f"values chosen among {record.tuning['trials']} trials on {record.tuning['chosen_on']}"
     if record.corrected:
         yield record.corrected
+    if record.untrained:
+        names = listed([record.client_names[client] for client in record.untrained])
+        yield f"never trained, so that what is their own is as at the start: {names}"
     if record.deployed is not None:
         up, down = (record.deployed[name] for name in ("up_bytes", "down_bytes"))
         deployed = f"deployed: {up:,} bytes of messages up and {down:,} down, {len(record.deployed['refused'])} refused"

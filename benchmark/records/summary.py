@@ -140,19 +140,20 @@ def statistic_of(
 ) -> float | None:
     """Compute a statistic over clients as it would stand at ``record.summary[point][split][metric][which]``.
 
-    Arguments as in :func:`client_values`. None where it is not defined, as ``by_data_set`` of a run on one data set is
-    not; where the run has no such values; and for ``pooled``, which is no function of the clients' values.
+    Arguments as in :func:`client_values`. None where it is not defined, as ``by_data_set`` of a run on one data set and
+    ``untrained`` of one that has taken all clients are not; where the run has no such values; and for ``pooled``, which
+    is no function of the clients' values.
     """
     found = _read(metrics, record.test_sizes, point, split, metric)
     if found is None or statistic == "pooled":
         return None
-    if statistic == "by_data_set":
-        data_sets = data_sets_of(record)
-        if data_sets is None:
-            return None
-        column = _by_data_set(found.values, data_sets)
-    else:
+    if STATISTICS[statistic].of is not None:
         column = _statistics(found.values, metric, (statistic,))[statistic]
+    else:
+        groups = _groups(record, statistic)
+        if not groups:
+            return None
+        column = _mean_over(found.values, groups)
     return _json_number(column[_positions(found, _entry(record, point, split, metric), which)].mean())
 
 
@@ -301,16 +302,26 @@ def _statistics(values: "np.ma.MaskedArray", metric: str, names: Collection[str]
     return {name: np.asarray(column) for name, column in series.items()}
 
 
-def _by_data_set(values: "np.ma.MaskedArray", data_sets: Sequence[str]) -> "np.ndarray":
-    """Return for each round [R] the mean over data sets, of each the mean of its clients' values [R, clients].
+def _groups(record: RunRecord, statistic: str) -> list[list[int]]:
+    """Return the groups of clients, by index, over whose means a statistic is the mean; empty where it has none."""
+    if statistic == "by_data_set":
+        data_sets = data_sets_of(record) or ()
+        return [[k for k, of in enumerate(data_sets) if of == name] for name in dict.fromkeys(data_sets)]
+    if record.untrained is None:
+        return []
+    chosen = [k for k in range(len(record.client_names)) if (k in record.untrained) == (statistic == "untrained")]
+    return [chosen] if chosen else []
 
-    So FedTPG reports it (Qiu et al., ICLR 2024). Data sets of which no client has a value do not count; NaN where none
-    has.
+
+def _mean_over(values: "np.ma.MaskedArray", groups: Sequence[Sequence[int]]) -> "np.ndarray":
+    """Return for each round [R] the mean over groups, of each the mean of its clients' values [R, clients].
+
+    So FedTPG reports it of data sets (Qiu et al., ICLR 2024). Groups of which no client has a value do not count; NaN
+    where none has.
     """
     import numpy as np
 
-    place = {name: [k for k, of in enumerate(data_sets) if of == name] for name in dict.fromkeys(data_sets)}
-    means = np.ma.stack([values[:, clients].mean(axis=1) for clients in place.values()], axis=1)
+    means = np.ma.stack([values[:, clients].mean(axis=1) for clients in groups], axis=1)
     return np.asarray(np.ma.filled(means.mean(axis=1), np.nan))
 
 

@@ -51,8 +51,9 @@ class _Server(TypedDict):
     traffic: _Traffic
     dropped: dict[Count, Count]
     rule: dict[str, Any]
-    delivery: NotRequired[dict[str, Any]]  # this and the next are not in older ones
+    delivery: NotRequired[dict[str, Any]]  # this and the next two are not in older ones
     facts: NotRequired[dict[Name, dict[Count, float]]]
+    trained: NotRequired[list[Count] | None]
 
 
 class _Data(TypedDict):
@@ -166,10 +167,11 @@ def check_counts(content: dict[str, Any], clients: int, clients_at_once: Any, gr
         ConfigurationError: as it says.
     """
     width = content["FederatedDataModule"]["width"]
-    recorder, dropped = content["callbacks"]["Recorder"], content["callbacks"]["server"]["dropped"]
+    recorder, server = content["callbacks"]["Recorder"], content["callbacks"]["server"]
     agreeing = {
         "width": width is None or (width == clients_at_once if isinstance(clients_at_once, int) else width <= clients),
-        "dropped": max(dropped, default=0) < clients,
+        "dropped": max(server["dropped"], default=0) < clients,
+        "trained": max(server.get("trained") or (), default=0) < clients,
         "optimizer_states": [len(each["param_groups"]) for each in content["optimizer_states"]] == [*groups],
         "reports": all(tuple(values.shape) == (clients,) for values in recorder["reports"].values()),
     }

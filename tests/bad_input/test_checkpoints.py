@@ -119,6 +119,8 @@ EDITS: dict[str, tuple[Change, str]] = {
     "no configuration": (put(*RECORDER, "config", "null"), "it does not hold its configuration"),
     "dropped a number": (put(*SERVER, "dropped", 3), "callbacks.server.dropped: Input should be a valid dict"),
     "dropped of others": (put(*SERVER, "dropped", {11: 1}), "its dropped cannot be of this run's 11 clients"),
+    "trained a number": (put(*SERVER, "trained", 3), "callbacks.server.trained: Input should be a valid list"),
+    "trained of others": (put(*SERVER, "trained", [1, 11]), "its trained cannot be of this run's 11 clients"),
     "dropped too often": (put(*SERVER, "dropped", {1: 9}), "its callbacks.server.dropped cannot be of 2 rounds"),
     "a rule of another": (
         put(*SERVER, "rule", {"x": torch.zeros(3)}),

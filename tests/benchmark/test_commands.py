@@ -92,6 +92,18 @@ def test_show_has_other_metrics_of_the_last_round_and_one_by_rounds_on_request(
     assert "the run has no metric 'ap'; it has accuracy, auroc" in capsys.readouterr().err
 
 
+def test_show_names_clients_that_never_trained(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = pd.read_parquet(run_dir / "metrics.parquet")
+    record = replace(read_record(run_dir), summary={})
+    for untrained, said in (((1,), f"own is as at the start: {record.client_names[1]}"), ((), "")):
+        shutil.rmtree(run_dir)
+        write_finished_run(run_dir, replace(record, untrained=untrained), metrics)
+        assert main(["show", str(run_dir)]) == 0
+        shown = capsys.readouterr().out
+        assert said in shown
+        assert ("never trained" in shown) == bool(untrained)
+
+
 def test_verify_says_what_is_wrong(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run_dir)]) == 0
     first, remark = capsys.readouterr().out.splitlines()

@@ -39,9 +39,11 @@ def several(
     )
 
 
-def of_data_sets(metrics: pd.DataFrame, record: RunRecord, split: str = "test", which: str = "last") -> float | None:
+def of_data_sets(
+    metrics: pd.DataFrame, record: RunRecord, split: str = "test", which: str = "last", statistic: str = "by_data_set"
+) -> float | None:
     record = dataclasses.replace(record, summary=summarize(metrics, record.test_sizes))
-    return statistic_of(metrics, record, "server", split, "accuracy", which, "by_data_set")
+    return statistic_of(metrics, record, "server", split, "accuracy", which, statistic)
 
 
 def test_clients_are_of_the_data_set_that_they_are_named_after() -> None:
@@ -77,6 +79,24 @@ def test_a_client_without_a_value_is_left_out_and_so_is_a_data_set_of_such() -> 
 def test_of_testers_it_is_their_average() -> None:
     both = pd.concat([table(VALUES), table({2: [None] * 4 + [0.3, 0.5]}, split="base")], ignore_index=True)
     assert of_data_sets(both, several(), "base") == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("untrained", "of_trained", "of_untrained"),
+    [
+        ((1, 3), (0.6 + 0.8) / 2, (0.9 + 0.4) / 2),
+        ((), (0.6 + 0.9 + 0.8 + 0.4) / 4, None),
+        (None, None, None),
+        ((0, 1, 2, 3), None, (0.6 + 0.9 + 0.8 + 0.4) / 4),
+        ((4, 5), (0.6 + 0.9 + 0.8 + 0.4) / 4, None),
+    ],
+)
+def test_clients_that_never_trained_have_a_mean_of_their_own(
+    untrained: tuple[int, ...] | None, of_trained: float | None, of_untrained: float | None
+) -> None:
+    record = dataclasses.replace(several(), untrained=untrained)
+    assert of_data_sets(table(VALUES), record, statistic="trained") == pytest.approx(of_trained)
+    assert of_data_sets(table(VALUES), record, statistic="untrained") == pytest.approx(of_untrained)
 
 
 def test_a_run_on_one_data_set_has_no_such_mean() -> None:
