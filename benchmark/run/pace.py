@@ -36,6 +36,7 @@ class Pace:
     _steps_before: int = 0
     _training_seconds: float = 0.0
     _evaluation_seconds: float = 0.0
+    _under_way: bool = False
 
     def begin_round(self, number: int, steps: int) -> None:
         """The local training of a round begins."""
@@ -47,6 +48,11 @@ class Pace:
         """The evaluation begins, after the round's training or before any."""
         self._end_part()
         self.part, self.evaluated = "evaluation", 0.0
+
+    def begin_batches(self) -> None:
+        """The batches of a part begin: what the run's first part did before, as making features, comes once."""
+        if not self._under_way:
+            self._under_way, self._part_began = True, time.monotonic()
 
     def end_evaluation(self) -> None:
         """The evaluation is over."""

@@ -1,7 +1,7 @@
 """The progress of a run as the Trainer's hooks tell it: rounds, local steps, loss, accuracy, and the time left."""
 
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -99,6 +99,7 @@ class RoundProgress(ProgressBar):
     ) -> None:
         """Note which clients are stepped, and what the cohorts of the round before them have come to."""
         self.pace.clients = batch.clients
+        self.pace.begin_batches()
         if batch_idx:
             self.pace.loss = cast("FederatedMethod", pl_module).simulation.reports.mean("loss")
 
@@ -136,6 +137,10 @@ class RoundProgress(ProgressBar):
         if self._scored not in method.evaluation.on_step:
             method.evaluation.on_step.append(self._scored)
         self.pace.begin_evaluation()
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        """The evaluation's images are there."""
+        self.pace.begin_batches()
 
     def _scored(self) -> None:
         """Count a step of an evaluation."""

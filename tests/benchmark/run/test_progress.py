@@ -46,6 +46,8 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_what_is_left_is_the_steps_and_evaluations_to_come(by_hand: Clock) -> None:
     pace = Pace(rounds=4, every=2)
     pace.begin_evaluation()
+    by_hand.now += 100  # features are made, once
+    pace.begin_batches()
     by_hand.now += 6
     pace.end_evaluation()
     assert pace.left is None
@@ -63,7 +65,9 @@ def test_what_is_left_is_the_steps_and_evaluations_to_come(by_hand: Clock) -> No
     by_hand.now += 10
     pace.step += 10
     pace.begin_evaluation()
-    by_hand.now += 2
+    by_hand.now += 1
+    pace.begin_batches()
+    by_hand.now += 1
     assert pace.left == pytest.approx(4 + 2 * 10 + 6)
     by_hand.now += 6
     pace.end_evaluation()
@@ -71,6 +75,17 @@ def test_what_is_left_is_the_steps_and_evaluations_to_come(by_hand: Clock) -> No
     assert pace.left == pytest.approx(2 * 10 + 8)  # as long as the last evaluation
     assert pace.done == 0.5
     assert clock(5025) == "1:23:45"
+
+
+def test_a_run_that_goes_on_counts_its_features_once(by_hand: Clock) -> None:
+    pace = Pace(rounds=3, every=5)
+    pace.begin_round(2, 10)
+    by_hand.now += 50
+    pace.begin_batches()
+    by_hand.now += 10
+    pace.step += 10
+    assert pace.end_round() == 60
+    assert pace.left == pytest.approx(10)
 
 
 def test_a_log_of_many_rounds_has_few_lines_and_tells_of_long_waits(
