@@ -1,5 +1,6 @@
 """Low-rank factors in a federation: the servers' formulas by hand, and settings in which methods are equal."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -166,6 +167,26 @@ def test_a_part_of_factors_is_fedavg_lora() -> None:
     method = run("FedPart", f"part={part}")
     renamed = {name.replace("part.", "lora."): value for name, value in values(method).items()}
     assert_same(values(plain), renamed)
+
+
+@pytest.mark.parametrize("first_block", [1, 2])
+def test_a_part_of_prompt_tokens_is_fedvpt_and_can_share_the_head(first_block: int) -> None:
+    decay = "training.weight_decay=0.001"
+    plain = run("FedVPT", f"first_block={first_block}", decay)
+    sizes = {"num_tokens": 3, "dim": plain.backbone.embed_dim, "patch_size": plain.backbone.patch_size}
+    tokens = {
+        "class_path": "benchmark.backbones.prompts.VisualPromptTokens",
+        "init_args": {**sizes, "first_block": first_block},
+    }
+    method = run("FedPart", f"part={json.dumps(tokens)}", decay)
+    renamed = {name.replace("part.", "prompt."): value for name, value in values(method).items()}
+    assert_same(values(plain), renamed)
+    shared = run("FedPart", f"part={json.dumps(tokens)}", decay, "head=shared")
+    assert sorted(shared.roles.shared) == ["head.bias", "head.weight", "part.tokens"]
+    assert shared.roles.personal == ()
+    assert shared.server.traffic.per_client()["up_floats"] == plain.server.traffic.per_client()["up_floats"] + sum(
+        value.numel() for value in shared.head.parameters()
+    )
 
 
 def test_tuned_norms_from_a_block_on_take_kept_tokens_and_give_the_same_numbers() -> None:
