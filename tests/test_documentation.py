@@ -229,12 +229,12 @@ def test_the_added_rule_runs_is_named_and_goes_on(capsys: pytest.CaptureFixture[
         assert values.keys() == again[part].keys()
         assert all(torch.equal(value, again[part][name]) for name, value in values.items())
     record = read_record("two")
-    assert (record.server, record.default_server) == ("my_rules.FedAvgM", "benchmark.server.ServerRule")
-    assert record.other_server == "my_rules.FedAvgM"
+    assert (record.server, record.default_server) == ("my_rules.MyMomentum", "benchmark.server.ServerRule")
+    assert record.other_server == "my_rules.MyMomentum"
     assert record.code is not None
     assert record.code["my_rules"] == hashlib.sha256(Path("my_rules.py").read_bytes()).hexdigest()
     assert {"benchmark.server", "benchmark.engine.rounds", "methods.headtune"} < set(record.code)
-    kind = sys.modules["my_rules"].FedAvgM
+    kind = sys.modules["my_rules"].MyMomentum
     rule, w = kind(beta=0.5), {"w.x": torch.tensor([1.0])}
     rule.start(w, terms(2))
     for number, expected in ((1, 3.0), (2, 6.0)):  # v = 2; v = 0.5 * 2 + 2

@@ -209,7 +209,7 @@ def _check(config: dict[str, Any]) -> None:
 
 
 def versions() -> str:
-    """Return on what results depend: of this suite and of torch."""
+    """Return on what results depend: of this package and of torch."""
     return f"benchmark {version()}, torch {torch.__version__}"
 
 

@@ -31,7 +31,7 @@ def fields_of(message: Message) -> Mapping[str, Any]:
     """
     record = message.content.get(RECORD)
     if not isinstance(record, ConfigRecord):
-        raise ConfigurationError("a message without this suite's record; both sides need the same app")
+        raise ConfigurationError("a message without this package's record; both sides need the same app")
     return record
 
 
