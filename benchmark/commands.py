@@ -94,11 +94,12 @@ def tune(arguments: argparse.Namespace) -> int:
         rerun_changed=arguments.rerun_changed,
         trials_only=arguments.trials_only,
     )
-    for name, error in result.stopped.items():
-        print(_text(f"not tuned: {name}: {error}"), file=sys.stderr)
-    status = 1 if result.table is None and result.stopped else 0
     if result.table is not None:
         status = _print_table(result.table)
+    else:
+        status = 1 if result.stopped else 0
+        for name, error in result.stopped.items():
+            print(_text(f"not tuned: {name}: {error}"), file=sys.stderr)
     print(f"all trials: {result.trials}")
     return status
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmark.cells.given_options import given_options
+from benchmark.config.given_options import given_options
 from benchmark.config.overview import PROGRAM
 from benchmark.run.run_directory import last_checkpoint
 
@@ -38,7 +38,7 @@ def content_hash(configs: Sequence[str], overrides: Sequence[str]) -> str:
     table would have to import every class to find its runs.
 
     Raises:
-        ConfigurationError: as :func:`benchmark.cells.given_options.given_options`.
+        ConfigurationError: as :func:`benchmark.config.given_options.given_options`.
     """
     options = given_options(configs, overrides)
     if isinstance(data := options.get("data"), dict):

@@ -54,6 +54,16 @@ def with_files_read(arguments: Sequence[str]) -> list[str]:
     return [word for part in _options_last(read) for word in part.words]
 
 
+def files_and_options(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the configuration files of a command line, and its other options with a value, in their order."""
+    parts = [
+        replace(part, value=str(_file(part))) if part.name in FILES and not part.is_text else part
+        for part in _parts(arguments)
+    ]
+    files = [part.value for part in parts if part.name == "--config" and not part.is_text]
+    return files, [(part.name, part.value) for part in parts if part.is_option and part.value]
+
+
 def check_file(path: Path, place: str = "") -> None:
     """Refuse a file that is no configuration, by its name, and so the files that it names.
 

@@ -280,11 +280,14 @@ class Server(Callback):
             counts[list(self.dropped)] = torch.tensor(list(self.dropped.values()), dtype=torch.float64)
             simulation.reports.put("dropped", counts)
 
-    def untrained(self) -> tuple[int, ...] | None:
-        """Return the clients that could train and have not, ascending; None where it is not known."""
+    def who_trained(self) -> tuple[bool | None, ...] | None:
+        """Say of each client whether it has trained, None of one that never can; None where it is not known."""
         if self.trained is None:
             return None
-        return tuple(client for client in self.rule.terms.training_clients if client not in self.trained)
+        found: list[bool | None] = [None] * self.rule.terms.num_clients
+        for client in self.rule.terms.training_clients:
+            found[client] = client in self.trained
+        return tuple(found)
 
     def guarantee(self) -> dict[str, object] | None:
         """Return what the run promises of privacy; nothing by default."""

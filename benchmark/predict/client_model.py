@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import MiniBatch, Stage
+from benchmark.engine.batches.features import encoded
 from benchmark.engine.batches.noise import drawn_noise
 from benchmark.engine.cohort import Cohort
 from benchmark.engine.plan.evaluation_plan import rows_of_a_step
@@ -131,7 +132,7 @@ class ClientModel:
         simulation = self.method.simulation
         like = simulation.parameters.first
         x = simulation.images.pool.input(images.to(like.device), None, like.dtype)
-        features = self.method.frozen_features(x) if "features" in self.method.inputs else {}
+        features = encoded(self.method, x) if "features" in self.method.inputs else {}
         y = torch.full((1, len(x)), IGNORE, device=like.device)
         mask = torch.arange(len(x), device=like.device).unsqueeze(0) < count
         stacked = {name: value.unsqueeze(0) for name, value in features.items()}

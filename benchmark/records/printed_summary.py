@@ -67,8 +67,11 @@ def _facts(record: RunRecord) -> Iterator[str]:
         yield f"values chosen among {record.tuning['trials']} trials on {record.tuning['chosen_on']}"
     if record.corrected:
         yield record.corrected
-    if record.untrained:
-        names = listed([record.client_names[client] for client in record.untrained])
+    if False in (record.trained or ()):
+        never = (
+            name for name, trained in zip(record.client_names, record.trained or (), strict=True) if trained is False
+        )
+        names = listed([*never])
         yield f"never trained, so that what is their own is as at the start: {names}"
     if record.deployed is not None:
         up, down = (record.deployed[name] for name in ("up_bytes", "down_bytes"))

@@ -252,9 +252,8 @@ class RunRecord:
         own_metrics: per name of a metric of the user's own its ``class_path`` and whether lower is better; not in the
             file where there are none.
         deployed: a :class:`Deployed` of a run between real machines; not in the file of a simulation.
-        untrained: clients that could train and kept nothing of any round, by index: no round took them, or their values
-            were not finite or were refused. None, and not in the file, where it is not known: in older records and of
-            deployed runs.
+        trained: per client whether it has trained in a round and kept what came of it; None of one that never can, as
+            a tester. None as a whole, and not in the file, where it is not known: older records, deployed runs.
     """
 
     method: Name
@@ -288,7 +287,7 @@ class RunRecord:
         _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=100)], _OwnMetric] | None),
     ] = None
     deployed: Annotated[dict[str, Any] | None, _Form(lambda: Deployed | None)] = None
-    untrained: tuple[Count, ...] | None = None
+    trained: tuple[bool | None, ...] | None = None
 
     @property
     def other_server(self) -> str | None:
@@ -328,8 +327,9 @@ def parse_record(content: bytes) -> RunRecord:
     if len(record.client_names) != len(record.test_sizes):
         names, sizes = len(record.client_names), len(record.test_sizes)
         raise ValueError(f"test_sizes ({sizes} of them) and client_names ({names}) do not fit each other")
-    if wrong_clients := [each for each in record.untrained or () if each >= len(record.client_names)]:
-        raise ValueError(f"untrained names client {wrong_clients[0]}, and there are {len(record.client_names)}")
+    if record.trained is not None and len(record.trained) != len(record.client_names):
+        names, known = len(record.client_names), len(record.trained)
+        raise ValueError(f"trained ({known} of them) and client_names ({names}) do not fit each other")
     for name, facts in (record.own_metrics or {}).items():
         know_metric(name, facts["lower_is_better"])
     return RunRecord(**{name: getattr(record, name) for name in RunRecord.__dataclass_fields__})

@@ -89,7 +89,7 @@ def write_record(
     )
     # Through JSON, so that the hash is of what a reader will see (tuples become lists).
     content = dataclasses.asdict(full)
-    for name in ("own_metrics", "deployed", "untrained"):  # which older records have not
+    for name in ("own_metrics", "deployed", "trained"):  # which older records have not
         if content[name] is None:
             del content[name]
     payload = json.loads(json.dumps({"schema": SCHEMA, **content}, allow_nan=False))

@@ -307,9 +307,8 @@ def _groups(record: RunRecord, statistic: str) -> list[list[int]]:
     if statistic == "by_data_set":
         data_sets = data_sets_of(record) or ()
         return [[k for k, of in enumerate(data_sets) if of == name] for name in dict.fromkeys(data_sets)]
-    if record.untrained is None:
-        return []
-    chosen = [k for k in range(len(record.client_names)) if (k in record.untrained) == (statistic == "untrained")]
+    wanted = statistic == "trained"
+    chosen = [k for k, trained in enumerate(record.trained or ()) if trained is wanted]
     return [chosen] if chosen else []
 
 

@@ -24,6 +24,7 @@ from benchmark.config.choices import LINKED, check_classes, choices_asked_for
 from benchmark.config.given_files import with_files_read
 from benchmark.config.overview import PARSERS, PROGRAM
 from benchmark.config.parser import RETIRED, FederatedParser, with_strategy
+from benchmark.config.taken_over import taken_over
 from benchmark.delivery import Delivery
 from benchmark.engine.device.allocator import keep_freed_memory
 from benchmark.engine.device.repeatable import repeatable_kernels
@@ -80,8 +81,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 #: What Lightning's command line makes of a parser.
 PARSER_PARTS = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-#: Parsers that were made in this process, by the command line's kind.
-_MADE: dict[tuple[type, bool, str | None], dict[str, Any]] = {}
+#: Parsers of FederatedCLI that were made in this process, by the command line's kind.
+_MADE: dict[tuple[bool, str | None], dict[str, Any]] = {}
 
 
 def _of_the_data(name: str) -> Callable[[FederatedDataModule], Any]:
@@ -147,7 +148,10 @@ class FederatedCLI(LightningCLI):
 
     def setup_parser(self, add_subcommands: bool, *settings: dict[str, Any]) -> None:
         """Make the parser: a copy of the one of an earlier command line, which takes a twentieth of the time."""
-        kind = (type(self), add_subcommands, self._first)
+        kind = (add_subcommands, self._first)
+        if type(self) is not FederatedCLI:  # its parser may be another one each time
+            super().setup_parser(add_subcommands, *settings)
+            return
         if kind not in _MADE:
             super().setup_parser(add_subcommands, *settings)
             _MADE[kind] = {name: value for name, value in vars(self).items() if name in PARSER_PARTS}
@@ -256,6 +260,8 @@ class FederatedCLI(LightningCLI):
             self._held.enter_context(claimed(self.run_dir, config.ckpt_path))
             print(f"run directory: {self.run_dir}")
             print(f"method: {config.model.class_path.rsplit('.', 1)[-1]}", flush=True)
+            for line in taken_over(self._given, plain) if isinstance(self._given, list) else ():
+                print(line, flush=True)
 
     def instantiate_classes(self) -> None:
         """Make method, data and Trainer.

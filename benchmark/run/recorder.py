@@ -345,7 +345,7 @@ class Recorder(Callback):
             or None,
             privacy=method.server.guarantee(),
             own_metrics=own_facts(data.metrics),
-            untrained=method.server.untrained(),
+            trained=method.server.who_trained(),
         )
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """The cells of a table, and whether they will have the numbers that it shows."""
 
-from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import Cell, cell_command, content_hash
 from benchmark.cells.work import Work
+from benchmark.config.given_options import given_options
 from benchmark.config.overview import PROGRAM
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import is_finished

@@ -71,8 +71,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, with_config
 
-from benchmark.cells.given_options import check_override, given_options
 from benchmark.config.class_names import Named, check_names, names_in_files
+from benchmark.config.given_options import check_override, given_options
 from benchmark.config.yaml_files import as_declared, read_mapping
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import GAINS, METRICS, STATISTICS, pooled_by

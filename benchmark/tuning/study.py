@@ -5,7 +5,6 @@ the same however many studies go on at once, and after a kill at any moment. The
 values were tried and what they came to, the runs hold everything else.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -69,9 +68,6 @@ class Study:
                 self.storage.engine.dispose()
                 self.file.rename(self.file.with_suffix(f".{time.time_ns()}"))
                 self._load()
-            if not self.optuna.trials:
-                for positions in self._to_begin_with():
-                    self.optuna.enqueue_trial(positions)
         except BaseException:
             self.lock.release()
             raise
@@ -86,14 +82,21 @@ class Study:
         pruner = optuna_library().pruners.MedianPruner(COMPLETE_TRIALS, n_warmup_steps=warmup)
         self.storage, self.optuna = open_study(self.file, self.task, self.runs_dir, pruner)
 
-    def _to_begin_with(self) -> list[dict[str, int]]:
-        """The row's own values; all others, too, where there are as many trials as combinations of values."""
+    def _wanted(self) -> dict[str, int] | None:
+        """The values that the next trial is to have, by position; None where they are drawn.
+
+        The row's own come first. Where a study has as many trials as there are combinations, the others follow in
+        their order, each once.
+        """
         own = {choice.option: choice.own for choice in self.task.choices}
-        if math.prod(len(choice.values) for choice in self.task.choices) > self.task.trials:
-            return [own]
-        names = [choice.option for choice in self.task.choices]
+        tried = [trial.params for trial in self.optuna.trials]
+        if not tried:
+            return own
+        if self.task.trials < self.task.combinations:
+            return None
         every = product(*(range(len(choice.values)) for choice in self.task.choices))
-        return [own, *(each for positions in every if (each := dict(zip(names, positions, strict=True))) != own)]
+        names = [choice.option for choice in self.task.choices]
+        return next((each for at in every if (each := dict(zip(names, at, strict=True))) not in tried), None)
 
     def close(self) -> None:
         """Let go of the study."""
@@ -116,6 +119,10 @@ class Study:
             return None
         begun = [trial for trial in self.optuna.trials if trial.state == optuna.trial.TrialState.RUNNING]
         number = begun[0].number if begun else sum(trial.state.is_finished() for trial in self.optuna.trials)
+        states = {trial.state for trial in self.optuna.trials}
+        waiting = optuna.trial.TrialState.WAITING in states  # a killed process noted it, and did not begin it
+        if not begun and not waiting and (wanted := self._wanted()) is not None:
+            self.optuna.enqueue_trial(wanted)
         self._seed(number, "all options")
         # Optuna has no public way to go on with a trial that a killed process began.
         self.trial = optuna.trial.Trial(self.optuna, begun[0]._trial_id) if begun else self.optuna.ask()

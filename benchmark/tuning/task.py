@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import Cell, with_overrides
+from benchmark.config.given_options import given_options
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import lower_is_better
 from benchmark.records.hashes import canonical
@@ -40,6 +41,11 @@ class Task:
     metric: str
     rounds: int
     trials: int
+
+    @property
+    def combinations(self) -> int:
+        """Return how many combinations of values there are."""
+        return math.prod(len(choice.values) for choice in self.choices)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -224,17 +224,19 @@ def _task(
             f"the last of {last}; give --rounds as a multiple of {every}"
         )
     prefix, _, digest = cell.name.rpartition("-")
-    return Task(
+    choices = with_own_values(space, config, row.label)
+    task = Task(
         row.label,
         preset.called(group),
         f"{prefix}-{row.point}-{digest}",
         cell,
-        with_own_values(space, config, row.label),
+        choices,
         row.point,
         metric,
         last,
         trials,
     )
+    return replace(task, trials=min(trials, task.combinations))  # a further one would repeat one of them
 
 
 def _check_values(task: Task, data_dir: Path | None) -> None:
@@ -296,9 +298,11 @@ def _side_by_side(
     def tuned_if_any(label: str) -> str:
         return label + TUNED if label + TUNED in labels else label
 
-    rounds = sorted({entry.task.rounds for entry in tuned.values() if entry.task.choices})
+    tasks = [entry.task for entry in tuned.values() if entry.task.choices]
+    rounds = sorted({task.rounds for task in tasks})
+    fewer = " (of all combinations, where these are fewer)" if any(task.trials < trials for task in tasks) else ""
     note = (
-        f"Tuned rows: the best of {trials} trials of {' or '.join(map(str, rounds))} rounds with seed "
+        f"Tuned rows: the best of {trials} trials{fewer} of {' or '.join(map(str, rounds))} rounds with seed "
         f"{preset.seeds[0]}, the first of which has the row's own values, by the {table.metric} on the "
         f"{val_fraction:.0%} of each client's training images that trials hold out; then, with all training images, "
         "the runs of this table."

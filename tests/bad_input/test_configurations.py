@@ -12,6 +12,7 @@ from refusal import refused
 from benchmark import commands
 from benchmark.contract import LocalTraining
 from benchmark.errors import ConfigurationError
+from benchmark.run import cli as command_line
 from benchmark.run.cli import FederatedCLI, main
 
 ROOT = Path(__file__).parents[2]
@@ -328,6 +329,7 @@ def test_a_command_makes_no_other_commands_options(
     made: list[None] = []
     add = FederatedCLI.add_arguments_to_parser
     monkeypatch.setattr(FederatedCLI, "add_arguments_to_parser", lambda cli, parser: made.append(add(cli, parser)))
+    monkeypatch.setattr(command_line, "_MADE", {})  # as in a new process
     for given, count in (["fit", *files("HeadTune")], 1), ([*files("HeadTune"), "fit"], 3):
         made.clear()
         refused(capsys, main, [*given, "--no_such_option=1"])

@@ -86,8 +86,8 @@ UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "environment a text": (lambda run: rewritten(run, environment="my machine"), "environment ("),
     "versions a list": (lambda run: rewritten(run, environment={"versions": ["torch"]}), "environment.versions ("),
     "test_sizes shorter": (lambda run: rewritten(run, test_sizes=[10]), "test_sizes (1 of them) and client_names (2)"),
-    "untrained of others": (lambda run: rewritten(run, untrained=[1, 2]), "untrained names client 2, and there are 2"),
-    "untrained negative": (lambda run: rewritten(run, untrained=[-1]), "untrained.0 ("),
+    "trained of others": (lambda run: rewritten(run, trained=[True]), "trained (1 of them) and client_names (2)"),
+    "trained a number": (lambda run: rewritten(run, trained=[1, 0]), "trained.0 ("),
     "test_sizes negative": (lambda run: rewritten(run, test_sizes=[10, -1]), "test_sizes.1 ("),
     "seconds negative": (
         lambda run: rewritten(run, seconds={"total": -1.0, "training": 1.0, "evaluation": 1.0}),

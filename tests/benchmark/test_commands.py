@@ -95,13 +95,13 @@ def test_show_has_other_metrics_of_the_last_round_and_one_by_rounds_on_request(
 def test_show_names_clients_that_never_trained(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = pd.read_parquet(run_dir / "metrics.parquet")
     record = replace(read_record(run_dir), summary={})
-    for untrained, said in (((1,), f"own is as at the start: {record.client_names[1]}"), ((), "")):
+    for trained, said in (((True, False), f"own is as at the start: {record.client_names[1]}"), ((True, None), "")):
         shutil.rmtree(run_dir)
-        write_finished_run(run_dir, replace(record, untrained=untrained), metrics)
+        write_finished_run(run_dir, replace(record, trained=trained), metrics)
         assert main(["show", str(run_dir)]) == 0
         shown = capsys.readouterr().out
         assert said in shown
-        assert ("never trained" in shown) == bool(untrained)
+        assert ("never trained" in shown) == bool(said)
 
 
 def test_verify_says_what_is_wrong(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,7 +234,7 @@ def test_a_client_of_damaged_images_is_left_out_and_changes_nothing_else(
             with pytest.warns(UserWarning, match=r"of 2 clients were not finite in round 1 \(clients \[2, 5\]\)"):
                 fit(method, data, 2, [change], settings=EACH_ROUND)
             assert method.server.dropped == {2: 2, 5: 2}
-            assert method.server.untrained() == (2, 5)
+            assert method.server.who_trained() == tuple(client not in (2, 5) for client in range(11))
         else:
             fit(method, data, 2, [change], settings=EACH_ROUND)
         results.append(learned(method))
@@ -259,7 +259,7 @@ def test_the_count_of_rounds_without_a_client_survives_a_resume() -> None:
     assert resumed.trained == {4, 9}
     older = {name: value for name, value in server.state_dict().items() if name != "trained"}
     resumed.load_state_dict(older)
-    assert resumed.untrained() is None
+    assert resumed.who_trained() is None
     assert resumed.state_dict()["trained"] is None
 
 
@@ -269,7 +269,7 @@ def test_clients_that_no_round_takes_are_known() -> None:
     rule = method.server.rule
     taken = {client for number in (1, 2) for client in rule.select(number)}
     assert 3 <= len(taken) < 11
-    assert method.server.untrained() == tuple(sorted(set(range(11)) - taken))
+    assert method.server.who_trained() == tuple(client in taken for client in range(11))
 
 
 def test_one_client_of_damaged_images_ends_the_run_where_that_is_asked_for() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmark.contract import ClientMethod, MiniBatch
-from benchmark.engine.batches.features import FeatureTables
+from benchmark.engine.batches.features import FeatureTables, encoded
 from benchmark.engine.batches.pool import Images, Pool
 from benchmark.engine.parameters import Parameters
 from benchmark.engine.plan.work import Shown, Step
@@ -134,7 +134,7 @@ class ImageFeed:
         if "features" not in self.method.inputs:
             return {}
         with torch.no_grad():
-            made = self.method.frozen_features(x.flatten(0, -4))
+            made = encoded(self.method, x.flatten(0, -4))
         return {name: value.unflatten(0, x.shape[:-3]) for name, value in made.items()}
 
     def _positions_in(self, space: str, device: torch.device) -> Tensor:

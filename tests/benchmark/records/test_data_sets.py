@@ -82,21 +82,26 @@ def test_of_testers_it_is_their_average() -> None:
 
 
 @pytest.mark.parametrize(
-    ("untrained", "of_trained", "of_untrained"),
+    ("trained", "of_trained", "of_untrained"),
     [
-        ((1, 3), (0.6 + 0.8) / 2, (0.9 + 0.4) / 2),
-        ((), (0.6 + 0.9 + 0.8 + 0.4) / 4, None),
+        ((True, False, True, False, None, None), (0.6 + 0.8) / 2, (0.9 + 0.4) / 2),
+        ((True,) * 4 + (None,) * 2, (0.6 + 0.9 + 0.8 + 0.4) / 4, None),
         (None, None, None),
-        ((0, 1, 2, 3), None, (0.6 + 0.9 + 0.8 + 0.4) / 4),
-        ((4, 5), (0.6 + 0.9 + 0.8 + 0.4) / 4, None),
+        ((False,) * 4 + (None,) * 2, None, (0.6 + 0.9 + 0.8 + 0.4) / 4),
     ],
 )
 def test_clients_that_never_trained_have_a_mean_of_their_own(
-    untrained: tuple[int, ...] | None, of_trained: float | None, of_untrained: float | None
+    trained: tuple[bool | None, ...] | None, of_trained: float | None, of_untrained: float | None
 ) -> None:
-    record = dataclasses.replace(several(), untrained=untrained)
+    record = dataclasses.replace(several(), trained=trained)
     assert of_data_sets(table(VALUES), record, statistic="trained") == pytest.approx(of_trained)
     assert of_data_sets(table(VALUES), record, statistic="untrained") == pytest.approx(of_untrained)
+
+
+def test_clients_that_can_never_train_count_in_neither_mean() -> None:
+    both = pd.concat([table(VALUES), table({2: [None] * 4 + [0.3, 0.5]}, split="base")], ignore_index=True)
+    record = dataclasses.replace(several(), trained=(True, True, False, True, None, None))
+    assert [of_data_sets(both, record, "base", statistic=name) for name in ("trained", "untrained")] == [None, None]
 
 
 def test_a_run_on_one_data_set_has_no_such_mean() -> None:

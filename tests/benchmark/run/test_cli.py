@@ -53,6 +53,8 @@ def test_a_run_leaves_a_whole_record_in_its_directory() -> None:
     record = read_record(run)
     assert (record.method, record.dataset, record.seed, record.rounds_trained) == ("FedVPT", "TinyImages", 3, 1)
     assert record.communication["up_floats"] == 3 * 64
+    assert record.trained is not None
+    assert (len(record.trained), record.trained.count(True), record.trained.count(False)) == (11, 7, 4)
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["init_args"]["training"] == {
         "lr": 0.07,

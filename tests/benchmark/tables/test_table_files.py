@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmark.cells.given_options import given_options
+from benchmark.config.given_options import given_options
 from benchmark.tables.cells import make_cells
 from benchmark.tables.layout import load_table
 from benchmark.tables.paper import read_paper

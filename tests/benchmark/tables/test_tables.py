@@ -25,7 +25,6 @@ from waiting import until
 
 from benchmark.cells import this_machine
 from benchmark.cells.display import RunsDisplay
-from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import Cell, cell_command
 from benchmark.cells.job import run_as_job
 from benchmark.cells.outcome import Outcome
@@ -33,6 +32,7 @@ from benchmark.cells.queue import run_cells
 from benchmark.cells.slurm_jobs import Slurm
 from benchmark.cells.this_machine import visible_gpus
 from benchmark.cells.work import Work
+from benchmark.config.given_options import given_options
 from benchmark.errors import ConfigurationError
 from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS

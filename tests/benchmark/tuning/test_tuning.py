@@ -193,32 +193,41 @@ def test_trials_that_are_read_again_choose_as_they_did(tmp_path: Path) -> None:
     assert best.number == 1
 
 
-def test_each_combination_is_tried_once_where_the_trials_suffice(tmp_path: Path) -> None:
+def combinations(study: Study) -> list[tuple[float, float]]:
+    return [(trial.values["model.lr"], trial.values["model.momentum"]) for trial in study.trials]
+
+
+@pytest.mark.parametrize("killed", ["nowhere", "in a trial", "before a trial that is noted", "with fewer trials"])
+def test_each_combination_is_tried_once_where_the_trials_suffice(
+    killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     choices = (
         Choice("model.lr", (0.01, 0.1, 1.0), 1),
         Choice("model.momentum", (0.0, 0.9), 0),
-        Choice("model.kind", ("c",), 0),
+        replace(CHOICES[2], values=("c",), own=0),
     )
-    study = opened(tmp_path / "first", trials=4, choices=choices)
+    study = opened(tmp_path, trials=4 if killed == "with fewer trials" else 6, choices=choices)
     cell = study.next()
-    assert cell is not None
-    for _ in range(3):
-        cell = after(study, cell)
+    for _ in range(3 if killed == "with fewer trials" else 2):
         assert cell is not None
-    study.close()  # killed in the fourth of four trials, which are fewer than combinations
-    study = opened(tmp_path / "whole", trials=6, choices=choices)
-    cell = study.next()
-    assert cell is not None
-    for _ in range(2):
         cell = after(study, cell)
+    if killed == "before a trial that is noted":
         assert cell is not None
-    study.close()
-    study = opened(tmp_path / "whole", trials=6, choices=choices)
-    assert study.next() == cell
+        with monkeypatch.context() as patched:
+            patched.setattr(study.optuna, "ask", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                after(study, cell)
+    if killed != "nowhere":
+        study.close()
+        study = opened(tmp_path, trials=6, choices=choices)
     run(study)
-    assert study.done
-    tried = [(trial.values["model.lr"], trial.values["model.momentum"]) for trial in study.trials]
-    assert tried == [(0.1, 0.0), (0.01, 0.0), (0.01, 0.9), (0.1, 0.9), (1.0, 0.0), (1.0, 0.9)]
+    found = combinations(study)
+    assert found[0] == (0.1, 0.0)  # the row's own
+    if killed == "with fewer trials":  # of which one was drawn twice
+        assert len({*found[3:]} - {*found[:3]}) == 3
+    else:
+        assert sorted(found) == [(lr, momentum) for lr in (0.01, 0.1, 1.0) for momentum in (0.0, 0.9)]
+        assert found[1:] == [(0.01, 0.0), (0.01, 0.9), (0.1, 0.9), (1.0, 0.0), (1.0, 0.9)]
     study.close()
 
 
@@ -521,7 +530,9 @@ def test_a_table_is_tuned_row_by_row_and_then_tested_once(root: Path, capsys: py
 def test_trials_alone_look_at_no_test_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space = {"search": {"demo": {"model.init_args.training.lr": [0.05, 0.1, 0.25]}}}
     Path("two.yaml").write_text(yaml.safe_dump(TABLE | {"rows": [TABLE["rows"][0] | space]}))
-    result = tune_table("two.yaml", trials=3, rounds=ROUNDS, trials_only=True, program=(sys.executable, "fake_run.py"))
+    result = tune_table(
+        "two.yaml", trials=5, rounds=ROUNDS, trials_only=True, program=(sys.executable, "fake_run.py")
+    )  # of three rates
     assert (result.table, result.stopped) == (None, {})
     trials = pd.read_csv(result.trials)
     values = [json.loads(each) for each in trials["values"]]
@@ -530,7 +541,7 @@ def test_trials_alone_look_at_no_test_image(root: Path, capsys: pytest.CaptureFi
     assert [line.split()[0] for line in Path("calls.txt").read_text().splitlines()] == ["trial"] * 3
     assert not list(Path("results/tables").iterdir())
     capsys.readouterr()
-    again = ["tune", "two.yaml", "--trials=3", f"--rounds={ROUNDS}", "--kept", "--trials_only"]
+    again = ["tune", "two.yaml", "--trials=7", f"--rounds={ROUNDS}", "--kept", "--trials_only"]
     assert main(again) == 0
     assert capsys.readouterr().out == "all trials: results/tuning/two_demo.csv\n"
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser, Namespace, lazy_instance
 
-from benchmark.cells.given_options import given_options
 from benchmark.cells.identity import content_hash
 from benchmark.config.files import read_layers
+from benchmark.config.given_options import given_options
 from benchmark.config.parser import load
 from benchmark.errors import ConfigurationError
 
