@@ -327,7 +327,7 @@ def test_the_page_on_parts_does_what_it_says(tmp_path: Path, monkeypatch: pytest
     page = (ROOT / "docs/adding_a_part.md").read_text()
     for name, _, text in re.findall(r"^`(scaled\.\w+)`:\n\n```(\w+)\n(.*?)```", page, re.DOTALL | re.MULTILINE):
         (tmp_path / name).write_text(text)
-    command = re.search(r"^lightning-cli (fit .*)$", page, re.MULTILINE)
+    command = re.search(r"^PYTHONPATH=\. lightning-cli (fit .*)$", page, re.MULTILINE)
     assert command is not None
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -92,7 +92,8 @@ def test_a_process_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_process_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
     """With what it has started: the other ranks of a measurement, for example."""
     code = (
-        "from benchmark.speed.measure import last_line_of\nlast_line_of(['sh', '-c', 'sleep 60 & echo $! > pid; wait'])"
+        "from benchmark.speed.measure import last_line_of\n"
+        "last_line_of(['sh', '-c', 'sleep 1; sleep 60 & echo $! > pid; wait'])"  # a second, so that it is waited for
     )
     process = Forked([sys.executable, "-c", code], tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
     until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text(), 60)
