@@ -36,13 +36,10 @@ def _lines(given: Any, made: Any, place: str) -> Iterator[str]:
                 option = f"{place}.init_args.{argument}"
                 earlier, now = (path.rpartition(".")[2] for path in (str(before.get("class_path", "?")), name))
                 yield f"{place}: {now} takes over {argument}={value} from {earlier}; --{option} gives another value"
+    inside = f"{place}.init_args." if "class_path" in made else f"{place}." if place else ""
     for key, entry in given.items():
         if key != BEFORE and isinstance(arguments, Mapping):
-            yield from _lines(
-                entry,
-                arguments.get(key),
-                f"{place}.init_args.{key}" if "class_path" in made else f"{place}.{key}" if place else key,
-            )
+            yield from _lines(entry, arguments.get(key), inside + key)
 
 
 def _earlier(before: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,12 +67,9 @@ def _facts(record: RunRecord) -> Iterator[str]:
         yield f"values chosen among {record.tuning['trials']} trials on {record.tuning['chosen_on']}"
     if record.corrected:
         yield record.corrected
-    if False in (record.trained or ()):
-        never = (
-            name for name, trained in zip(record.client_names, record.trained or (), strict=True) if trained is False
-        )
-        names = listed([*never])
-        yield f"never trained, so that what is their own is as at the start: {names}"
+    never = [record.client_names[client] for client, trained in enumerate(record.trained or ()) if trained is False]
+    if never:
+        yield f"never trained, so that what is their own is as at the start: {listed(never)}"
     if record.deployed is not None:
         up, down = (record.deployed[name] for name in ("up_bytes", "down_bytes"))
         deployed = f"deployed: {up:,} bytes of messages up and {down:,} down, {len(record.deployed['refused'])} refused"

@@ -148,10 +148,10 @@ class FederatedCLI(LightningCLI):
 
     def setup_parser(self, add_subcommands: bool, *settings: dict[str, Any]) -> None:
         """Make the parser: a copy of the one of an earlier command line, which takes a twentieth of the time."""
-        kind = (add_subcommands, self._first)
         if type(self) is not FederatedCLI:  # its parser may be another one each time
             super().setup_parser(add_subcommands, *settings)
             return
+        kind = (add_subcommands, self._first)
         if kind not in _MADE:
             super().setup_parser(add_subcommands, *settings)
             _MADE[kind] = {name: value for name, value in vars(self).items() if name in PARSER_PARTS}

@@ -39,7 +39,7 @@ def seconds(title: str, by: str) -> float:
 
 
 def making_features() -> float:
-    """Return the seconds in which the features of a federation's images are made, without the first few images."""
+    """Return the seconds in which the features of a federation's images are made, without the first batch."""
     make, laps = in_vit(HeadTune), []
     method = make(CLIENTS)
     encode = method.frozen_features
@@ -65,13 +65,9 @@ def rows() -> Iterator[Timing]:
             turns.append(json.loads(last_line_of([sys.executable, "-m", "benchmark.speed.products", *place])))
     size = f"at 224 px, batches of {BATCH}"
     for (title, by), turns in found.items():
-        work = (
-            f"{CLIENTS * (IMAGES + 4) - BATCH} images"
-            if title == FEATURES
-            else f"a round of {CLIENTS} clients x {IMAGES} images"
-        )
-        work = f"{work} {size}"
-        yield Timing(f"{title}: {by}", work, min(turns), min(turns) / min(found[title, USUAL]))
+        rounds, images = f"a round of {CLIENTS} clients x {IMAGES} images", f"{CLIENTS * (IMAGES + 4) - BATCH} images"
+        work = images if title == FEATURES else rounds
+        yield Timing(f"{title}: {by}", f"{work} {size}", min(turns), min(turns) / min(found[title, USUAL]))
 
 
 def run(folder: Path) -> tuple[str, Iterable[Timing]]:

@@ -86,7 +86,7 @@ class Study:
         """The values that the next trial is to have, by position; None where they are drawn.
 
         The row's own come first. Where a study has as many trials as there are combinations, the others follow in
-        their order, each once.
+        their order, each once. Optuna's own samplers for this stop a loop of Optuna's, and there is none here.
         """
         own = {choice.option: choice.own for choice in self.task.choices}
         tried = [trial.params for trial in self.optuna.trials]
