@@ -133,7 +133,7 @@ class RankedClasses(NamedTuple):
     support: "Tensor"
 
 
-def ranked_classes(images: ScoredBatch, times: "Tensor") -> RankedClasses:
+def ranked_classes(images: ScoredBatch, times: "Tensor", only: int | None = None) -> RankedClasses:
     """Rank images by the probability of each class.
 
     torchmetrics and scikit-learn have both numbers for one draw alone: a thousand draws of a hundred images would take
@@ -142,13 +142,14 @@ def ranked_classes(images: ScoredBatch, times: "Tensor") -> RankedClasses:
     Args:
         images: logits [n, C], labels [n].
         times: how often each image is in each draw, [draws, n].
+        only: the class to rank by; those of others are NaN then. None ranks by all.
     """
     import torch
 
     weights = times.double()
     auroc, ap = (torch.full((len(times), images.classes), float("nan"), dtype=torch.float64) for _ in range(2))
     support = torch.zeros(len(times), images.classes, dtype=torch.float64)
-    for each in images.y.unique().tolist():
+    for each in images.y.unique().tolist() if only is None else [only]:
         scores, order = images.probabilities[:, each].sort(descending=True)
         last = torch.cat([scores.diff() != 0, torch.tensor([True])])  # of the images with equal probabilities
         own, drawn = images.y[order] == each, weights[:, order]

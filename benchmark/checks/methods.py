@@ -91,9 +91,10 @@ def run_rounds(
 
 
 def learned(method: FederatedMethod) -> dict[str, Tensor]:
-    """Everything a run leaves behind: shared values, all clients' state, the server's state, all metrics."""
+    """Everything a run leaves behind: shared values, all clients' and the server's state, who trained, all metrics."""
     state = clients_and_server(method)
     state |= {f"server.{n}": v for n, v in _tensors(method.server.state_dict()).items()}
+    state["trained"] = torch.tensor([-1 if has is None else has for has in method.server.who_trained() or ()])
     callbacks = method.trainer.callbacks  # type: ignore[attr-defined]
     recorder = next(callback for callback in callbacks if isinstance(callback, Recorder))
     return state | {"metric." + "/".join(map(str, key)): v for key, v in recorder.values.items()}

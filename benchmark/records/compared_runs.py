@@ -160,7 +160,7 @@ def auroc_of(of_class: int) -> Metric:
     return Metric(
         "auroc",
         (),
-        of_draws=lambda images, times: ranked_classes(images, times).auroc[:, of_class],
+        of_draws=lambda images, times: ranked_classes(images, times, of_class).auroc[:, of_class],
         pooled="counts",
         always_defined=False,
     )

@@ -168,7 +168,7 @@ def test_zero_local_epochs_change_nothing(conf: str) -> None:
     method, data = build(conf)
     fit(method, data, 2, [NoEpochs()], settings={"check_val_every_n_epoch": 2})
     # What a client was sent may be its own, and then so is what it scores after its local training; and it took part.
-    moved = ("metric.", "store.participated", *(("store.last.",) if method.evaluate_local else ()))
+    moved = ("metric.", "trained", "store.participated", *(("store.last.",) if method.evaluate_local else ()))
     moved += RENEWED.get(conf, ())
     before, after = ({n: v for n, v in learned(m).items() if not n.startswith(moved)} for m in (untouched, method))
     assert_equal(before, after)
