@@ -248,8 +248,8 @@ class Statistic:
         words: as people read it, in a heading for example.
         reading: as it is explained in a sentence.
         of: makes it of the values of the clients that have one, float64 [n] with n > 0, given whether less is better;
-            NaN where it is not defined. None for what is no function of these values alone (pooled, by_data_set,
-            trained and untrained).
+            NaN where it is not defined. None for what is no function of these values alone: ``pooled``, and means over
+            some clients (:data:`benchmark.records.client_groups.GROUPS`).
         label: heading of a table's column; by default the words.
         always: it is in the summary of every record, and a record without it is refused by ``benchmark verify``; so a
             new one is not. Others are computed for the tables that ask for them, of any run.
@@ -361,6 +361,16 @@ STATISTICS = {
         *(
             Statistic(name, f"average of {name}", f"averaged over clients {which}", None, always=False)
             for name, which in (("trained", "that have trained"), ("untrained", "that never have"))
+        ),
+        *(
+            Statistic(
+                name,
+                f"average of the third with {which} training images",
+                f"averaged over the third of the clients with {which} training images",
+                None,
+                always=False,
+            )
+            for name, which in (("fewest", "the fewest"), ("medium", "neither few nor many"), ("most", "the most"))
         ),
         Statistic("pooled", "pooled", "pooled over all test images", None),
     )

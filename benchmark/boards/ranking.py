@@ -121,21 +121,11 @@ def long_form(board: Board, results_dir: Path) -> "pd.DataFrame":
         for seed, run in runs_of(row, results_dir).items():
             record = run.record
             values = client_values(run.metrics, record, row.point, "test", board.metric, "last")
-            trained = _trained(run)
-            for name, size, value in zip(record.client_names, record.test_sizes, values, strict=True):
-                lines.append((row.label, int(seed), name, trained.get(name), size, board.metric, value))
+            trained: Sequence[int | None] = stored_run(run.folder).train_sizes or [None] * len(values)
+            for name, *sizes, value in zip(record.client_names, trained, record.test_sizes, values, strict=True):
+                lines.append((row.label, int(seed), name, *sizes, board.metric, value))
     heads = ["row", "seed", "client", "n_train", "n_test", "metric", "value"]
     return pd.DataFrame(lines, columns=heads).astype({"n_train": "Int64"})
-
-
-def _trained(run: Run) -> dict[str, int]:
-    """Return how many images train by client, as far as the kept partition says so."""
-    found = {}
-    for client in (stored_run(run.folder).partition or {}).get("clients") or []:
-        counts = client.get("train_classes") if isinstance(client, dict) else None
-        if isinstance(counts, list) and all(isinstance(count, int) for count in counts):
-            found[str(client.get("name"))] = sum(counts)
-    return found
 
 
 def write_ranking(board: Board, results_dir: Path) -> tuple[Path, Path]:

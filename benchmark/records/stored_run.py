@@ -13,6 +13,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
 from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, Metric, with_support
 from benchmark.records.classes import name_of
+from benchmark.records.client_groups import GROUPS
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.kept_rounds import Keep, rounds_to_keep
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
@@ -20,7 +21,7 @@ from benchmark.records.predictions import CLASSES, PREDICTIONS, parse_classes, p
 from benchmark.records.record import POINTS
 from benchmark.records.record_file import FILES, LARGEST, OPTIONAL_FILES, file_entry, read_record
 from benchmark.records.subgroups import SUBGROUPS, parse_subgroups
-from benchmark.records.summary import summarize
+from benchmark.records.summary import statistic_of, summarize
 
 if TYPE_CHECKING:  # pandas loads slowly; `benchmark --help` must not wait for it
     import pandas as pd
@@ -186,6 +187,24 @@ class StoredRun:
         if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
             raise ConfigurationError(f"{path} is no partition of clients: it holds no list of them")
         return dict(manifest)
+
+    @functools.cached_property
+    def train_sizes(self) -> list[int] | None:
+        """Training images per client, as the kept partition has them; None where it does not say.
+
+        Raises:
+            ConfigurationError: the partition is not one that a run wrote.
+        """
+        counts = [client.get("train_classes") for client in (self.partition or {}).get("clients", [])]
+        if len(counts) != len(self.record.client_names):
+            return None
+        known = all(isinstance(each, list) and all(map(_is_number, each)) for each in counts)
+        return [sum(each) for each in counts] if known else None
+
+    def statistic(self, point: str, split: str, metric: str, which: str, name: str) -> float | None:
+        """Compute a statistic over clients that not every record has: :func:`statistic_of`."""
+        sizes = self.train_sizes if name in GROUPS else None
+        return statistic_of(self.metrics, self.record, point, split, metric, which, name, sizes)
 
     def class_names(self, count: int) -> list[str]:
         """Return the names of the labels 0 to ``count`` - 1; numbers where clients count the classes in their own ways.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, pooled_by
-from benchmark.records.data_sets import data_sets_of
+from benchmark.records.client_groups import groups_of
 from benchmark.records.metrics_table import NAMED, check_clients, checked
 from benchmark.records.record import RunRecord
 
@@ -136,13 +136,21 @@ def client_values(
 
 
 def statistic_of(
-    metrics: "pd.DataFrame", record: RunRecord, point: str, split: str, metric: str, which: str, statistic: str
+    metrics: "pd.DataFrame",
+    record: RunRecord,
+    point: str,
+    split: str,
+    metric: str,
+    which: str,
+    statistic: str,
+    train_sizes: Sequence[int] | None = None,
 ) -> float | None:
     """Compute a statistic over clients as it would stand at ``record.summary[point][split][metric][which]``.
 
-    Arguments as in :func:`client_values`. None where it is not defined, as ``by_data_set`` of a run on one data set and
-    ``untrained`` of one that has taken all clients are not; where the run has no such values; and for ``pooled``, which
-    is no function of the clients' values.
+    Arguments as in :func:`client_values`; ``train_sizes`` is images per client, None where it is not known. None is
+    returned where the statistic is not defined, as ``by_data_set`` of a run on one data set and ``untrained`` of one
+    that has taken all clients are not; where the run has no such values; and for ``pooled``, which is no function of
+    the clients' values.
     """
     found = _read(metrics, record.test_sizes, point, split, metric)
     if found is None or statistic == "pooled":
@@ -150,7 +158,7 @@ def statistic_of(
     if STATISTICS[statistic].of is not None:
         column = _statistics(found.values, metric, (statistic,))[statistic]
     else:
-        groups = _groups(record, statistic)
+        groups = groups_of(record, train_sizes, statistic)
         if not groups:
             return None
         column = _mean_over(found.values, groups)
@@ -300,16 +308,6 @@ def _statistics(values: "np.ma.MaskedArray", metric: str, names: Collection[str]
             for name, function in functions.items():
                 series[name].append(function(present, lower) if len(present) else math.nan)
     return {name: np.asarray(column) for name, column in series.items()}
-
-
-def _groups(record: RunRecord, statistic: str) -> list[list[int]]:
-    """Return the groups of clients, by index, over whose means a statistic is the mean; empty where it has none."""
-    if statistic == "by_data_set":
-        data_sets = data_sets_of(record) or ()
-        return [[k for k, of in enumerate(data_sets) if of == name] for name in dict.fromkeys(data_sets)]
-    wanted = statistic == "trained"
-    chosen = [k for k, trained in enumerate(record.trained or ()) if trained is wanted]
-    return [chosen] if chosen else []
 
 
 def _mean_over(values: "np.ma.MaskedArray", groups: Sequence[Sequence[int]]) -> "np.ndarray":

@@ -14,7 +14,7 @@ from benchmark.records.class_values import class_statistic, class_values
 from benchmark.records.hashes import canonical
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
-from benchmark.records.summary import client_values, statistic_of
+from benchmark.records.summary import client_values
 from benchmark.tables.layout import Column, DataGroup, Preset, Table, rows_of
 from benchmark.tables.numbers import scaled
 
@@ -195,8 +195,8 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
         elif column.client is None:
             known = summaries(record, line.point, split, metric).get(table.summary, {})
             if column.statistic not in known:  # one that is not in every record
-                at_columns = (line.point, split, metric, table.summary, column.statistic)
-                known = {column.statistic: statistic_of(run.metrics, record, *at_columns)}
+                made = run.statistic(line.point, split, metric, table.summary, column.statistic)
+                known = {column.statistic: made}
             value = scaled(known[column.statistic], metric)
         else:
             value = clients(metric, split)[_number_of(record, column.client)]

@@ -1,6 +1,7 @@
 """Means over the data sets of a federation, on numbers made by hand, and what a table shows of a finished run."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ from benchmark.records.data_sets import data_sets_of
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
-from benchmark.records.stored_run import read_metrics
+from benchmark.records.stored_run import StoredRun, read_metrics
 from benchmark.records.summary import statistic_of, summarize
 
 NAMES = ("digits", "letters 0", "letters 1", "letters 10", "digits (whole)", "letters (whole)")
@@ -40,10 +41,15 @@ def several(
 
 
 def of_data_sets(
-    metrics: pd.DataFrame, record: RunRecord, split: str = "test", which: str = "last", statistic: str = "by_data_set"
+    metrics: pd.DataFrame,
+    record: RunRecord,
+    split: str = "test",
+    which: str = "last",
+    statistic: str = "by_data_set",
+    train_sizes: tuple[int, ...] | None = None,
 ) -> float | None:
     record = dataclasses.replace(record, summary=summarize(metrics, record.test_sizes))
-    return statistic_of(metrics, record, "server", split, "accuracy", which, statistic)
+    return statistic_of(metrics, record, "server", split, "accuracy", which, statistic, train_sizes)
 
 
 def test_clients_are_of_the_data_set_that_they_are_named_after() -> None:
@@ -96,6 +102,40 @@ def test_clients_that_never_trained_have_a_mean_of_their_own(
     record = dataclasses.replace(several(), trained=trained)
     assert of_data_sets(table(VALUES), record, statistic="trained") == pytest.approx(of_trained)
     assert of_data_sets(table(VALUES), record, statistic="untrained") == pytest.approx(of_untrained)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fewest", "medium", "most"),
+    [
+        ((50, 20, 30, 40, 0, 0), 0.9, (0.8 + 0.4) / 2, 0.6),  # by size: the clients with 0.9, 0.8, 0.4 and 0.6
+        ((9, 9, 9, 9, 9, 9), (0.6 + 0.9) / 2, (0.8 + 0.4) / 2, None),  # the last two have no value
+        ((7, 0, 5, 0, 0, 0), 0.8, None, 0.6),
+        ((7, 0, 0, 0, 0, 0), None, 0.6, None),
+        (None, None, None, None),
+    ],
+)
+def test_thirds_of_the_clients_by_training_images_have_means(
+    sizes: tuple[int, ...] | None, fewest: float | None, medium: float | None, most: float | None
+) -> None:
+    names = ("fewest", "medium", "most")
+    found = [of_data_sets(table(VALUES), several(), statistic=name, train_sizes=sizes) for name in names]
+    assert found == [None if each is None else pytest.approx(each) for each in (fewest, medium, most)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes"), [([[3, 2], [0, 1], [4, 0]], [5, 1, 4]), ([[3, 2], None, [4, 0]], None), ([[3, 2]], None)]
+)
+def test_training_images_are_counted_in_the_kept_partition(
+    tmp_path: Path, counts: list[list[int] | None], sizes: list[int] | None
+) -> None:
+    record = dataclasses.replace(record_of(), client_names=("a", "b", "c"), test_sizes=(10, 10, 10))
+    write_finished_run(tmp_path, record, table({2: [0.6, 0.9, 0.8]}), "run_dir: here\n")
+    (tmp_path / "manifest.json").unlink()
+    clients = [{"name": name, "train_classes": each} for name, each in zip("abc", counts, strict=False)]
+    (tmp_path / "partition.json").write_text(json.dumps({"clients": clients}))
+    run = StoredRun(tmp_path)
+    assert run.train_sizes == sizes
+    assert run.statistic("server", "test", "accuracy", "last", "fewest") == (None if sizes is None else 0.9)
 
 
 def test_clients_that_can_never_train_count_in_neither_mean() -> None:
