@@ -59,6 +59,11 @@ class Delivery(Checked, nn.Module):
         return type(self) is Delivery
 
     @property
+    def sends_stale(self) -> bool:
+        """Return whether what arrives may be uploads of earlier rounds, moved to where the server is now."""
+        return self.inner is not None and self.inner.sends_stale
+
+    @property
     def attackers(self) -> frozenset[int]:
         """Return the clients that are hostile on purpose; known once it is started."""
         return frozenset() if self.inner is None else self.inner.attackers

@@ -16,7 +16,7 @@ def hostile_clients(seed: int, clients: Sequence[int], fraction: float) -> tuple
         clients: those that train, ascending.
         fraction: beta.
     """
-    count = math.floor(fraction * len(clients))
+    count = math.floor(round(fraction * len(clients), 6))  # 0.29 of 100 is a little less than 29 in floats
     drawn = numpy_generator(seed, "byzantine").permutation(clients)[:count]
     return tuple(sorted(drawn.tolist()))
 

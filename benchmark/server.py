@@ -78,6 +78,11 @@ class ServerRule(Checked, nn.Module):
     outermost: bool = False
     #: what becomes of a round in which nothing arrives: it is void, or ``aggregate`` is called without uploads
     empty_rounds: Literal["void", "aggregate"] = "void"
+    #: whether an upload of an earlier round means something to it, as the present values plus the client's update: not
+    #: where clients begin anew in each round, nor where they send other values in other rounds
+    takes_stale: bool = True
+    #: whether its mean is weighted with the clients' numbers of images
+    weighs_by_images: bool = True
 
     @property
     def title(self) -> str:
@@ -216,6 +221,11 @@ class WrappedRule(ServerRule):
     def reads_rows(self) -> bool:
         """Return whether this rule or the inner one does."""
         return type(self) is not WrappedRule or self.wrapped.reads_rows
+
+    @property
+    def weighs_by_images(self) -> bool:  # type: ignore[override]
+        """Return what the inner rule says."""
+        return self.wrapped.weighs_by_images
 
     @property
     def around_any(self) -> bool:

@@ -22,12 +22,12 @@ class ExpertRule(ServerRule):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
-        #: who has uploaded until now, before the last round, and in it
-        self.known: dict[str, list[int]] = {"now": [], "before": [], "last": []}
 
     def start(self, initial: Values, terms: Terms) -> None:
         """Begin with no uploads."""
         super().start(initial, terms)
+        #: who has uploaded until now, before the last round, and in it
+        self.known: dict[str, list[int]] = {"now": [], "before": [], "last": []}
         self.prompts = ClientStore(dict.fromkeys(("now", "before"), initial["context"]), terms.num_clients)
 
     def get_extra_state(self) -> dict[str, list[int]]:

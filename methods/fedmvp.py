@@ -46,7 +46,8 @@ class FedMVP(ZeroShotCLIP):
     these low-rank maps and the linear map of the descriptions are trained, while the rest of the network rests. The
     maps are part of the message, of 9,882,624 numbers then, in all rounds.
 
-    In training the patches attend to the classes that a client holds; in an evaluation to all of the split. Without
+    In training the patches attend to the classes that a client holds; in an evaluation to all of the split. So the
+    gradient of an image depends on which other classes there are, and record-level privacy is refused. Without
     ``attributes`` a class has one description, that of the template.
 
     Readings: of the paper notes could be read, formulas are the code's. A flip is drawn for each image, where the code
@@ -78,7 +79,7 @@ class FedMVP(ZeroShotCLIP):
     paper_names = ()
     shared: tuple[str, ...] = ("former",)
     inputs = ("images", "features")
-    per_example = True
+    per_example = False
 
     def __init__(
         self,

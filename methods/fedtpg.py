@@ -25,6 +25,13 @@ WRITER_TRAINING = LocalTraining(
 class EqualMean(ServerRule):
     """The mean of all uploads, whatever their numbers of images."""
 
+    weighs_by_images = False
+
+    @property
+    def reads_rows(self) -> bool:
+        """Return no: the mean is all that it needs."""
+        return False
+
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Return the plain mean."""
         return super().aggregate(round, shared, replace(uploads, weights=torch.ones_like(uploads.weights)))

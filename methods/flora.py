@@ -46,6 +46,8 @@ class StackingRule(ServerRule):
         scale: alpha / r.
     """
 
+    takes_stale = False
+
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale

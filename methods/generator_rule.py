@@ -56,6 +56,11 @@ class GeneratorRule(ServerRule):
             raise ConfigurationError(
                 "PFedPG: broadcast_base sends P_base, and generator=mlp has none; use cross_attention or adain"
             )
+        for name, given, usual in (("descriptor_tokens", descriptor_tokens, 1), ("wo_init", wo_init, "xavier")):
+            if given != usual and generator != "cross_attention":
+                raise ConfigurationError(
+                    f"PFedPG: {name}={given} is of generator=cross_attention; leave it out with {generator}"
+                )
         self.kind, self.lr, self.optimizer_name = generator, lr, optimizer
         self.sign = 1.0 if sign == "toward" else -1.0
         self.reduction, self.descriptor_tokens, self.broadcast_base = reduction, descriptor_tokens, broadcast_base

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark.contract import Client, MiniBatch, Phase, Stage
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Terms, Uploads, Values
 from benchmark.method import FederatedMethod
 from benchmark.ranges import NumClients, PositiveInt
@@ -14,6 +15,11 @@ from benchmark.server import ServerRule
 
 #: Below every cosine: of a class without a mean.
 NEVER = -2.0
+
+
+def nearness(features: Tensor, means: Tensor, there: Tensor) -> Tensor:
+    """Return the cosines of features [B, d] with means [C, d], and less than any cosine where there is none: [B, C]."""
+    return torch.where(there, F.normalize(features, dim=-1) @ means.mT, NEVER)
 
 
 class SumRule(ServerRule):
@@ -35,6 +41,23 @@ class SumRule(ServerRule):
         for name in shared:
             self.sums[name].add_(uploads.values[name][new].to(self.sums[name]).sum(0))
         return {name: self.sums[name].to(value) for name, value in shared.items()}
+
+
+class OwnMeansRule(SumRule):
+    """Refuses clients without training images, which have no means of their own."""
+
+    def start(self, initial: Values, terms: Terms) -> None:
+        """Look for such clients.
+
+        Raises:
+            ConfigurationError: there are some.
+        """
+        super().start(initial, terms)
+        if without := sorted({client for clients in terms.testers.values() for client in clients}):
+            raise ConfigurationError(
+                f"NearestClassMean: means=own classifies by a client's own training images, and clients {without[:5]} "
+                "have none; take means=global"
+            )
 
 
 class ClassSums(FederatedMethod):
@@ -85,7 +108,7 @@ class NearestClassMean(ClassSums):
 
     Args:
         means: see above.
-        prior: choose among the classes alone of which the client has training images.
+        prior: choose among the classes alone of which the client has training images; among all where it has none.
     """
 
     shared: tuple[str, ...] = ("sums", "counts")
@@ -116,14 +139,18 @@ class NearestClassMean(ClassSums):
         sums, counts = self.own_sums(client) if self.means == "own" else (self.sums, self.counts)
         there = counts > 0
         if self.prior:
-            there = there & (client.class_counts > 0)
+            held = client.class_counts > 0
+            there = there & (held | ~held.any())
         return {"means": F.normalize(sums, dim=-1), "there": there}
 
     def client_logits(self, client: Client, batch: MiniBatch) -> Tensor:
         """Return the cosines with the means, [B, C]; less than any cosine for classes without one."""
-        cosines = F.normalize(batch.features["features"], dim=-1) @ client.prepared["means"].mT
-        return torch.where(client.prepared["there"], cosines, NEVER)
+        return nearness(batch.features["features"], client.prepared["means"], client.prepared["there"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return cosines [B, C] of images [B, 3, H, W] with the means of all clients."""
-        return F.normalize(self.backbone(x), dim=-1) @ F.normalize(self.sums, dim=-1).mT
+        """Return the same of images [B, 3, H, W] with the means of all clients."""
+        return nearness(self.backbone(x), F.normalize(self.sums, dim=-1), self.counts > 0)
+
+    def make_server(self) -> ServerRule:
+        """Return the rule that adds up."""
+        return SumRule() if self.shared else OwnMeansRule()

@@ -108,9 +108,12 @@ class PEPFedPT(ViTPromptMethod):
         return sent | {"prototypes": held.mT @ own["query"], "prototype_counts": held.sum(0)}
 
     def prepare(self, client: Client, stage: Stage, split: str) -> Values:
-        """Return the prior of each class, [C]."""
+        """Return the prior of each class, [C]; a uniform one where the client has no image."""
         counts = client.class_counts.to(self.dtype) + self.prior_smoothing
-        return {"prior": counts / counts.sum() if self.prior == "client" else torch.ones_like(counts) / len(counts)}
+        if self.prior == "uniform":
+            counts = torch.ones_like(counts)
+        known = counts.sum()
+        return {"prior": torch.where(known > 0, counts / known.clamp(min=1e-12), 1 / len(counts))}
 
     def mixed(self, query: Tensor, prior: Tensor) -> Prompts:
         """Return each image's mix of the class prompts, of queries [B, d] under a prior [C]."""

@@ -40,6 +40,7 @@ class MergingRule(ServerRule):
         heads: of the attention.
     """
 
+    takes_stale = False
     merges: Tensor
     known: Tensor
 

@@ -65,7 +65,8 @@ def gaps(affinity: Tensor) -> Tensor:
 
 
 def spectral_clusters(apart: Tensor, count: int | None, seed: int) -> Tensor:
-    """Cluster by distances, with the affinity ``exp(-d^2 / (2 sigma^2))``, sigma their median.
+    """Cluster by distances, with the affinity ``exp(-d^2 / (2 sigma^2))``, sigma their median (of an even number of
+    pairs, the lower of the two in the middle).
 
     Args:
         apart: d, [N, N].

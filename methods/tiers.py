@@ -22,6 +22,8 @@ class TierRule(ServerRule):
         memory: lambda, share that a client's kept B has in the next one.
     """
 
+    takes_stale = False
+
     def __init__(self, clusters: Few | None = None, memory: BelowOne = 0.9) -> None:
         super().__init__()
         self.clusters, self.memory = clusters, memory

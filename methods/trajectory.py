@@ -53,7 +53,7 @@ class TrajectoryRule(ServerRule):
         self.log_weight = most + math.log(math.exp(self.log_weight - most) + math.exp(log_weight - most))
         part = math.exp(log_weight - self.log_weight)
         for name, value in values.items():
-            before = self.averaged.get(name, value)
+            before = self.averaged.get(name, value).to(value)  # after a resume it is on the CPU
             self.averaged[name] = before + part * (value - before)
 
 

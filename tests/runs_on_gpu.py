@@ -15,6 +15,7 @@ from pretended_gpu import PretendedGPU, on_host, register, trainer_settings
 from pretended_graph import pretended_graphs
 from repeated_steps import repeated_steps
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from benchmark.contract import Client, LocalTraining, MiniBatch
 from benchmark.engine.mapping import ClientMap
@@ -61,12 +62,22 @@ def prepare_process() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+class ServersState(Callback):
+    """Has the server go on after the first round from its state as a checkpoint is read, on the host."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 0:
+            state = pl_module.server.state_dict()
+            pl_module.server.load_state_dict(tree_map_only(torch.Tensor, lambda value: value.detach().cpu(), state))
+
+
 def on_gpu(
     conf: str, overrides: tuple[str, ...], callbacks: Sequence[Callback] = ()
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the learned values of two rounds on the pretended GPU, and the host's waits in the second round's steps.
 
-    The first round is left out, as it moves the images and the frozen parts' features to the device.
+    The server's state between them is as if the run had been resumed. The first round is left out, as it moves the
+    images and the frozen parts' features to the device.
     """
     method, data = build(conf, *TINY, *overrides)
     waited: list[str] = []
@@ -97,7 +108,7 @@ def on_gpu(
         patch.object(Server, "collect", left_out(collect)),
     ):
         shown = {"enable_progress_bar": any(isinstance(callback, RoundProgress) for callback in callbacks)}
-        fit(method, data, 2, list(callbacks), settings=SETTINGS | trainer_settings() | shown)
+        fit(method, data, 2, [*callbacks, ServersState()], settings=SETTINGS | trainer_settings() | shown)
         return on_host(learned(method)), waited
 
 

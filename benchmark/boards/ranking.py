@@ -1,6 +1,7 @@
 """Rank the rows of a board, and write them down."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Facts, Round, Uploads, Values
+from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import AboveZero
 from benchmark.seeds import torch_generator
 
@@ -119,6 +119,10 @@ class TopK(Compressed):
     def __init__(self, share: AboveZero = 0.1, error_feedback: bool = True, inner: Delivery | None = None) -> None:
         super().__init__(inner)
         self.share, self.error_feedback = share, error_feedback
+
+    def start(self, terms: Terms) -> None:
+        """Begin with nothing left to send."""
+        super().start(terms)
         self._left: dict[int, Tensor] = {}
 
     def size(self, updates: list[Tensor]) -> tuple[int, int]:

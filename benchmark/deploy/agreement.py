@@ -184,6 +184,8 @@ class Agreement:
         """Return why the sum of uploads is not enough, or nothing."""
         if rule.reads_rows:
             return f"its server's rule {rule.title} reads each upload by itself, which is hidden"
+        if not rule.weighs_by_images:
+            return f"its server's rule {rule.title} weighs clients alike, and sums are weighted with their images"
         if method.uploads:
             return f"clients let the server see what is their own ({method.uploads[0]}), which is hidden"
         if method.sends_of_its_own:

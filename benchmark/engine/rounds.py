@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -47,6 +48,8 @@ from benchmark.server import ServerRule
 
 #: The fact of a round from which nothing was made.
 VOID = "void"
+#: the server that a method has joined last
+_SERVED: "WeakKeyDictionary[LightningModule, Server]" = WeakKeyDictionary()
 
 
 class Server(Callback):
@@ -103,6 +106,12 @@ class Server(Callback):
         if stage == "fit":
             check_whole_rounds(trainer)
         method, data = cast(Member, pl_module), cast(FederatedData, cast(Any, trainer).datamodule)
+        before = _SERVED.get(pl_module)
+        if before is not None and before.finished_rounds and stage != "fit":
+            # Clients' own values are about to be made anew. A checkpoint that is given is loaded over all this.
+            learned = pl_module.state_dict(), before.state_dict()
+        else:
+            learned = None
         ranks: Ranks = getattr(trainer.strategy, "ranks", None) or Ranks()
         if ranks.count > 1:
             ask_once_a_round(cast(Any, trainer).callbacks)
@@ -120,6 +129,11 @@ class Server(Callback):
         if stage == "fit":
             self.account = record_account(simulation, self.rule, str(trainer.precision))
         self.delivery.start(terms)
+        if learned is not None:
+            pl_module.load_state_dict(learned[0])
+            self.load_state_dict(learned[1])
+        self._trained_before = 0 if before is None else before.finished_rounds
+        _SERVED[pl_module] = self
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
             simulation,
@@ -130,6 +144,18 @@ class Server(Callback):
             lambda: stage == "test" or self.finished_rounds >= simulation.rounds,
         )
         self.on_divergence = data.on_divergence
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse to train from the start what was trained.
+
+        Raises:
+            ConfigurationError: the method was, and no checkpoint is gone on from.
+        """
+        if self._trained_before and not trainer.current_epoch:
+            raise ConfigurationError(
+                f"this {type(pl_module).__name__} was trained for {self._trained_before} rounds; make a new one for a "
+                "new run, or go on from a checkpoint (ckpt_path)"
+            )
 
     def next_clients(self, number: int) -> list[int]:
         """Return the clients that train in a round, ascending: those selected, less whom the delivery loses."""

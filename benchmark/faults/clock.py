@@ -52,6 +52,8 @@ class VirtualClock(Delivery):
     polynomial, Xie et al., 2019). Its client is busy until then: a round that selects it goes without it. Of values
     that a server sends to each client for itself, a stale upload keeps its own end.
 
+    So ``buffer`` is refused with a rule to which that means nothing (:attr:`ServerRule.takes_stale`).
+
     Args:
         policy: ``wait`` for all; ``drop`` who is late; ``buffer`` it.
         deadline: seconds of a round; none with ``wait``.
@@ -92,17 +94,17 @@ class VirtualClock(Delivery):
         self.speed_spread, self.jitter = speed_spread, jitter
         self.latency, self.bandwidth_down, self.bandwidth_up = latency, bandwidth_down, bandwidth_up
         self.staleness, self.max_staleness = staleness, max_staleness
-        self.now, self.version = 0.0, 0
-        self.flights: list[Flight] = []
-        self._facts: dict[str, float] = {}
 
     def start(self, terms: Terms) -> None:
-        """Check the speeds.
+        """Check the speeds, and begin at 0 with no upload on its way.
 
         Raises:
             ConfigurationError: there is not one for each client.
         """
         super().start(terms)
+        self.now, self.version = 0.0, 0
+        self.flights: list[Flight] = []
+        self._facts: dict[str, float] = {}
         if self.speeds is not None and len(self.speeds) != terms.num_clients:
             raise ConfigurationError(f"VirtualClock: {len(self.speeds)} speeds for {terms.num_clients} clients")
 
@@ -110,6 +112,11 @@ class VirtualClock(Delivery):
     def each_by_itself(self) -> bool:
         """Return whether no upload is stale: it would count for a round in which its client did not begin."""
         return self.policy != "buffer"
+
+    @property
+    def sends_stale(self) -> bool:
+        """Return whether late uploads are buffered."""
+        return self.policy == "buffer" or super().sends_stale
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Leave out clients that are still busy."""
@@ -174,17 +181,30 @@ class VirtualClock(Delivery):
         )
 
     def _with(self, here: Uploads, stale: list[Flight]) -> Uploads:
-        """Put stale uploads among fresh ones, clients ascending."""
+        """Put stale uploads among fresh ones, clients ascending.
+
+        Raises:
+            ConfigurationError: they hold other values.
+        """
+        at = next((value.device for value in (*here.now.values(), *here.values.values())), torch.device("cpu"))
         clients = [*here.clients, *(flight.client for flight in stale)]
         order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
-        values: dict[str, list[Tensor]] = {name: [*rows] for name, rows in here.values.items()}
+        names = (here if here.clients else stale[0]).values.keys()
+        values: dict[str, list[Tensor]] = {name: [*here.values.get(name, ())] for name in names}
         received: dict[str, list[Tensor]] = {name: [*rows] for name, rows in here.received.items()}
         for flight in stale:
-            for name, end in flight.values.items():
-                before = flight.received.get(name)
+            if flight.values.keys() != names:
+                raise ConfigurationError(
+                    f"{self.title}: a late upload of round {flight.round} holds {sorted(flight.values)!r:.200}, others "
+                    f"hold {sorted(names)!r:.200}; with a method that sends other values in other rounds take policy "
+                    "wait or drop"
+                )
+            for name, value in flight.values.items():
+                end, before = value.to(at), flight.received.get(name)  # after a resume they are on the CPU
                 if before is None:
                     values[name].append(end)
                     continue
+                before = before.to(at)
                 began = here.now[name] if name in flight.common else before
                 values[name].append(began + (end - before) if name in flight.common else end)
                 received.setdefault(name, []).append(began)

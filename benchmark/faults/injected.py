@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Facts, Round, Uploads, Values
+from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from benchmark.seeds import numpy_generator
 
@@ -20,8 +19,8 @@ class InjectedFaults(Delivery):
     """Some uploads arrive broken.
 
     Args:
-        kind: ``nan`` and ``inf``: one entry of the first tensor. ``huge``: the update times
-            1e8. ``repeat_last``: the client's update of the last round it has sent in. ``wrong_shape``,
+        kind: ``nan`` and ``inf``: one entry of the first tensor. ``huge``: the update times 1e8. ``repeat_last``: the
+            update that the client has sent last, whichever that was; the first one as it is. ``wrong_shape``,
             ``missing_tensor``, ``extra_tensor``, ``wrong_dtype``: no message that the server could read.
         clients: whose uploads; all, where a probability is given.
         probability: of each upload of these clients.
@@ -43,6 +42,10 @@ class InjectedFaults(Delivery):
         if clients is None and probability == 1:
             raise ConfigurationError("InjectedFaults: give clients, a probability below 1, or both")
         self.kind, self.clients, self.probability, self.rounds = kind, clients, probability, rounds
+
+    def start(self, terms: Terms) -> None:
+        """Begin with no upload seen."""
+        super().start(terms)
         self._last: dict[int, Values] = {}
         self._count = 0
 
@@ -52,7 +55,7 @@ class InjectedFaults(Delivery):
         return True
 
     def get_extra_state(self) -> dict[int, Values]:
-        """Return the last updates of those who repeat them."""
+        """Return the last updates of those who may repeat them."""
         return self._last
 
     def set_extra_state(self, state: dict[int, Values]) -> None:
@@ -107,16 +110,18 @@ class InjectedFaults(Delivery):
         return message
 
     def _repeated(self, sent: Uploads, places: list[int]) -> Uploads:
-        """Resend a client's previous update; its first upload is sent unchanged."""
+        """Resend the previous updates of clients at these places, and note what each client has sent."""
         values = {name: rows.clone() if name in sent.received else rows for name, rows in sent.values.items()}
-        for place in places:
-            client = sent.clients[place]
-            update: dict[str, Tensor] = {
-                name: (sent.values[name][place] - before[place]).cpu() for name, before in sent.received.items()
-            }
-            for name, moved in self._last.get(client, {}).items():
-                values[name][place] = sent.received[name][place] + moved.to(values[name])
-            self._last.setdefault(client, update)
+        for place, client in enumerate(sent.clients):
+            if self.clients is not None and client not in self.clients:
+                continue
+            if place in places and client in self._last:
+                for name, moved in self._last[client].items():
+                    values[name][place] = sent.received[name][place] + moved.to(values[name])
+            else:
+                self._last[client] = {
+                    name: (sent.values[name][place] - before[place]).cpu() for name, before in sent.received.items()
+                }
         return sent.with_values(values)
 
     def report(self, round: Round) -> Facts:

@@ -137,7 +137,7 @@ class Validation(Delivery):
         norms = dict(zip(sent.clients, torch.stack(squares).sum(0).sqrt().tolist(), strict=True))
         fine = torch.tensor([norm for client, norm in norms.items() if client not in found], dtype=torch.float64)
         limits = [self.max_norm] if self.max_norm is not None else []
-        limits += [self.max_ratio * fine.median().item()] if self.max_ratio is not None and len(fine) else []
+        limits += [self.max_ratio * fine.quantile(0.5).item()] if self.max_ratio is not None and len(fine) else []
         for client, norm in norms.items():
             if client not in found and limits and norm > min(limits):
                 found[client] = f"its update has norm {norm:.4g}, at most {min(limits):.4g} is let through"

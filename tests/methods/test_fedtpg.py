@@ -13,6 +13,7 @@ from torch_attention import attention_of, drawn
 from benchmark.contract import Stage
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads
+from benchmark.privacy import UserLevelPrivacy
 from methods.fedtpg import EqualMean
 from methods.prompt_networks import ContextWriter
 
@@ -56,6 +57,11 @@ def test_the_server_takes_the_plain_mean() -> None:
     rule.start({"w": torch.zeros(1)}, terms(2))
     uploads = Uploads((0, 1), {"w": torch.tensor([[1.0], [4.0]])}, torch.tensor([1.0, 5.0]).double())
     assert rule.aggregate(Round(1, (0, 1), 0), {"w": torch.zeros(1)}, uploads)["w"].item() == 2.5
+    private = UserLevelPrivacy(clip=1e6, noise_multiplier=0.0, inner=EqualMean())
+    with pytest.warns(UserWarning, match="nothing is private"):
+        private.start({"w": torch.zeros(1)}, terms(2))
+    clipped = replace(uploads, received={"w": torch.zeros(2, 1)})
+    assert private.aggregate(Round(1, (0, 1), 0), {"w": torch.zeros(1)}, clipped)["w"].item() == 2.5
     assert isinstance(constructed("FedTPG").make_server(), EqualMean)
     assert not isinstance(constructed("FedTPG", average="images").make_server(), EqualMean)
 

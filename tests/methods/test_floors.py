@@ -1,9 +1,15 @@
 """Nearest class mean and ridge regression, against numbers by hand and the images of all clients in one place."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 import torch
 import torch.nn.functional as F
-from federation import build, fit, learned
+from federation import build, fit, learned, terms
 
+from benchmark.contract import Stage
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Terms, Uploads
 from methods.nearestclassmean import SumRule
 
@@ -61,6 +67,26 @@ def test_own_means_send_nothing_and_choose_among_own_classes() -> None:
     means = F.normalize(torch.stack([f[labels == c].sum(0) for c in own]), dim=-1)
     right = (own[(g @ means.T).argmax(1)] == data.pool.labels[held]).double().mean()
     torch.testing.assert_close(scores[0].double(), right)
+
+
+def test_clients_without_images_are_told_apart_by_the_means_of_all() -> None:
+    method, *_ = together("NearestClassMean", "--model.init_args.prior=true")
+    nobody = SimpleNamespace(class_counts=torch.zeros(method.num_classes), own_images={})
+    assert torch.equal(method.prepare(nobody, Stage.EVALUATE, "test")["there"], method.counts > 0)
+    rule = build("NearestClassMean", "--model.init_args.means=own")[0].make_server()
+    rule.start({}, terms(4))
+    with pytest.raises(ConfigurationError, match=r"means=own .*, and clients \[3\] have none; take means=global"):
+        rule.start({}, replace(terms(4), testers={"unseen": (3,)}))
+
+
+def test_a_class_that_nobody_has_is_never_the_nearest() -> None:
+    method, _ = build("NearestClassMean")
+    with torch.no_grad():
+        method.counts[1:3] = 4.0
+        x = torch.rand(2, 3, *([32] * 2))
+        away = -F.normalize(method.backbone(x)).sum(0)
+        method.sums[1:3] = away  # farther away than a mean of zeros
+        assert method(x).argmax(1).tolist() == [1, 1]
 
 
 def test_ridge_regression_is_that_of_all_images_in_one_place() -> None:

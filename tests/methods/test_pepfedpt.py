@@ -1,5 +1,6 @@
 """PEP-FedPT's weights and prototypes by hand, and what its prompts do and do not depend on."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from federation import EACH_ROUND, build, fit, learned
 from torch import Tensor
 
+from benchmark.contract import Stage
 from benchmark.federation import Round, Terms, Uploads
 from methods.prototypes import PrototypeRule, mixing_weights
 
@@ -128,6 +130,13 @@ def test_kept_features_have_the_query_of_a_pass_from_the_images(first_block: int
     kept = method.frozen_features(x)
     assert torch.equal(kept["query"], F.normalize(backbone(x), dim=-1))
     assert kept.keys() == ({"query"} if first_block == 1 else {"query", "tokens"})
+
+
+def test_a_client_without_images_has_a_uniform_prior() -> None:
+    method, _ = build("PEPFedPT")
+    for counts, prior in (([0] * 8, [1 / 8] * 8), ([3, 0, 1, 0, 0, 0, 0, 0], [3 / 4, 0, 1 / 4, 0, 0, 0, 0, 0])):
+        client: Any = SimpleNamespace(class_counts=torch.tensor(counts))
+        assert method.prepare(client, Stage.EVALUATE, "test")["prior"].tolist() == pytest.approx(prior)
 
 
 def test_images_are_not_mixed_before_the_shared_prompts_stand() -> None:

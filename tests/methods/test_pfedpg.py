@@ -161,6 +161,10 @@ def test_what_a_generator_cannot_take_is_refused_before_any_round() -> None:
         fit(*build("PFedPG", "--model.init_args.descriptor_tokens=2", "--model.init_args.num_prompts=3"), 1)
     with pytest.raises(ConfigurationError, match="broadcast_base sends P_base, and generator=mlp has none"):
         fit(*build("PFedPG", "--model.init_args.generator=mlp", "--model.init_args.broadcast_base=true"), 1)
+    with pytest.raises(ConfigurationError, match=r"descriptor_tokens=7 is of generator=cross_attention; .* with mlp"):
+        fit(*build("PFedPG", "--model.init_args.generator=mlp", "--model.init_args.descriptor_tokens=7"), 1)
+    with pytest.raises(ConfigurationError, match=r"wo_init=zero is of generator=cross_attention; .* with adain"):
+        fit(*build("PFedPG", "--model.init_args.generator=adain", "--model.init_args.wo_init=zero"), 1)
 
 
 def test_objective_by_hand() -> None:

@@ -56,6 +56,12 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
                 f"{outer} stands around {hiding} and sees what that one hides; put {hiding} outside: --server {hiding} "
                 f"--server.inner {outer}"
             )
+    unfit = next((each for each in rule.modules() if isinstance(each, ServerRule) and not each.takes_stale), None)
+    if unfit is not None and delivery.sends_stale:
+        raise ConfigurationError(
+            f"{delivery.title} hands over uploads of earlier rounds, and to {unfit.title} they mean nothing: what its "
+            "clients train or send changes from round to round; take policy wait or drop"
+        )
     private = next(
         (type(each).__name__ for each in rule.modules() if isinstance(each, ServerRule) and each.outermost), ""
     )
@@ -150,14 +156,14 @@ def check_arrived(arrived: Uploads, delivery: Delivery, sent: Uploads, round: Ro
         said = f"returns {type(arrived).__name__}"
     elif list(arrived.clients) != sorted({*arrived.clients}):
         said = f"gives clients {arrived.clients!r:.60}, which do not ascend"
-    elif arrived.values.keys() != sent.values.keys():
+    elif sent.clients and arrived.values.keys() != sent.values.keys():
         said = f"gives {sorted(arrived.values)}, of {sorted(sent.values)}"
     else:
         count = len(arrived.clients)
         rows = {"weights": arrived.weights, **arrived.values}
         given = {"weights": sent.weights, **sent.values}
         for name, value in rows.items():
-            if not said and tuple(value.shape) != (count, *given[name].shape[1:]):
+            if not said and name in given and tuple(value.shape) != (count, *given[name].shape[1:]):
                 said = f"gives {name!r} of shape {tuple(value.shape)}; expected {(count, *given[name].shape[1:])}"
     if said:
         raise ConfigurationError(

@@ -220,7 +220,7 @@ def test_what_has_to_see_single_uploads_is_refused_before_training(
         (
             "FedTPG",
             (),
-            r"FedTPG cannot have secure aggregation: its server's rule EqualMean reads each upload by itself",
+            r"FedTPG cannot have secure aggregation: its server's rule EqualMean weighs clients alike, and sums",
         ),
         ("PFedPG", (), r"PFedPG cannot have secure aggregation: its server's rule \w+ reads each upload by itself"),
         (

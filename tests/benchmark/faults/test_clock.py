@@ -86,6 +86,36 @@ def test_where_all_are_busy_the_clock_jumps_to_the_next_arrival() -> None:
     assert (arrived.clients, delivery.now) == ((0,), 4)
 
 
+def held_up(conf: str) -> Any:
+    """A run whose clients are all late in the first round and busy in the second."""
+    method, data = build(conf, "--data.partition=federation.Few", "--data.clients_per_round=6")
+    fit(method, data, 2, [Server(method.make_server(), VirtualClock("buffer", 0.001))], evaluate=False)
+    return method.server
+
+
+@pytest.mark.parametrize("conf", ["SGPT", "FedMGP", "PEPFedPT", "NearestClassMean", "PFedPG", "FedRoD"])
+def test_a_round_may_have_late_uploads_alone(conf: str) -> None:
+    server = held_up(conf)
+    assert server.facts["late"] == {1: 6, 2: 0}
+    assert server.facts["stale"] == {1: 0, 2: 1}
+
+
+@pytest.mark.parametrize("conf", ["FLoRA", "HiLoRA", "PLAN"])
+def test_where_uploads_of_earlier_rounds_mean_nothing_they_are_refused(conf: str) -> None:
+    said = r"VirtualClock hands over uploads of earlier rounds, and to \w+Rule they mean nothing.* wait or drop"
+    with pytest.raises(ConfigurationError, match=said):
+        held_up(conf)
+
+
+def test_late_uploads_of_other_values_are_refused() -> None:
+    delivery = clock("buffer")
+    a_round(delivery, 1)
+    two = {name: torch.zeros(2, 1) for name in ("b", "c")}
+    sent = Uploads((0, 2), two, torch.ones(2, dtype=torch.float64), now={})
+    with pytest.raises(ConfigurationError, match=r"late upload of round 1 holds \['a'\], others hold \['b', 'c'\]"):
+        delivery.arrive(Round(2, (0, 2), 0), sent)
+
+
 def test_time_is_of_bytes_images_and_latency() -> None:
     delivery = VirtualClock(seconds_per_image=0.5, speeds=[2.0], latency=3.0, bandwidth_down=10.0, bandwidth_up=5.0)
     delivery.start(terms(1))

@@ -57,6 +57,7 @@ def test_updates_that_are_too_long_are_refused() -> None:
     assert mean(started(Validation(max_norm=10.0)), sent) == 2.0
     assert mean(started(Validation(max_ratio=4.0)), sent) == 2.0
     assert mean(started(Validation(max_ratio=40.0)), sent) == pytest.approx(104 / 3)
+    assert mean(started(Validation(max_ratio=2.0)), uploads([1.0, 3.0])) == 2.0  # of two norms the mean is the median
     delivery = started(Validation(max_norm=10.0))
     with pytest.warns(UserWarning, match="client 1 is refused: its update has norm 100, at most 10 is let through"):
         delivery.arrive(ROUND, sent)
@@ -163,6 +164,15 @@ def test_an_upload_may_be_the_one_before() -> None:
     assert first.values["a"].flatten().tolist() == [1.0, 2.0]
     again = delivery.arrive(Round(2, (0, 1), 0), uploads([5.0, 6.0]))
     assert again.values["a"].flatten().tolist() == [1.0, 6.0]
+
+
+def test_the_upload_before_is_the_last_one_that_was_sent() -> None:
+    delivery, sent = started(InjectedFaults("repeat_last", clients=[0], rounds=[2, 5, 6])), []
+    for number in range(1, 8):
+        arrived = delivery.arrive(Round(number, (0, 1), 0), uploads([float(number), 10.0 * number]))
+        sent.append(arrived.values["a"].flatten().tolist())
+    assert [of_faulty for of_faulty, _ in sent] == [1, 1, 3, 4, 4, 4, 7]
+    assert [of_other for _, of_other in sent] == [10, 20, 30, 40, 50, 60, 70]
 
 
 def test_weights_are_those_of_the_survivors() -> None:

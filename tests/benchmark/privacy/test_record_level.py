@@ -42,6 +42,7 @@ NOISY = "--data.record_privacy={clip: 0.5, noise_multiplier: 1.0}"
 
 REFUSED = {
     "FOCoOp": "does not say that its loss is a mean over single images",
+    "FedMVP": "does not say that its loss is a mean over single images",
     "FedProGrad": "does not say that its loss is a mean over single images",
     "FedRoD": "does not say that its loss is a mean over single images",
     "FedTPG": "does not say that its loss is a mean over single images",

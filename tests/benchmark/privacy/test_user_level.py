@@ -183,7 +183,7 @@ def test_settings_that_cannot_be_private_are_refused(given: dict[str, Any], said
 
 
 #: Methods whose server looks at single clients' uploads, so that noise on the sum hides nobody.
-BY_CLIENT = {"FOCoOp", "FedMTL", "FedSDG", "FedTPG", "LoRAFAIR", "PFedMoAP", "PFedPG", "PromptAMP"}
+BY_CLIENT = {"FOCoOp", "FedMTL", "FedSDG", "LoRAFAIR", "PFedMoAP", "PFedPG", "PromptAMP"}
 #: Methods of which counts of images travel.
 COUNTING = {"SGPT"}
 #: Methods of which nothing travels.

@@ -15,6 +15,7 @@ from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.faults import Validation
 from benchmark.federation import Round, Uploads, Values
+from benchmark.hostile import hostile_clients
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.ranks.strategy import RanksStrategy
 from benchmark.robust import Byzantine, RobustAggregation
@@ -158,6 +159,7 @@ def test_who_is_hostile_is_drawn_once_and_sends_one_vector() -> None:
     delivery = Byzantine("sign_flipping", 0.4)
     delivery.start(terms(5))
     assert len(delivery.hostile) == 2
+    assert [len(hostile_clients(0, range(n), of)) for n, of in ((100, 0.29), (50, 0.58), (10, 0.39))] == [29, 29, 3]
     again = Byzantine("alie", 0.4)
     again.start(terms(5))
     assert again.hostile == delivery.hostile
