@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from benchmark.errors import ConfigurationError
-from benchmark.ranges import PositiveInt, Size
+from benchmark.ranges import Bits, PositiveInt, Size
 from datamodules.names import check_names
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
@@ -28,6 +28,7 @@ class Sites(ImageSource):
         most: training images of the largest site, at least; part of every client's draws, and so of a run's numbers.
         size: side in pixels of the stored images.
         fit: as of other sources: ``squash`` or ``crop``.
+        bits: of a 16-bit value that are in use; null: all.
 
     Raises:
         ConfigurationError: fewer than two classes, or a name twice.
@@ -40,6 +41,7 @@ class Sites(ImageSource):
         most: PositiveInt,
         size: Size = 224,
         fit: Literal["squash", "crop"] = "squash",
+        bits: Bits | None = None,
     ) -> None:
         check_names(sites, "client", "sites")
         check_names(classes, "class", "classes")
@@ -48,12 +50,12 @@ class Sites(ImageSource):
                 f"Sites: expected names of at least one site and two classes, got {sites} and {classes}"
             )
         self.domain_names, self.class_names = tuple(sites), tuple(classes)
-        self.most, self.size, self.fit = most, size, fit
+        self.most, self.size, self.fit, self.bits = most, size, fit, bits
 
     @property
     def decoding(self) -> Decoding:
-        """Return how a file becomes stored pixels, at every site."""
-        return Decoding(self.size, self.fit)
+        """Return how a file becomes stored pixels, at every site: as a viewer shows it."""
+        return Decoding(self.size, self.fit, as_seen=True, bits=self.bits)
 
     def load(self) -> ImagePool:
         """Return as many rows as the sites may have, all of one blank image, to make terms of.

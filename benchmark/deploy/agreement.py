@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch import seed_everything
 
 from benchmark.config.yaml_files import MOST_BYTES, as_declared
 from benchmark.engine.batches.pool import Transform
+from benchmark.engine.refusals.trainer_settings import check_settings
 from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms
@@ -197,6 +199,14 @@ class Agreement:
         return ""
 
 
+#: Options of the data that a deployment has not, and how they may stand.
+SIMULATED: dict[str, tuple[Any, ...]] = {
+    "keep_predictions": (None, "none"),
+    "on_divergence": (None, "drop"),
+    "subgroups": (None, [], ()),
+}
+
+
 def _check(config: dict[str, Any]) -> None:
     """Refuse settings that a deployment has not."""
     trainer, delivery = config["trainer"], config.get("delivery")
@@ -208,6 +218,23 @@ def _check(config: dict[str, Any]) -> None:
         raise ConfigurationError(f"a deployment needs rounds: trainer.max_epochs, got {trainer.get('max_epochs')}")
     if trainer.get("callbacks"):
         raise ConfigurationError("a deployment has no Trainer and so no trainer.callbacks; leave them out")
+    if trainer.get("accelerator") not in (None, "auto", "cpu") or trainer.get("devices") not in (None, "auto", 1, "1"):
+        raise ConfigurationError(
+            f"server and sites compute in one process on the CPU each; leave out trainer.accelerator and "
+            f"trainer.devices, got {trainer.get('accelerator')} and {trainer.get('devices')}"
+        )
+    check_settings(SimpleNamespace(**trainer), fitting=True)
+    for name, usual in SIMULATED.items():
+        if (given := config["data"].get(name)) not in usual:
+            raise ConfigurationError(f"data.{name} is a simulation's, got {given!r:.80}; leave it out of a deployment")
+    source = config["data"].get("source")
+    if isinstance(source, dict) and str(source.get("class_path", "")).rpartition(".")[2] == "Sites":
+        for name in ("val_fraction", "val_only"):
+            if config["data"].get(name):
+                raise ConfigurationError(
+                    f"data.{name} would hold out training images, and a site trains on all of its folder train; leave "
+                    "it out"
+                )
 
 
 def versions() -> str:

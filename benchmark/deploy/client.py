@@ -1,6 +1,7 @@
 """The client of a deployment: trains and scores on its own images; what is personal stays on its disk."""
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -169,6 +170,7 @@ class Site:
             images = torch.cat([part.images for part in parts])
             labels = torch.cat([part.labels for part in parts])
             rows = np.split(np.arange(len(labels)), [len(parts[0].labels)])
+            rows[0] = _without_copies(images, *rows)
             held = {"test": rows[1]}
         else:
             data = _data(json.dumps(self._configured(settings), sort_keys=True))
@@ -239,6 +241,26 @@ class Site:
                 return read(file)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} is no state that a client has kept: {error}") from error
+
+
+def _without_copies(images: torch.Tensor, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Return the training images that are no copies of test images, and say how many are.
+
+    Args:
+        images: uint8 [n, 3, H, W].
+        train: rows.
+        test: rows.
+
+    Raises:
+        ConfigurationError: all of them are.
+    """
+    scored = {images[row].numpy().tobytes() for row in test}
+    left = np.array([row for row in train if images[row].numpy().tobytes() not in scored], dtype=np.int64)
+    if copies := len(train) - len(left):
+        if not len(left):
+            raise ConfigurationError("all training images of this site are copies of its test images")
+        warnings.warn(f"{copies} training images are copies of test images and do not train", stacklevel=1)
+    return left
 
 
 @lru_cache(maxsize=1)

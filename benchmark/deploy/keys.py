@@ -38,6 +38,10 @@ def write_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} exists; keys are made once: name a new folder")
     names = [run_name(site) for site in sites]
+    if twice := sorted({name for name in names if [each.lower() for each in names].count(name.lower()) > 1}):
+        raise ConfigurationError(f"two sites are called {twice[0]}; each needs a name of its own, whatever its case")
+    if odd := next((host for host in hosts if not host.isascii()), None):
+        raise ConfigurationError(f"a host's name in a certificate is ASCII, got {odd!r:.100}; give its xn-- form")
     if taken := {"ca", "server"} & {*names}:
         raise ConfigurationError(f"a site can't be called {taken.pop()}, which is the name of the server's own files")
     make_folder(folder.parent)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,10 +84,12 @@ class LocalDeployment:
             if not told.is_file() or told.read_text() != self.agreement.digest:
                 raise ConfigurationError(f"{self.folder} is there, and not of this deployment; give another folder")
         else:
-            make_folder(self.folder)
-            write_app(self.agreement, app)
-            self.split.write(self.folder / "split.json")
-            write_text(told, self.agreement.digest)
+            make_folder(self.folder.parent)
+            building = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+            write_app(self.agreement, building / app.name)
+            self.split.write(building / "split.json")
+            write_text(building / told.name, self.agreement.digest)
+            building.rename(self.folder)  # whole or not at all: a command that was killed is given again
         make_folder(self.folder / "logs")
 
     def _submit(self, server: int) -> None:

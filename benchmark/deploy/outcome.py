@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from benchmark.deploy.messages import packed
 from benchmark.deploy.server import LiveServer
 from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, parse_json, read_regular, reason, write_bytes, write_text
+from benchmark.locks import FileLock
 from benchmark.own_metrics import own_facts, paths_of
 from benchmark.paths import user_path
 from benchmark.records.environment import environment
@@ -26,7 +28,7 @@ from benchmark.run.recorder import chain, peak_memory
 from benchmark.run.scores import Scores, long_table, print_scores
 from datamodules.manifest import MOST_BYTES
 
-STATE = "state.pt"
+STATE, LOCK = "state.pt", "server.lock"
 #: Bytes of a state that are read.
 MOST = 2**36
 
@@ -43,6 +45,22 @@ class RunFolder:
 
     folder: Path
     split: dict[str, Any] | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no other server write here meanwhile.
+
+        Raises:
+            ConfigurationError: one does.
+        """
+        lock = FileLock(make_folder(self.folder) / LOCK)
+        said = " ".join(lock.read().split())
+        if not lock.acquire():
+            raise ConfigurationError(f"another server of this deployment writes to {self.folder} ({said}); wait for it")
+        with lock.released_on_error():
+            lock.write("running")
+            yield
+        lock.release()
 
     def take_up(self, server: LiveServer) -> None:
         """Have a server go on from what another one of the same name has kept.
@@ -67,14 +85,22 @@ class RunFolder:
         write_bytes(self.folder / STATE, content.getvalue())
 
     def write(self, server: LiveServer) -> None:
-        """Write the shared values, and the record of a run with the files it is about; print the last scores."""
+        """Write the shared values, and the record of a run with the files it is about; print the last scores.
+
+        Raises:
+            ConfigurationError: no client has ever scored itself, so that there is nothing to record.
+        """
         agreement, folder = server.agreement, make_folder(self.folder)
         write_bytes(folder / "shared.safetensors", packed(server.shared))
         config = agreement.config
         write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
         split = self.split or _sizes_alone(server)
         write_text(folder / "manifest.json", json.dumps(split) + "\n")
-        found = _values(server)
+        if not (found := _values(server)):
+            raise ConfigurationError(
+                f"no client has scored itself, so that {folder} has no record; the shared values are in "
+                "shared.safetensors, and the log says which scores were refused"
+            )
         write_record(folder, self._record(server, split), long_table(found))
         last = max(round for round, *_ in found)
         print_scores({key: values for key, values in found.items() if key[0] == last}, [*agreement.client_names])
@@ -160,7 +186,7 @@ def _sizes_alone(server: LiveServer) -> dict[str, Any]:
 
 
 def _values(server: LiveServer) -> Scores:
-    """Return per round, point, split and metric one value per client, NaN of those who have sent none."""
+    """Return per round, point, split and metric one value per client, NaN of those who have sent none then."""
     found: Scores = {}
     for round, client, point, split, metric, value in server.metrics:
         nothing = torch.full((len(server.agreement.client_names),), float("nan"), dtype=torch.float64)

@@ -1,6 +1,7 @@
 """The server of a deployment: a rule's rounds over whatever carries its messages."""
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +32,8 @@ from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
 from benchmark.live import message_form
+from benchmark.metrics import EVALUATED, Metric
+from benchmark.own_metrics import chosen_metrics
 from benchmark.predict.loaded import known_federation
 
 if TYPE_CHECKING:  # it needs this module
@@ -40,6 +43,8 @@ log = logging.getLogger("benchmark.deploy")
 
 #: Metrics that a client may send at a time.
 MOST_METRICS = 1000
+#: Names of what clients say of their training, all clients together.
+MOST_REPORTED = 50
 #: Its name: point, split and metric.
 METRIC = re.compile(r"(server|local)/[a-z0-9_]{1,100}/[a-z0-9_]{1,100}", re.ASCII)
 SPLIT = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
@@ -117,6 +122,10 @@ class LiveServer:
         self.seconds = {"training": 0.0, "evaluation": 0.0}
         self.bytes_down = self.bytes_up = 0
         self.finished, self.evaluated = 0, -1
+        given = agreement.config["data"]
+        metrics = chosen_metrics(given.get("metrics") or "basic", given.get("min_support", 1))
+        #: what clients score themselves by
+        self._scored = {metric.name: metric for metric in metrics}
         #: by client what it said of its last training, since the last evaluation
         self._reported: dict[int, dict[str, float]] = {}
 
@@ -341,7 +350,9 @@ class LiveServer:
     def _note(self, client: int, fields: Mapping[str, Any]) -> None:
         """Note what a client says of its training, such as its loss."""
         means = {name: value for name, value in fields.items() if name.startswith("local/train/")}
-        if not _are_metrics(means):
+        known = {name for of_client in self._reported.values() for name in of_client}
+        known |= {f"local/train/{metric}" for _, _, _, split, metric, _ in self.metrics if split == "train"}
+        if not _are_metrics(means) or len(known | means.keys()) > MOST_REPORTED:
             self._refuse(f"what {self._who(client)} says of its training is no metric")
             return
         self._reported[client] = means
@@ -353,10 +364,10 @@ class LiveServer:
         round = Round(number, (), self.terms.seed)
         sent = self.rule.broadcast(round, dict(self.shared), clients) if clients else Broadcast()
         for client, fields in self._send(MessageType.EVALUATE, round, clients, sent).items():
-            if _are_metrics(fields):
-                self._add(number, client, fields)
+            if why := self._no_scores(client, fields):
+                self._refuse(f"round {number}: the scores of {self._who(client)}: {why}")
             else:
-                self._refuse(f"round {number}: the scores of {self._who(client)} are no metrics")
+                self._add(number, client, fields)
         for client, means in sorted(self._reported.items()):
             self._add(number, client, means)
         self._reported, self.evaluated = {}, number
@@ -364,6 +375,26 @@ class LiveServer:
         found = [row[5] for row in self.metrics if row[0] == number and row[2:5] == ("server", "test", "accuracy")]
         if found:
             log.info("round %s: test accuracy %.2f %% on average over clients", number, 100 * sum(found) / len(found))
+
+    def _no_scores(self, client: int, fields: Mapping[str, Any]) -> str:
+        """Return why fields are no scores of a client's held-out images by this deployment's metrics, or nothing.
+
+        At the point "local" a client that has not trained has NaN for all of them.
+        """
+        if not _are_metrics(fields):
+            return "they are no metrics"
+        there: dict[tuple[str, str], set[str]] = {}
+        for name, value in fields.items():
+            point, split, metric = name.split("/")
+            if split not in self.held_out[client] or metric not in self._scored:
+                return f"{line(name)} is not asked for"
+            trained = point != "local" or not math.isnan(fields.get(f"local/{split}/{EVALUATED}", 0.0))
+            if not (_in_range(value, self._scored[metric]) if trained else math.isnan(value)):
+                return f"{line(name)} is {value:g}"
+            there.setdefault((point, split), set()).add(metric)
+        always = {name for name, metric in self._scored.items() if metric.always_defined}
+        missing = next((f"{'/'.join(at)}/{min(always - names)}" for at, names in there.items() if always - names), "")
+        return f"{missing} is missing" if missing else ""
 
     def _add(self, number: int, client: int, fields: Mapping[str, Any]) -> None:
         for name, value in fields.items():
@@ -413,6 +444,15 @@ def _are_metrics(fields: Mapping[str, Any]) -> bool:
     )
 
 
+def _in_range(value: float, metric: Metric) -> bool:
+    """Return whether a metric can have a value; NaN says that it is not defined, or that a loss diverged."""
+    if math.isnan(value):
+        return not metric.always_defined or metric.name == "loss"
+    if metric.name == "loss":
+        return value >= 0
+    return 0 <= value <= 1 if metric.per_cent else math.isfinite(value)
+
+
 def run(
     server: LiveServer, outcome: "RunFolder", min_clients: int, wait: float, pause: Callable[[float], None]
 ) -> None:
@@ -426,8 +466,17 @@ def run(
         pause: of this many seconds, a function.
 
     Raises:
-        ConfigurationError: fewer clients than ``min_clients`` have come, or the state to go on from is another's.
+        ConfigurationError: fewer clients than ``min_clients`` have come, the state to go on from is another's, or
+            another server of this deployment runs.
     """
+    with outcome.held():
+        _run(server, outcome, min_clients, wait, pause)
+
+
+def _run(
+    server: LiveServer, outcome: "RunFolder", min_clients: int, wait: float, pause: Callable[[float], None]
+) -> None:
+    """Run all rounds, in a folder that nobody else writes to."""
     outcome.take_up(server)
     trainer, rounds = server.agreement.config["trainer"], server.terms.rounds
     every = trainer.get("check_val_every_n_epoch") or rounds

@@ -221,16 +221,23 @@ def _is_pooled(table: "pd.DataFrame") -> "pd.Series[bool]":
     return of_all & table["metric"].isin(metrics)
 
 
-def check_clients(table: "pd.DataFrame", sizes: Sequence[int]) -> None:
+def check_clients(table: "pd.DataFrame", sizes: Sequence[int], complete: bool = True) -> None:
     """Refuse a table with values of clients that are not there, or without those of some at the point "server".
 
     A metric that is not always defined may lack clients.
+
+    Args:
+        table: of metrics.
+        sizes: test images per client.
+        complete: no client may be missing, as in a simulation; a site of a deployment may be away.
 
     Raises:
         ValueError: as it says.
     """
     if len(table) and table["client"].max() >= len(sizes):
         raise ValueError(f"client {table['client'].max()} has values, but there are {len(sizes)} test sizes")
+    if not complete:
+        return
     sometimes = [metric.name for metric in METRICS.values() if not metric.always_defined]
     evaluated = (table["point"] == "server") & (table["split"] != "train") & ~table["metric"].isin(sometimes)
     evaluated &= table["client"] != POOLED_CLIENT

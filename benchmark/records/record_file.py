@@ -73,7 +73,7 @@ def write_record(
                 f"{folder / name} is missing: a run directory holds it before its record is written"
             )
     configuration = config_hash(read_mapping(folder / "config.yaml"))
-    summary = summarize(metrics, record.test_sizes)
+    summary = summarize(metrics, record.test_sizes, complete=record.deployed is None)
     write_parquet(folder / "metrics.parquet", metrics)
     files: tuple[str, ...] = FILES
     if predictions and (folder / PREDICTIONS).is_file():

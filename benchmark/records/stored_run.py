@@ -96,7 +96,7 @@ class StoredRun:
         most = summaries * (1 + len(self.record.test_sizes)) * rounds  # one for the pooled value
         with readable(self.folder / "metrics.parquet"):
             table = parse_table(self.content("metrics.parquet"), most)
-            check_clients(table, self.record.test_sizes)
+            check_clients(table, self.record.test_sizes, self.record.deployed is None)
         return table.astype(dict.fromkeys(NAMED, "str"))
 
     @functools.cached_property
@@ -314,7 +314,8 @@ class StoredRun:
         return [name for name, statistic in STATISTICS.items() if statistic.always or name in there]
 
     def _of_metrics(self) -> Iterator[tuple[str, str]]:
-        if not _same(summarize(self.metrics, self.record.test_sizes, self._statistics), self.record.summary):
+        made = summarize(self.metrics, self.record.test_sizes, self._statistics, self.record.deployed is None)
+        if not _same(made, self.record.summary):
             yield "metrics.parquet", "summary"
         if self.metrics["round"].max() > self.record.rounds_trained or self.record.rounds_trained > self.record.rounds:
             yield "metrics.parquet", "rounds_trained"

@@ -44,7 +44,10 @@ class _Rounds(NamedTuple):
 
 
 def summarize(
-    metrics: "pd.DataFrame", test_sizes: Sequence[int], statistics: Collection[str] | None = None
+    metrics: "pd.DataFrame",
+    test_sizes: Sequence[int],
+    statistics: Collection[str] | None = None,
+    complete: bool = True,
 ) -> dict[str, Any]:
     """Summarize a metrics table: ``summary[point][split][metric][which][statistic]``.
 
@@ -70,17 +73,18 @@ def summarize(
         metrics: the table.
         test_sizes: test images per client.
         statistics: names; by default those that are always in a record.
+        complete: at the point "server" no client may be missing in a round that was evaluated; in a deployment one may.
 
     Source: protocols of pFedPT (pooled, best), pFedPG (average, last) and pFedBayesPT (average, worst, last ten).
 
     Raises:
         ValueError: a malformed table (:func:`benchmark.records.metrics_table.checked`), or clients are missing at the
-            point "server".
+            point "server" of a complete one.
     """
     import numpy as np
 
     table = checked(metrics)
-    check_clients(table, test_sizes)
+    check_clients(table, test_sizes, complete)
     chosen = [name for name, each in STATISTICS.items() if (each.always if statistics is None else name in statistics)]
     summary: dict[str, Any] = {}
     parts = {tuple(map(str, key)): part for key, part in table.groupby(list(NAMED), sort=True, observed=True)}

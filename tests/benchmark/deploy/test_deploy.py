@@ -1,6 +1,7 @@
 """A deployment on Flower: its server and clients, over Flower's messages, bit for bit the simulation's numbers."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from benchmark.deploy.server import LiveServer, run
 from benchmark.engine.roles import read_roles
 from benchmark.predict.trained_run import TrainedRun
 from benchmark.records.record_file import read_record
-from benchmark.records.stored_run import verify_record
+from benchmark.records.stored_run import read_metrics, verify_record
 
 ROUNDS = 2
 #: Kept features are made of all images together in a simulation, and may round by where an image stands among them.
@@ -210,16 +211,24 @@ def test_a_broken_upload_is_refused_by_name_and_the_round_goes_on(deployed: Any)
     assert not torch.equal(server.shared[name], before)
 
 
+#: What a client may send.
+SCORES = {f"server/test/{name}": 0.5 for name in ("accuracy", "balanced_accuracy", "macro_f1", "loss")}
 STRANGE_SCORES: dict[int, dict[str, Any]] = {
     0: {"server/test/" + "a" * 400: 1.0},
     1: {"a" * 400 + "/test/accuracy": 1.0},
     2: {"server/test/../../etc": 1.0},
     3: {"server/test/accuracy": "much"},
     4: {f"server/test/m{number}": 1.0 for number in range(1001)},
+    5: SCORES | {"server/test/acuracy": 0.5},
+    6: SCORES | {"server/test/accuracy": math.nan},
+    7: SCORES | {"server/test/accuracy": 7.0},
+    8: SCORES | {"server/test/loss": -1.0},
+    9: {"server/test/accuracy": 0.5},
+    10: SCORES | {"local/train/loss": 0.1},
 }
 
 
-def test_strange_scores_are_refused_and_the_others_count(deployed: Any) -> None:
+def test_strange_scores_are_refused_and_the_others_count(deployed: Any, tmp_path: Path) -> None:
     agreed = agreement("FedVPT", *OPTIONS)
     server, wire = deployed(agreed)
 
@@ -231,9 +240,41 @@ def test_strange_scores_are_refused_and_the_others_count(deployed: Any) -> None:
     wire.spoil = spoil
     server.meet()
     server.evaluate(0)
-    assert len(server.refused) == len(STRANGE_SCORES)
-    assert all(line.endswith("are no metrics") for line in server.refused)
-    assert {row[1] for row in server.metrics} == {5, 6, 7, 8, 9, 10}
+    assert [line.rpartition(": ")[2] for line in server.refused] == [
+        *["they are no metrics"] * 5,
+        "server/test/acuracy is not asked for",
+        "server/test/accuracy is nan",
+        "server/test/accuracy is 7",
+        "server/test/loss is -1",
+        "server/test/balanced_accuracy is missing",
+        "local/train/loss is not asked for",
+    ]
+    assert server.metrics == []
+    with pytest.raises(ConfigurationError, match=r"no client has scored itself, so that .* has no record"):
+        RunFolder(tmp_path).write(server)
+    wire.spoil = lambda client, answer: answer
+    server.round(1)
+    server.evaluate(1)
+    RunFolder(tmp_path).write(server)
+    assert verify_record(tmp_path) == []
+
+
+def test_a_site_that_is_away_at_an_evaluation_is_left_out_of_it(deployed: Any, tmp_path: Path) -> None:
+    agreed = agreement("FedVPT", *OPTIONS)
+    server, wire = deployed(agreed)
+    for number in (0, 1, 2):
+        if number:
+            server.round(number)
+        wire.nodes = [FIRST + client for client in range(11) if client != 4 or number != 1]
+        server.meet()
+        server.evaluate(number)
+    assert server.refused == []
+    RunFolder(tmp_path).write(server)
+    assert verify_record(tmp_path) == []
+    found = read_metrics(tmp_path).query("point == 'server' and split == 'test' and metric == 'accuracy'")
+    assert found.groupby("round").size().to_dict() == {0: 11, 1: 10, 2: 11}
+    entry = read_record(tmp_path).summary["server"]["test"]["accuracy"]
+    assert (entry["clients"], entry["best_on_test"]["round"]) == (11, 2)
 
 
 def test_privacy_is_accounted_for_in_what_is_written(deployed: Any, tmp_path: Path) -> None:
@@ -389,12 +430,16 @@ def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deploye
     pool = TinyImages().load()
     for row in range(8):
         split, folder = ("train", "test")[row % 2], f"class{int(pool.labels[row])}"
-        (tmp_path / "own" / split / folder).mkdir(parents=True)
+        (tmp_path / "own" / split / folder).mkdir(parents=True, exist_ok=True)
         pixels = pool.images[row].permute(1, 2, 0).numpy()
         Image.fromarray(pixels).save(tmp_path / "own" / split / folder / f"{row}.png")
+        if row == 1:  # a copy of a test image does not train
+            (tmp_path / "own" / "train" / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "own" / "train" / folder / "copy.png")
     wire.nodes = [103]
     wire.node_config = {"data": str(tmp_path / "own"), "client": server.agreement.client_names[3]}
-    server.meet()
+    with pytest.warns(UserWarning, match="1 training images are copies of test images and do not train"):
+        server.meet()
     assert server.sizes == {3: 4}
     server.round(1)
     server.evaluate(1)
@@ -406,6 +451,16 @@ def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deploye
     server.meet()
     assert len(server.refused) == 1
     assert "horses, of which the run knows nothing; expected folders named as the run's classes" in server.refused[0]
+
+
+def test_a_second_server_of_a_deployment_is_refused(deployed: Any, tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    server, _ = deployed(agreement("FedVPT", *OPTIONS))
+    said = r"another server of this deployment writes to .*running: process"
+    with first.held(), pytest.raises(ConfigurationError, match=said):
+        run(server, second, 1, 0.0, lambda seconds: None)
+    with second.held():
+        pass
 
 
 def test_a_node_of_no_client_is_told_what_to_give(deployed: Any, tmp_path: Path) -> None:
@@ -441,6 +496,14 @@ def test_what_cannot_be_deployed_is_refused_in_a_line(
         agreement("FedVPT", *private, *hidden)
     with pytest.raises(ConfigurationError, match="with noise: local would be added by the server here"):
         agreement("FedVPT", *private, "--server.noise=local", "--server.noise_seed=entropy")
+    for option, said in (
+        ("--trainer.accelerator=gpu", "compute in one process on the CPU each; .* got gpu"),
+        ("--trainer.limit_train_batches=0.1", "cut a round short"),
+        ("--data.on_divergence=raise", "data.on_divergence is a simulation's, got 'raise'"),
+        ("--data.keep_predictions=last", "data.keep_predictions is a simulation's, got 'last'"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            agreement("FedVPT", option)
     for text, said in (("", "is no JSON"), ("{}", "the app's agreement"), (7, "holds no agreement")):
         with pytest.raises(ConfigurationError, match=said):
             Agreement.read(text)

@@ -33,6 +33,7 @@ from benchmark.records.record import RunRecord
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.reload import restore
+from datamodules.pixels import Decoding
 
 CONFIG = "configs/fedvpt_digits.yaml"
 #: Two clients of the digits, as a simulation and a deployment agree to the bit.
@@ -68,6 +69,13 @@ def test_keys_are_of_one_root_and_secret(tmp_path: Path, capsys: pytest.CaptureF
     for site in ("../north", "server"):
         with pytest.raises(ConfigurationError, match=r"letters, digits|can't be called server"):
             write_keys(tmp_path / "other", ["hub.org"], [site])
+    for hosts, sites, said in (
+        (["hub.org"], ["north", "North"], "two sites are called North"),
+        (["hüb.org"], ["north"], "a host's name in a certificate is ASCII, got 'hüb.org'"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            write_keys(tmp_path / "other", hosts, sites)
+    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
     if shutil.which("openssl"):
         command = ["openssl", "verify", "-CAfile", str(folder / "ca.pem"), str(folder / "server.pem")]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -130,6 +138,10 @@ def test_an_app_for_folders_that_nobody_else_has(tmp_path: Path, capsys: pytest.
     agreement = Agreement.of([f"--config={CONFIG}", *options])
     assert (agreement.client_names, agreement.class_names) == (("north", "south"), ("cat", "dog"))
     assert agreement.terms.own_row == 9
+    assert agreement.decoding == Decoding(32, "squash", as_seen=True)
+    for option in ("--data.val_fraction=0.2", "--data.val_only=true"):
+        with pytest.raises(ConfigurationError, match="a site trains on all of its folder train; leave it out"):
+            Agreement.of([f"--config={CONFIG}", *options, "--data.val_fraction=0.2", option])
     folder = tmp_path / "own"
     for split, label in (("train", "cat"), ("train", "dog"), ("test", "dog")):
         (folder / split / label).mkdir(parents=True)
