@@ -1,8 +1,6 @@
 """The server of a deployment: a rule's rounds over whatever carries its messages."""
 
 import logging
-import math
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,6 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 from benchmark.delivery import Delivery
 from benchmark.deploy.agreement import Agreement, run_name, versions
 from benchmark.deploy.messages import RECORD, TAKE, content, fields_of, line, size_of, to_client, unpacked
+from benchmark.deploy.scores import are_metrics, held_out_of, why_no_scores
 from benchmark.deploy.summed_uploads import summed
 from benchmark.engine.communication import Traffic
 from benchmark.engine.communication import size_of as counted
@@ -32,7 +31,6 @@ from benchmark.errors import ConfigurationError
 from benchmark.faults.validation import fault_of
 from benchmark.federation import Broadcast, Parcel, Round, Uploads, Values
 from benchmark.live import message_form
-from benchmark.metrics import EVALUATED, Metric
 from benchmark.own_metrics import chosen_metrics
 from benchmark.predict.loaded import known_federation
 
@@ -41,13 +39,8 @@ if TYPE_CHECKING:  # it needs this module
 
 log = logging.getLogger("benchmark.deploy")
 
-#: Metrics that a client may send at a time.
-MOST_METRICS = 1000
 #: Names of what clients say of their training, all clients together.
 MOST_REPORTED = 50
-#: Its name: point, split and metric.
-METRIC = re.compile(r"(server|local)/[a-z0-9_]{1,100}/[a-z0-9_]{1,100}", re.ASCII)
-SPLIT = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 #: Attributes of a server that are plain values, kept as they are.
 PLAIN = (
     *("finished", "evaluated", "metrics", "refused", "sizes", "held_out", "facts", "seconds"),
@@ -152,7 +145,7 @@ class LiveServer:
             else:
                 self.clients[node] = fields["client"]
                 self.sizes[fields["client"]] = fields["images"]
-                self.held_out[fields["client"]] = _held_out(fields) or {}
+                self.held_out[fields["client"]] = held_out_of(fields) or {}
 
     def _stranger(self, fields: Mapping[str, Any]) -> str:
         """Return why a node cannot take part, or nothing."""
@@ -165,7 +158,7 @@ class LiveServer:
             return f"{self._who(client)} says it has {line(images)} images; expected 1 to {self.terms.own_row}"
         if images != self.sizes.get(client, images):
             return f"{self._who(client)} had {self.sizes[client]} images before, and has {images} now"
-        if _held_out(fields) is None:
+        if held_out_of(fields) is None:
             return f"{self._who(client)} says how many held-out images it has in another form"
         if fields.get("versions") != versions():
             return f"{self._who(client)} has {line(fields.get('versions'))}; the server {versions()}"
@@ -352,7 +345,7 @@ class LiveServer:
         means = {name: value for name, value in fields.items() if name.startswith("local/train/")}
         known = {name for of_client in self._reported.values() for name in of_client}
         known |= {f"local/train/{metric}" for _, _, _, split, metric, _ in self.metrics if split == "train"}
-        if not _are_metrics(means) or len(known | means.keys()) > MOST_REPORTED:
+        if not are_metrics(means) or len(known | means.keys()) > MOST_REPORTED:
             self._refuse(f"what {self._who(client)} says of its training is no metric")
             return
         self._reported[client] = means
@@ -364,7 +357,7 @@ class LiveServer:
         round = Round(number, (), self.terms.seed)
         sent = self.rule.broadcast(round, dict(self.shared), clients) if clients else Broadcast()
         for client, fields in self._send(MessageType.EVALUATE, round, clients, sent).items():
-            if why := self._no_scores(client, fields):
+            if why := why_no_scores(fields, self.held_out[client], self._scored):
                 self._refuse(f"round {number}: the scores of {self._who(client)}: {why}")
             else:
                 self._add(number, client, fields)
@@ -375,26 +368,6 @@ class LiveServer:
         found = [row[5] for row in self.metrics if row[0] == number and row[2:5] == ("server", "test", "accuracy")]
         if found:
             log.info("round %s: test accuracy %.2f %% on average over clients", number, 100 * sum(found) / len(found))
-
-    def _no_scores(self, client: int, fields: Mapping[str, Any]) -> str:
-        """Return why fields are no scores of a client's held-out images by this deployment's metrics, or nothing.
-
-        At the point "local" a client that has not trained has NaN for all of them.
-        """
-        if not _are_metrics(fields):
-            return "they are no metrics"
-        there: dict[tuple[str, str], set[str]] = {}
-        for name, value in fields.items():
-            point, split, metric = name.split("/")
-            if split not in self.held_out[client] or metric not in self._scored:
-                return f"{line(name)} is not asked for"
-            trained = point != "local" or not math.isnan(fields.get(f"local/{split}/{EVALUATED}", 0.0))
-            if not (_in_range(value, self._scored[metric]) if trained else math.isnan(value)):
-                return f"{line(name)} is {value:g}"
-            there.setdefault((point, split), set()).add(metric)
-        always = {name for name, metric in self._scored.items() if metric.always_defined}
-        missing = next((f"{'/'.join(at)}/{min(always - names)}" for at, names in there.items() if always - names), "")
-        return f"{missing} is missing" if missing else ""
 
     def _add(self, number: int, client: int, fields: Mapping[str, Any]) -> None:
         for name, value in fields.items():
@@ -428,29 +401,6 @@ class LiveServer:
         self._reported = state["reported"]
         for name in PLAIN:
             setattr(self, name, state[name])
-
-
-def _held_out(fields: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return how many held-out images a client says it has, by split; None where that is no number of images."""
-    found = {name.partition("/")[2]: value for name, value in fields.items() if name.startswith("held_out/")}
-    right = all(SPLIT.fullmatch(split) and type(n) is int and 0 <= n < 2**31 for split, n in found.items())
-    return found if right and len(found) <= MOST_METRICS else None
-
-
-def _are_metrics(fields: Mapping[str, Any]) -> bool:
-    """Return whether fields are values of metrics by their names."""
-    return len(fields) <= MOST_METRICS and all(
-        type(value) is float and METRIC.fullmatch(name) for name, value in fields.items()
-    )
-
-
-def _in_range(value: float, metric: Metric) -> bool:
-    """Return whether a metric can have a value; NaN says that it is not defined, or that a loss diverged."""
-    if math.isnan(value):
-        return not metric.always_defined or metric.name == "loss"
-    if metric.name == "loss":
-        return value >= 0
-    return 0 <= value <= 1 if metric.per_cent else math.isfinite(value)
 
 
 def run(

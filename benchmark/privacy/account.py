@@ -84,10 +84,9 @@ class Mechanism:
         """Return whether sampling amplifies privacy, which assumes that nobody knows the participants."""
         return self.sampling != "full" and self.participants < self.clients
 
-    @property
-    def accountant(self) -> str:
-        """Return the name of what accounts, as records have it."""
-        if not self.amplifies:
+    def accountant(self, noise_multiplier: float) -> str:
+        """Return the name of what accounts for a noise multiplier, as records have it."""
+        if not self.amplifies or noise_multiplier < LEAST_AMPLIFIED:
             return "exact Gaussian"
         return "RDP" if self.sampling == "fixed" else "PLD"
 
@@ -103,7 +102,7 @@ class Mechanism:
         if not noise_multiplier:
             return math.inf
         library = dp_accounting()
-        if not self.amplifies or noise_multiplier < LEAST_AMPLIFIED:
+        if self.accountant(noise_multiplier) == "exact Gaussian":
             # Another client's data moves the sum by up to two clipping norms, its absence by one.
             z = noise_multiplier / (2 if self.relation == "replace_one" else 1)
             return float(library.get_epsilon_gaussian(z / math.sqrt(rounds), self.delta))

@@ -371,7 +371,7 @@ class UserLevelPrivacy(WrappedRule):
             "delta": self.delta,
             "epsilon": self.epsilon if self.z else None,
             "target_epsilon": self.target_epsilon,
-            "accountant": mechanism.accountant,
+            "accountant": mechanism.accountant(self.z),
             "dp_accounting": version(),
             "covered": [COVERED],
             "not_covered": not_covered,

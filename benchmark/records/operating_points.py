@@ -143,8 +143,10 @@ def print_youden(run_dir: str | Path, named: str) -> None:
     from rich.text import Text
 
     run, console = stored_run(run_dir), Console(highlight=False, markup=False)
-    names = run.class_names(2)
-    for place in points_with_both(run) or ["server"]:  # without any, it says what is missing
+    places = points_with_both(run)
+    # of a run of other than two classes, its own classes are named before it is refused
+    names = run.class_names(len(run.predictions["logits"].iloc[0]) if places else 2)
+    for place in places or ["server"]:  # without any, it says what is missing
         positive = label_of(named, names, f"{run.folder}")
         of = operating_points(run, positive, place)[POOLED_CLIENT]
         if of.threshold is None:

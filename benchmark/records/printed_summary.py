@@ -70,6 +70,8 @@ def _facts(record: RunRecord) -> Iterator[str]:
     never = [record.client_names[client] for client, trained in enumerate(record.trained or ()) if trained is False]
     if never:
         yield f"never trained, so that what is their own is as at the start: {listed(never)}"
+    if void := len((record.facts or {}).get("void", {})):
+        yield f"void, so that the server's values stayed as they were: {void} of {record.rounds_trained} rounds"
     if record.deployed is not None:
         up, down = (record.deployed[name] for name in ("up_bytes", "down_bytes"))
         deployed = f"deployed: {up:,} bytes of messages up and {down:,} down, {len(record.deployed['refused'])} refused"

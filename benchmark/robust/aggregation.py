@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import FewOrNone
 from benchmark.robust.byzfl import Aggregator, PreAggregator, aggregator, byzfl, pre_aggregator
@@ -54,8 +55,17 @@ class RobustAggregation(WrappedRule):
         return self.wrapped.accept(method)
 
     def start(self, initial: Values, terms: Terms) -> None:
-        """See that ByzFL is there, and begin centered clipping at zero."""
+        """See that ByzFL is there, and begin centered clipping at zero.
+
+        Raises:
+            ConfigurationError: a round has too few clients for so many hostile ones.
+        """
         super().start(initial, terms)
+        if 2 * self.tolerated >= terms.participants:
+            raise ConfigurationError(
+                f"RobustAggregation: tolerated={self.tolerated} hostile clients need more than {2 * self.tolerated} in "
+                f"a round, and it has {terms.participants}; tolerate fewer, or take more clients a round"
+            )
         byzfl()
         floats = sum(value.numel() for value in initial.values()) if self.aggregator == "centered_clipping" else 0
         self.register_buffer("momentum", torch.zeros(floats))

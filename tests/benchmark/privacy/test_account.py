@@ -94,6 +94,13 @@ def test_noise_for_a_target_under_poisson_sampling() -> None:
     assert poisson(0.1).noise_for(8, 150) == pytest.approx(1.0398, rel=1e-3)
 
 
+def test_records_name_what_has_accounted() -> None:
+    sampled = Mechanism("poisson", 100, 10, "add_or_remove", DELTA)
+    assert [sampled.accountant(z) for z in (0.2, 1.0)] == ["exact Gaussian", "PLD"]
+    assert Mechanism("fixed", 100, 10, "replace_one", DELTA).accountant(1.0) == "RDP"
+    assert full().accountant(1.0) == "exact Gaussian"
+
+
 def test_what_has_no_account_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match=r"delta is 0.01; expected more than 0 and less than one in 200 clients"

@@ -135,8 +135,9 @@ def test_wrong_uses_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
         assert "--data.val_fraction=0.1, and --data.metrics=clinical or --data.keep_predictions=last" in line
     three = pd.concat([kept_images(), kept_images().assign(split="val")], ignore_index=True)
     written(tmp_path / "three", three)
-    line = refused(capsys, command, ["show", str(tmp_path / "three"), "--youden", "1"])
-    assert "has 3 classes; an operating point is of two" in line
+    for of in ("1", "2"):
+        line = refused(capsys, command, ["show", str(tmp_path / "three"), "--youden", of])
+        assert "has 3 classes; an operating point is of two" in line
     written(tmp_path / "two", pd.concat([rows("val", *VAL), rows("test", *TEST)], ignore_index=True))
     line = refused(capsys, command, ["show", str(tmp_path / "two"), "--youden", "cup"])
     assert "has no class 'cup'; give one of label 0, label 1, or a label from 0 to 1" in line

@@ -132,6 +132,13 @@ def test_too_few_valid_updates_make_the_round_void() -> None:
     assert rule.report(round_of(4))["void"] == 1
 
 
+def test_more_hostile_clients_than_a_round_can_bear_are_refused_at_the_start() -> None:
+    for participants in (3, 4):
+        with pytest.raises(ConfigurationError, match=f"tolerated=2 .* need more than 4 in a round, .* {participants};"):
+            RobustAggregation(2, ServerRule()).start({"a": torch.zeros(2)}, terms(9, participants))
+    RobustAggregation(2, ServerRule()).start({"a": torch.zeros(2)}, terms(9, 5))
+
+
 @pytest.mark.parametrize("name", ["median", "trmean", "multikrum", "meamed", "mda", "caf"])
 def test_the_order_of_rows_the_input_and_the_generator_stay(name: Any) -> None:
     rows = torch.randn(7, 12, generator=torch.Generator().manual_seed(0))
