@@ -14,6 +14,7 @@ import methods
 from benchmark.errors import ConfigurationError
 from benchmark.files import replacing
 from benchmark.shipped import configurations
+from datamodules.folders import file_statuses
 from datamodules.own_folders import SIDE_NAMES, folders_in
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex, OwnImages
 
@@ -78,16 +79,33 @@ def kind_of(folder: Path) -> tuple[Callable[..., OwnImages], dict[str, Any]]:
 
 
 def configuration(source: OwnImages, root: str, options: dict[str, Any], method: str) -> tuple[str, str]:
-    """Return the configuration of a run on these images, and what they are, in a line."""
+    """Return the configuration of a run on these images, and what they are, in a line.
+
+    Raises:
+        ConfigurationError: a file is missing, or there are too few images for the clients.
+    """
     images = source.listing()
+    file_statuses(source.at, images.files)  # all of them are there
     counts = np.bincount(images.labels, minlength=len(source.class_names))
     least = int(counts.argmin())
     several = len(source.domain_names) > 1
     if several:
+        held = np.bincount(images.domains, minlength=len(source.domain_names))
+        if held.min() < 2:
+            name = source.domain_names[int(held.argmin())]
+            raise ConfigurationError(
+                f"{root}: domain {name!r} has {held.min()} image, and a client needs one to train on and one to be "
+                "tested on; add some, or leave the domain out"
+            )
         partition: Any = "datamodules.partition.DomainPerClient"
         dealt = f"{len(source.domain_names)} domains, one a client"
     else:
         clients = max(2, min(MOST_CLIENTS, len(images.files) // IMAGES_A_CLIENT))
+        if len(images.files) < 5 * clients:  # a fifth is for tests
+            raise ConfigurationError(
+                f"{root}: {len(images.files)} images are too few for {clients} clients, of which each trains on some "
+                f"and is tested on others; add some, {5 * clients} at least"
+            )
         least_of_a_client = max(1, min(10, len(images.files) // (10 * clients)))  # half of what a fifth for tests gives
         given = {"alpha": 0.5, "num_clients": clients, "min_size": least_of_a_client}
         partition = {"class_path": "datamodules.partition.DirichletShared", "init_args": given}

@@ -75,6 +75,9 @@ def test_an_index_is_read(capsys: pytest.CaptureFixture[str]) -> None:
         (["mixed"], "mixed mixes folders of classes and of domains: a holds folders, b does not"),
         (["mixed", "--method", "fedvtp"], "there is no method 'fedvtp'; expected one of atpfl, coop"),
         (["mixed", "--out", "there.yaml"], "there.yaml is there already; give another file with --out"),
+        (["few"], "few: 4 images are too few for 2 clients, of which each trains on some and is tested on others"),
+        (["lone"], "lone: domain 'c' has 1 image, and a client needs one to train on and one to be tested on"),
+        (["lost"], "cannot read the image lost/none.png"),
     ],
 )
 def test_what_cannot_be_looked_at_is_one_line(
@@ -83,6 +86,12 @@ def test_what_cannot_be_looked_at_is_one_line(
     Path("empty").mkdir()
     images(Path("mixed/a/cat"), 1)
     images(Path("mixed/b"), 1)
+    images(Path("few/cat"), 2)
+    images(Path("few/dog"), 2)
+    lines = [f"{number}.png,{'ab'[number % 2]},{'c' if number == 20 else 'd'}" for number in range(21)]
+    for folder, more in (("lone", []), ("lost", ["none.png,a,d"])):
+        images(Path(folder), 21)
+        Path(folder, "index.csv").write_text("\n".join(["path,label,domain", *lines, *more]))
     Path("there.yaml").write_text("mine")
     assert main(["init", *arguments]) != 0
     error = capsys.readouterr().err
