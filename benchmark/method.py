@@ -62,6 +62,8 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
     paper_arguments: ClassVar[Mapping[str, Any]] = {}
     paper_point: ClassVar[Literal["server", "local"]] = "server"
     simulation: Simulation
+    #: the server that it has joined last
+    served: Server | None = None
     roles: Roles
 
     def __init__(self, num_clients: NumClients) -> None:
@@ -135,9 +137,11 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
     # ------------------------------------------------------------------ before training
 
     def configure_callbacks(self) -> list[Callback]:
-        """Bring the method's own server, unless the Trainer was given one."""
+        """Bring the server that has trained the method, or its own, unless the Trainer was given one."""
         callbacks = cast(Any, self.trainer).callbacks
-        return [] if any(isinstance(callback, Server) for callback in callbacks) else [Server(self.make_server())]
+        if any(isinstance(callback, Server) for callback in callbacks):
+            return []
+        return [self.served or Server(self.make_server())]
 
     def join(self, data: FederatedData, ranks: Ranks | None = None, clients: Sequence[int] | None = None) -> Simulation:
         """Take part in a federation: freeze the parameters, and make the slots and the clients' state.

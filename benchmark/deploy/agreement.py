@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,18 +224,30 @@ def _check(config: dict[str, Any]) -> None:
             f"server and sites compute in one process on the CPU each; leave out trainer.accelerator and "
             f"trainer.devices, got {trainer.get('accelerator')} and {trainer.get('devices')}"
         )
+    for name, usual in (("num_nodes", (None, 1)), ("max_time", (None,))):
+        if trainer.get(name) not in usual:
+            raise ConfigurationError(f"a deployment has no trainer.{name}, got {trainer[name]!r:.80}; leave it out")
     check_settings(SimpleNamespace(**trainer), fitting=True)
     for name, usual in SIMULATED.items():
         if (given := config["data"].get(name)) not in usual:
             raise ConfigurationError(f"data.{name} is a simulation's, got {given!r:.80}; leave it out of a deployment")
     source = config["data"].get("source")
     if isinstance(source, dict) and str(source.get("class_path", "")).rpartition(".")[2] == "Sites":
-        for name in ("val_fraction", "val_only"):
-            if config["data"].get(name):
-                raise ConfigurationError(
-                    f"data.{name} would hold out training images, and a site trains on all of its folder train; leave "
-                    "it out"
-                )
+        check_no_validation(config["data"])
+
+
+def check_no_validation(data: Mapping[str, Any]) -> None:
+    """Refuse to hold out training images at a site that has a folder of its own.
+
+    Raises:
+        ConfigurationError: these settings of the data do.
+    """
+    for name in ("val_fraction", "val_only"):
+        if data.get(name):
+            raise ConfigurationError(
+                f"data.{name} would hold out training images, and a site trains on all of its folder train; leave it "
+                "out"
+            )
 
 
 def versions() -> str:

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from benchmark.deploy.agreement import Agreement, run_name, state_folder, versions
+from benchmark.deploy.agreement import Agreement, check_no_validation, run_name, state_folder, versions
 from benchmark.deploy.masked_uploads import to_be_masked
 from benchmark.deploy.messages import content, fields_of, from_server, packed
 from benchmark.engine.batches.pool import Transform
@@ -166,6 +166,7 @@ class Site:
         chosen = {name: settings[name] for name in ("evaluate_local", "metrics", "cache_features")}
         chosen["min_support"] = settings.get("min_support", 1)  # older agreements have none
         if "data" in self.settings:
+            check_no_validation(settings)
             root = user_path(str(self.settings["data"]))
             parts = [labelled_images(root / split, self.agreement.facts, self.number) for split in ("train", "test")]
             images = torch.cat([part.images for part in parts])

@@ -42,8 +42,8 @@ def write_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None
         raise ConfigurationError(f"two sites are called {twice[0]}; each needs a name of its own, whatever its case")
     if odd := next((host for host in hosts if not host.isascii()), None):
         raise ConfigurationError(f"a host's name in a certificate is ASCII, got {odd!r:.100}; give its xn-- form")
-    if taken := {"ca", "server"} & {*names}:
-        raise ConfigurationError(f"a site can't be called {taken.pop()}, which is the name of the server's own files")
+    if taken := [name for name in names if name.lower() in ("ca", "server")]:
+        raise ConfigurationError(f"a site can't be called {taken[0]}, which is the name of the server's own files")
     make_folder(folder.parent)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     root_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())

@@ -85,11 +85,13 @@ class LocalDeployment:
                 raise ConfigurationError(f"{self.folder} is there, and not of this deployment; give another folder")
         else:
             make_folder(self.folder.parent)
-            building = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+            around = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+            building = make_folder(around / "new")  # with the rights of other folders
             write_app(self.agreement, building / app.name)
             self.split.write(building / "split.json")
             write_text(building / told.name, self.agreement.digest)
             building.rename(self.folder)  # whole or not at all: a command that was killed is given again
+            around.rmdir()
         make_folder(self.folder / "logs")
 
     def _submit(self, server: int) -> None:

@@ -60,6 +60,7 @@ class RunFolder:
         with lock.released_on_error():
             lock.write("running")
             yield
+            lock.write("ended")
         lock.release()
 
     def take_up(self, server: LiveServer) -> None:
@@ -96,7 +97,8 @@ class RunFolder:
         write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
         split = self.split or _sizes_alone(server)
         write_text(folder / "manifest.json", json.dumps(split) + "\n")
-        if not (found := _values(server)):
+        found = _values(server)
+        if all(split == "train" for _, _, split, _ in found):
             raise ConfigurationError(
                 f"no client has scored itself, so that {folder} has no record; the shared values are in "
                 "shared.safetensors, and the log says which scores were refused"

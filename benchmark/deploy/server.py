@@ -119,6 +119,8 @@ class LiveServer:
         metrics = chosen_metrics(given.get("metrics") or "basic", given.get("min_support", 1))
         #: what clients score themselves by
         self._scored = {metric.name: metric for metric in metrics}
+        #: of what clients say of their training
+        self._names = {"local/train/loss"}
         #: by client what it said of its last training, since the last evaluation
         self._reported: dict[int, dict[str, float]] = {}
 
@@ -343,11 +345,15 @@ class LiveServer:
     def _note(self, client: int, fields: Mapping[str, Any]) -> None:
         """Note what a client says of its training, such as its loss."""
         means = {name: value for name, value in fields.items() if name.startswith("local/train/")}
-        known = {name for of_client in self._reported.values() for name in of_client}
-        known |= {f"local/train/{metric}" for _, _, _, split, metric, _ in self.metrics if split == "train"}
-        if not are_metrics(means) or len(known | means.keys()) > MOST_REPORTED:
+        if not are_metrics(means):
             self._refuse(f"what {self._who(client)} says of its training is no metric")
             return
+        for name in sorted(means.keys() - self._names):
+            if len(self._names) < MOST_REPORTED:
+                self._names.add(name)
+            else:
+                del means[name]
+                self._refuse(f"{self._who(client)} reports {line(name)}, one name more than {MOST_REPORTED}")
         self._reported[client] = means
 
     def evaluate(self, number: int) -> None:
@@ -401,6 +407,8 @@ class LiveServer:
         self._reported = state["reported"]
         for name in PLAIN:
             setattr(self, name, state[name])
+        self._names |= {name for of_client in self._reported.values() for name in of_client}
+        self._names |= {f"local/train/{metric}" for _, _, _, split, metric, _ in self.metrics if split == "train"}
 
 
 def run(

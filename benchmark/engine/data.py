@@ -52,6 +52,8 @@ class Member(Declared, Protocol):
     """A method that takes part in a federation; see ``FederatedMethod``."""
 
     simulation: Simulation
+    #: the server that it has joined last
+    served: Any
 
     def join(self, data: FederatedData, ranks: Ranks | None = None) -> Simulation:
         """Freeze the parameters, and make the slots and all clients' state."""

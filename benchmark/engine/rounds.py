@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import replace
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -48,8 +47,6 @@ from benchmark.server import ServerRule
 
 #: The fact of a round from which nothing was made.
 VOID = "void"
-#: the server that a method has joined last
-_SERVED: "WeakKeyDictionary[LightningModule, Server]" = WeakKeyDictionary()
 
 
 class Server(Callback):
@@ -87,6 +84,9 @@ class Server(Callback):
         self._departure = Departure((), (), ())
         #: of the present round
         self._going = self._departure
+        self._data: FederatedData | None = None
+        #: rounds that a method was trained for whose clients' own values began anew
+        self._lost = 0
 
     @property
     def state_key(self) -> str:
@@ -106,34 +106,14 @@ class Server(Callback):
         if stage == "fit":
             check_whole_rounds(trainer)
         method, data = cast(Member, pl_module), cast(FederatedData, cast(Any, trainer).datamodule)
-        before = _SERVED.get(pl_module)
-        if before is not None and before.finished_rounds and stage != "fit":
-            # Clients' own values are about to be made anew. A checkpoint that is given is loaded over all this.
-            learned = pl_module.state_dict(), before.state_dict()
-        else:
-            learned = None
         ranks: Ranks = getattr(trainer.strategy, "ranks", None) or Ranks()
         if ranks.count > 1:
             ask_once_a_round(cast(Any, trainer).callbacks)
-        simulation = method.join(data, ranks)
-        simulation.rounds = trainer.max_epochs or 0
+        if stage != "fit" and self._goes_on(method, data, ranks):
+            simulation = method.simulation
+        else:
+            simulation = self._join(method, data, ranks, trainer, stage)
         simulation.images.precision = trainer.precision_plugin.forward_context
-        # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
-        trainer.precision_plugin.convert_module(pl_module)
-        self.rule.complete(method.make_server)
-        if refusal := self.rule.accept(method):
-            raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
-        check_together(self.rule, self.delivery)
-        terms = replace(simulation.terms, rounds=simulation.rounds)
-        start(self.rule, method.initial_values(), terms)
-        if stage == "fit":
-            self.account = record_account(simulation, self.rule, str(trainer.precision))
-        self.delivery.start(terms)
-        if learned is not None:
-            pl_module.load_state_dict(learned[0])
-            self.load_state_dict(learned[1])
-        self._trained_before = 0 if before is None else before.finished_rounds
-        _SERVED[pl_module] = self
         self._selected = Round(0, (), 0)
         self.loaders = data.loaders = Loaders(
             simulation,
@@ -145,17 +125,57 @@ class Server(Callback):
         )
         self.on_divergence = data.on_divergence
 
+    def _goes_on(self, method: Member, data: FederatedData, ranks: Ranks) -> bool:
+        """Return whether what was learned is still there: of this method, of these data and over the same ranks."""
+        if method.served is not self or self._lost or not self.finished_rounds or self._data is not data:
+            return False
+        return method.simulation.ranks is ranks or method.simulation.ranks.count == ranks.count == 1
+
+    def _join(self, method: Member, data: FederatedData, ranks: Ranks, trainer: Trainer, stage: str) -> Simulation:
+        """Have the method join, and start rule and delivery; clients' own values begin anew."""
+        before = method.served
+        self._lost = 0 if before is None else before.finished_rounds or before._lost
+        simulation = method.join(data, ranks)
+        simulation.rounds = trainer.max_epochs or 0
+        # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
+        trainer.precision_plugin.convert_module(cast(LightningModule, method))
+        self.rule.complete(method.make_server)
+        if refusal := self.rule.accept(method):
+            raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
+        check_together(self.rule, self.delivery)
+        terms = replace(simulation.terms, rounds=simulation.rounds)
+        start(self.rule, method.initial_values(), terms)
+        if stage == "fit":
+            self.account = record_account(simulation, self.rule, str(trainer.precision))
+        self.delivery.start(terms)
+        method.served, self._data = self, data
+        return simulation
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to train from the start what was trained.
 
         Raises:
             ConfigurationError: the method was, and no checkpoint is gone on from.
         """
-        if self._trained_before and not trainer.current_epoch:
+        if self._lost:
             raise ConfigurationError(
-                f"this {type(pl_module).__name__} was trained for {self._trained_before} rounds; make a new one for a "
-                "new run, or go on from a checkpoint (ckpt_path)"
+                f"this {type(pl_module).__name__} was trained for {self._lost} rounds; make a new one for a new run, "
+                "or go on from a checkpoint (ckpt_path)"
             )
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse to score a method whose clients have lost what they learned.
+
+        Raises:
+            ConfigurationError: they have, and no checkpoint was given.
+        """
+        if self._lost:
+            raise ConfigurationError(
+                f"this {type(pl_module).__name__} was trained for {self._lost} rounds, by another server, on other "
+                "data or over other ranks, and what its clients learned is not here; give the checkpoint (ckpt_path)"
+            )
+
+    on_validation_start = on_test_start
 
     def next_clients(self, number: int) -> list[int]:
         """Return the clients that train in a round, ascending: those selected, less whom the delivery loses."""
@@ -344,7 +364,7 @@ class Server(Callback):
                 f"the checkpoint was saved inside round {state_dict['finished_rounds'] + 1}, which can't be resumed "
                 "exactly; use one saved at the end of a round (checkpoints/last.ckpt of the run's directory)"
             )
-        self.finished_rounds = state_dict["finished_rounds"]
+        self.finished_rounds, self._lost = state_dict["finished_rounds"], 0
         self.traffic.load_state_dict(state_dict["traffic"])
         self.dropped = dict(state_dict["dropped"])
         trained = state_dict.get("trained")  # not in older checkpoints

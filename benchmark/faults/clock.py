@@ -191,7 +191,7 @@ class VirtualClock(Delivery):
         order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
         names = (here if here.clients else stale[0]).values.keys()
         values: dict[str, list[Tensor]] = {name: [*here.values.get(name, ())] for name in names}
-        received: dict[str, list[Tensor]] = {name: [*rows] for name, rows in here.received.items()}
+        received: dict[str, list[Tensor]] = {name: [*rows] for name, rows in here.received.items() if len(rows)}
         for flight in stale:
             if flight.values.keys() != names:
                 raise ConfigurationError(

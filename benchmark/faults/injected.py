@@ -75,7 +75,7 @@ class InjectedFaults(Delivery):
         places = [place for place, client in enumerate(sent.clients) if self._breaks(round, client)]
         self._count = len(places)
         if self.kind == "repeat_last":
-            return self._repeated(sent, places)
+            return self._repeated(round, sent, places)
         if not places:
             return sent
         if self.kind in ("nan", "inf", "huge"):
@@ -109,8 +109,11 @@ class InjectedFaults(Delivery):
             message[first] = message[first].flatten()[None].repeat(2, 1)
         return message
 
-    def _repeated(self, sent: Uploads, places: list[int]) -> Uploads:
+    def _repeated(self, round: Round, sent: Uploads, places: list[int]) -> Uploads:
         """Resend the previous updates of clients at these places, and note what each client has sent."""
+        if self.rounds is not None and round.number > max(self.rounds, default=0):
+            self._last = {}  # nobody repeats any more
+            return sent
         values = {name: rows.clone() if name in sent.received else rows for name, rows in sent.values.items()}
         for place, client in enumerate(sent.clients):
             if self.clients is not None and client not in self.clients:

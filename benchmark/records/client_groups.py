@@ -30,14 +30,15 @@ def _that_never_trained(record: RunRecord, train_sizes: Sequence[int] | None) ->
 
 
 def _third(number: int) -> GroupsOf:
-    """Return a function for a third of the clients by their training images; clients without any are in none.
+    """Return a function for a third of the clients that train and are tested, by their training images.
 
     The first and the last third are of one size. Of two clients with as many images the one with the lower index
     counts as the smaller.
     """
 
     def of(record: RunRecord, train_sizes: Sequence[int] | None) -> Groups:
-        ordered = sorted((size, k) for k, size in enumerate(train_sizes or ()) if size > 0)
+        sizes = zip(train_sizes or (), record.test_sizes, strict=False)
+        ordered = sorted((trained, k) for k, (trained, tested) in enumerate(sizes) if trained and tested)
         outer = round(len(ordered) / 3)
         cuts = (0, outer, len(ordered) - outer, len(ordered))
         return [sorted(k for _, k in ordered[cuts[number] : cuts[number + 1]])]
@@ -45,12 +46,12 @@ def _third(number: int) -> GroupsOf:
     return of
 
 
+#: Thirds of the clients, the one with the fewest training images first.
+THIRDS = ("fewest", "medium", "most")
 #: By the statistic's name, in :data:`benchmark.metrics.STATISTICS`.
 GROUPS: dict[str, GroupsOf] = {
     "by_data_set": _of_a_data_set,
     "trained": _that_trained,
     "untrained": _that_never_trained,
-    "fewest": _third(0),
-    "medium": _third(1),
-    "most": _third(2),
+    **{name: _third(number) for number, name in enumerate(THIRDS)},
 }

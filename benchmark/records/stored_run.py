@@ -13,7 +13,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import parse_json, read_regular, refuse_link
 from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, Metric, with_support
 from benchmark.records.classes import name_of
-from benchmark.records.client_groups import GROUPS
+from benchmark.records.client_groups import THIRDS
 from benchmark.records.hashes import canonical, config_hash, manifest_hash
 from benchmark.records.kept_rounds import Keep, rounds_to_keep
 from benchmark.records.metrics_table import NAMED, check_clients, parse_table, readable
@@ -195,7 +195,8 @@ class StoredRun:
         Raises:
             ConfigurationError: the partition is not one that a run wrote.
         """
-        counts = [client.get("train_classes") for client in (self.partition or {}).get("clients", [])]
+        clients = (self.partition or {}).get("clients", [])
+        counts = [client.get("train_classes", [client.get("train_size")]) for client in clients]
         if len(counts) != len(self.record.client_names):
             return None
         known = all(isinstance(each, list) and all(map(_is_number, each)) for each in counts)
@@ -203,7 +204,7 @@ class StoredRun:
 
     def statistic(self, point: str, split: str, metric: str, which: str, name: str) -> float | None:
         """Compute a statistic over clients that not every record has: :func:`statistic_of`."""
-        sizes = self.train_sizes if name in GROUPS else None
+        sizes = self.train_sizes if name in THIRDS else None
         return statistic_of(self.metrics, self.record, point, split, metric, which, name, sizes)
 
     def class_names(self, count: int) -> list[str]:

@@ -347,10 +347,12 @@ def _at(series: "dict[str, np.ndarray]", index: int) -> dict[str, float | None]:
 def _best(column: "np.ndarray", found: _Rounds, metric: str) -> int:
     """Return the position of the best round after training began, the first of equals; NaN is worst.
 
-    An early round in which fewer clients were evaluated is not compared with later ones.
+    Only rounds in which most clients were evaluated are compared: not early ones at the point "local", and not those of
+    a deployment in which a site was away.
     """
     import numpy as np
 
-    eligible = found.trained[found.scored[found.trained] == found.scored[-1]]
+    scored = found.scored[found.trained]
+    eligible = found.trained[scored == scored.max()]
     values = -column[eligible] if lower_is_better(metric) else column[eligible]
     return int(eligible[np.argmax(np.where(np.isnan(values), -np.inf, values))])

@@ -254,7 +254,14 @@ def test_strange_scores_are_refused_and_the_others_count(deployed: Any, tmp_path
         RunFolder(tmp_path).write(server)
     wire.spoil = lambda client, answer: answer
     server.round(1)
+    server.held_out, known = {client: {} for client in server.held_out}, server.held_out
     server.evaluate(1)
+    assert {row[3] for row in server.metrics} == {"train"}
+    with pytest.raises(ConfigurationError, match="no client has scored itself"):
+        RunFolder(tmp_path).write(server)
+    server.held_out = known
+    server.evaluate(2)
+    server.finished = 2
     RunFolder(tmp_path).write(server)
     assert verify_record(tmp_path) == []
 

@@ -93,7 +93,9 @@ def held_up(conf: str) -> Any:
     return method.server
 
 
-@pytest.mark.parametrize("conf", ["SGPT", "FedMGP", "PEPFedPT", "NearestClassMean", "PFedPG", "FedRoD"])
+@pytest.mark.parametrize(
+    "conf", ["SGPT", "FedMGP", "PEPFedPT", "NearestClassMean", "PFedPG", "FedRoD", "FedMTL", "PromptAMP"]
+)
 def test_a_round_may_have_late_uploads_alone(conf: str) -> None:
     server = held_up(conf)
     assert server.facts["late"] == {1: 6, 2: 0}

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -108,7 +109,7 @@ def test_clients_that_never_trained_have_a_mean_of_their_own(
     ("sizes", "fewest", "medium", "most"),
     [
         ((50, 20, 30, 40, 0, 0), 0.9, (0.8 + 0.4) / 2, 0.6),  # by size: the clients with 0.9, 0.8, 0.4 and 0.6
-        ((9, 9, 9, 9, 9, 9), (0.6 + 0.9) / 2, (0.8 + 0.4) / 2, None),  # the last two have no value
+        ((9, 9, 9, 9, 9, 9), 0.6, (0.9 + 0.8) / 2, 0.4),  # the last two are not tested
         ((7, 0, 5, 0, 0, 0), 0.8, None, 0.6),
         ((7, 0, 0, 0, 0, 0), None, 0.6, None),
         (None, None, None, None),
@@ -123,15 +124,22 @@ def test_thirds_of_the_clients_by_training_images_have_means(
 
 
 @pytest.mark.parametrize(
-    ("counts", "sizes"), [([[3, 2], [0, 1], [4, 0]], [5, 1, 4]), ([[3, 2], None, [4, 0]], None), ([[3, 2]], None)]
+    ("counts", "sizes"),
+    [
+        ([[3, 2], [0, 1], [4, 0]], [5, 1, 4]),
+        ([5, 1, 4], [5, 1, 4]),  # of the sites of a deployment
+        ([[3, 2], None, [4, 0]], None),
+        ([[3, 2]], None),
+    ],
 )
 def test_training_images_are_counted_in_the_kept_partition(
-    tmp_path: Path, counts: list[list[int] | None], sizes: list[int] | None
+    tmp_path: Path, counts: list[Any], sizes: list[int] | None
 ) -> None:
     record = dataclasses.replace(record_of(), client_names=("a", "b", "c"), test_sizes=(10, 10, 10))
     write_finished_run(tmp_path, record, table({2: [0.6, 0.9, 0.8]}), "run_dir: here\n")
     (tmp_path / "manifest.json").unlink()
-    clients = [{"name": name, "train_classes": each} for name, each in zip("abc", counts, strict=False)]
+    named = [("train_size" if isinstance(each, int) else "train_classes", each) for each in counts]
+    clients = [{"name": name, key: each} for name, (key, each) in zip("abc", named, strict=False)]
     (tmp_path / "partition.json").write_text(json.dumps({"clients": clients}))
     run = StoredRun(tmp_path)
     assert run.train_sizes == sizes
