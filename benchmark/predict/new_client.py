@@ -1,6 +1,7 @@
 """Labelled images of a client that was no part of a run."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from benchmark.errors import ConfigurationError, listed
 from benchmark.predict.files import decoding_of
 from benchmark.predict.loaded import LabelledImages
 from benchmark.run.federation_file import FederationFacts
-from datamodules.folders import decode_images, list_images, subfolders
+from datamodules.folders import decode_images, file_statuses, list_images, subfolders
+from datamodules.own_folders import folders_in
 
 
 def labelled_images(folder: Path, facts: FederationFacts, number: int, name: str | None = None) -> LabelledImages:
@@ -23,25 +25,24 @@ def labelled_images(folder: Path, facts: FederationFacts, number: int, name: str
         name: of the client; the folder's by default.
 
     Raises:
-        ConfigurationError: there is no such folder, a folder of no class of the run, no image, or one that cannot be
-            read.
+        ConfigurationError: there is no such folder, a folder of no class of the run or of several, two folders of one
+            class, a folder in a class folder, no image, or one that cannot be read or lies elsewhere.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"{folder} is no folder; give one with a folder of images for each class")
-    known = {_plain(each): label for label, each in enumerate(facts.names_for(number, "train"))}
     labels_of = dict(enumerate(facts.terms.classes_in("train")))
-    found = sorted(subfolders(folder))
-    strangers = [each for each in found if _plain(each) not in known]
-    if strangers or not found:
-        classes = listed(facts.names_for(number, "train"))
-        has = f"has {listed(strangers)}, of which the run knows nothing" if strangers else "holds no folder of a class"
-        raise ConfigurationError(f"{folder} {has}; expected folders named as the run's classes: {classes}")
     files: list[str] = []
     labels: list[int] = []
-    for each in found:
+    for each, place in _places(folder, facts.names_for(number, "train")).items():
+        if inner := folders_in(folder / each):
+            raise ConfigurationError(
+                f"{folder / each} holds the folder {inner[0]}, and a class folder holds images only; move its images "
+                f"into {folder / each} itself"
+            )
         images = list_images(folder, each)
         files += images
-        labels += [labels_of[known[_plain(each)]]] * len(images)
+        labels += [labels_of[place]] * len(images)
+    file_statuses(folder, files)  # refuses what is no file, and links that leave the folder
     how = decoding_of(facts)
     decoded = decode_images(lambda row: folder / files[row], len(files), how, folder)
     return LabelledImages(
@@ -49,6 +50,37 @@ def labelled_images(folder: Path, facts: FederationFacts, number: int, name: str
     )
 
 
+def _places(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Return of each class folder the place of its class among ``names``.
+
+    A folder is of the class of exactly its name; else of the only class whose :func:`_plain` name is the folder's.
+
+    Raises:
+        ConfigurationError: there is no folder, one of no class or of several, or two of one class.
+    """
+    alike: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        alike.setdefault(_plain(name), []).append(place)
+    exact = {name: [place] for place, name in enumerate(names)}
+    found = {each: exact.get(each) or alike.get(_plain(each), []) for each in sorted(subfolders(folder))}
+    strangers = [each for each, places in found.items() if not places]
+    if strangers or not found:
+        has = f"has {listed(strangers)}, of which the run knows nothing" if strangers else "holds no folder of a class"
+        raise ConfigurationError(f"{folder} {has}; expected folders named as the run's classes: {listed(names)}")
+    first: dict[int, str] = {}
+    for each, places in found.items():
+        if len(places) > 1:
+            raise ConfigurationError(
+                f"{folder / each} may be of {' or '.join(names[place] for place in places)}; name the folder exactly "
+                "as the run's class"
+            )
+        if (other := first.setdefault(places[0], each)) != each:
+            raise ConfigurationError(
+                f"{folder} holds the class {names[places[0]]} twice: {other} and {each}; put the images into one folder"
+            )
+    return {each: places[0] for each, places in found.items()}
+
+
 def _plain(name: str) -> str:
-    """Return a class's name without case, spaces and dashes, in which folders and names often differ."""
-    return re.sub(r"[\W_]", "", name).casefold() or name
+    """Return a class's name without case, spaces and signs other than plus, in which folders and names often differ."""
+    return re.sub(r"[^\w+]|_", "", name).casefold() or name
