@@ -323,7 +323,7 @@ class ImageIndex(OwnImages):
         mend = f"call the image's file path and its class label (optional: {', '.join(OPTIONAL)})"
         read = read_table(self.index, ("path", "label"), OPTIONAL, mend)
         rows = [{k: (v or "").strip() for k, v in row.items() if k in ("path", "label", *OPTIONAL)} for row in read]
-        for column in {"label", "domain"}.intersection(*rows[:1]):
+        for column in {"label", "domain", "group"}.intersection(*rows[:1]):
             for row, text in zip(rows, whole([row[column] for row in rows]), strict=True):
                 row[column] = text
         self._check(rows)

@@ -1,7 +1,9 @@
 """Tables that describe images: which file shows what."""
 
 import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmark.errors import ConfigurationError, listed
 from datamodules.names import text_of
@@ -24,11 +26,11 @@ def read_table(
         mend: what to do if a column is absent.
 
     Raises:
-        ConfigurationError: the file cannot be read, has no such columns or one of them twice, a line is too short, or
-            a cell of these columns is no text and no number.
+        ConfigurationError: the file cannot be read, has no such columns or one of them twice, a line has more or fewer
+            cells than the header, or a cell of these columns is no text and no number, or has several lines.
     """
     parquet = path.suffix == ".parquet"
-    rows, header = _parquet_rows(path, columns + optional) if parquet else _separated_rows(path)
+    rows, header, lines = _parquet_rows(path, columns + optional) if parquet else _separated_rows(path)
     absent = [name for name in columns if name not in header]
     if absent:
         raise ConfigurationError(
@@ -37,9 +39,8 @@ def read_table(
     for name in columns + optional:
         if header.count(name) > 1:
             raise ConfigurationError(f"{path} has {header.count(name)} columns {name}; leave one")
-    for number, row in enumerate(rows, start=2):
-        if any(row[name] is None for name in columns):
-            raise ConfigurationError(f"{path}: line {number} is too short; get the file again")
+    for line, row in zip(lines, rows, strict=False):
+        _check_row(f"{path}: line {line}", row, columns + optional)
     return rows
 
 
@@ -52,8 +53,24 @@ def columns_of(path: Path) -> list[str]:
     return (_parquet_rows(path, ()) if path.suffix == ".parquet" else _separated_rows(path))[1]
 
 
-def _separated_rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
-    """Rows and header."""
+def _check_row(at: str, row: Mapping[Any, Any], used: Sequence[str]) -> None:
+    """Refuse a row of a text whose cells are not one for each column, or whose lines may be several rows."""
+    if None in row:
+        raise ConfigurationError(
+            f"{at} has more cells than the header has columns (surplus: {listed(row[None])}); put quotes around a cell "
+            "that holds the separator"
+        )
+    if None in row.values():
+        raise ConfigurationError(f"{at} is too short; give it a cell for each column, or get the file again")
+    if broken := [name for name in used if {"\n", "\r"} & {*row.get(name, "")}]:
+        raise ConfigurationError(
+            f"{at} ends a row whose {broken[0]} has several lines, as a quote without its second one makes it; remove "
+            "that quote, or the line breaks"
+        )
+
+
+def _separated_rows(path: Path) -> tuple[list[dict[str, str]], list[str], list[int]]:
+    """Rows, header, and the line in which each row ends."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -61,11 +78,18 @@ def _separated_rows(path: Path) -> tuple[list[dict[str, str]], list[str]]:
                 raise ConfigurationError(_not_utf8(path, "it has NULs, as UTF-16 has"))
             delimiter = "\t" if "\t" in first else max(",;", key=first.count)
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=delimiter)
-            return list(reader), list(reader.fieldnames or ())
+            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+            try:
+                lined = [(row, reader.line_num) for row in reader]
+            except csv.Error as error:
+                raise ConfigurationError(
+                    f"cannot read the table {path}: from line {reader.line_num + 1} on: {error}; is a quote there "
+                    "without its second one? Mend the line, or get the file again"
+                ) from error
+            return [row for row, _ in lined], list(reader.fieldnames or ()), [line for _, line in lined]
     except UnicodeDecodeError as error:
         raise ConfigurationError(_not_utf8(path, error.reason)) from error
-    except (OSError, csv.Error) as error:
+    except OSError as error:
         raise ConfigurationError(f"cannot read the table {path} ({error}); get it again") from error
 
 
@@ -76,8 +100,8 @@ def _not_utf8(path: Path, reason: str) -> str:
     )
 
 
-def _parquet_rows(path: Path, columns: tuple[str, ...]) -> tuple[list[dict[str, str]], list[str]]:
-    """Rows of these columns, and the names of all."""
+def _parquet_rows(path: Path, columns: tuple[str, ...]) -> tuple[list[dict[str, str]], list[str], list[int]]:
+    """Rows of these columns, the names of all, and no lines: a row has a cell for each column."""
     import pandas as pd  # slow to import, and not needed for the data sets that come in folders
 
     try:
@@ -94,4 +118,4 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> tuple[list[dict[str, 
             rows.append({name: text_of(cell) for name, cell in zip(names, row, strict=True)})
         except TypeError as error:
             raise ConfigurationError(f"{path}: row {number} has {error} in {', '.join(names)}") from error
-    return rows, header
+    return rows, header, []
