@@ -124,18 +124,25 @@ class OwnImages(ImageSource):
         images = self.listing()
         decoded = self._decoded(images)
         self._tell_of_copies(images, decoded.group)
+        copies = decoded.group
         if images.units is None:
-            test = images.test | self._drawn(images, decoded.group)
+            test = images.test | self._drawn(images, copies)
+            stays = no_copies(copies, test)
+            left_out = {"are copies of test images": int((~stays).sum())}
         else:
-            decoded = replace(decoded, group=united(images.units, decoded.group))
-            test = images.test | self._drawn_units(images, decoded.group)
-        self._in_pool = no_copies(decoded.group, test)
-        pool = pool_of(decoded, images.labels, test, images.domains, self._in_pool)
-        left_out = len(images.files) - len(pool.labels)
-        if left_out:
-            warnings.warn(
-                f"{self.name}: {left_out} training images are copies of test images and do not train", stacklevel=2
-            )
+            test = images.test | self._drawn_units(images, united(images.units, copies))
+            stays = no_copies(copies, test)
+            left_out = {"are copies of test images": int((~stays).sum())}
+            rest, group = np.flatnonzero(stays), images.units.copy()
+            group[rest] = united(images.units[rest], copies[rest])  # a copy that is left out unites nobody
+            stays[rest] = no_copies(group[rest], test[rest])
+            left_out["are of a group with test images"] = len(rest) - int(stays.sum())
+            decoded = replace(decoded, group=group)
+        self._in_pool = stays
+        pool = pool_of(decoded, images.labels, test, images.domains, stays)
+        for why, count in left_out.items():
+            if count:
+                warnings.warn(f"{self.name}: {count} training images {why} and do not train", stacklevel=2)
         self._check_sides(images, pool)
         return pool
 

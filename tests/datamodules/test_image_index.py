@@ -1,12 +1,15 @@
 """Rows, sides and groups of an index of the user's own images."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from datamodules.own_folders import Listed
 from datamodules.own_images import ImageIndex
 
 
@@ -55,3 +58,31 @@ def test_a_group_with_and_without_a_point_is_one(tmp_path: Path) -> None:
     (root / "index.csv").write_text((root / "index.csv").read_text().replace("17.0,train", "17.0,test"))
     with pytest.raises(ConfigurationError, match="the group '17' is on both sides"):
         ImageIndex("Pets", str(root), size=4)
+
+
+def test_a_copy_of_a_test_image_takes_no_other_image_of_its_patient(tmp_path: Path) -> None:
+    rows = [f"a/{n}.png,{'xy'[n % 2]},{'AB'[n > 7]},{('train', 'test')[n > 7]}" for n in range(12)]
+    root = write_index(tmp_path, "path,label,group,split", rows, images=12)
+    (root / "a/3.png").write_bytes((root / "a/9.png").read_bytes())
+    with pytest.warns(UserWarning, match="Pets: 1 training images are copies of test images and do not tr") as said:
+        pool = ImageIndex("Pets", str(root), size=4).load()
+    assert len(said) == 1
+    assert sorted(pool.images[~pool.test][:, 0, 0, 0].tolist()) == [0, 1, 2, 4, 5, 6, 7]
+    assert len(pool.group.unique()) == 2
+
+
+class OnBothSides(ImageIndex):
+    """An index that gives the first image of a group as a test image."""
+
+    def listing(self) -> Listed:
+        made = super().listing()
+        return replace(made, test=np.arange(len(made.files)) == 0, given=np.ones(len(made.files), dtype=bool))
+
+
+def test_a_group_that_a_source_gives_on_both_sides_is_tested_alone(tmp_path: Path) -> None:
+    rows = [f"a/{n}.png,{'xy'[n % 2]},{n // 4}" for n in range(8)]
+    root = write_index(tmp_path, "path,label,group", rows, images=8)
+    with pytest.warns(UserWarning, match="Pets: 3 training images are of a group with test images and do not train"):
+        pool = OnBothSides("Pets", str(root), size=4).load()
+    assert pool.test.sum() == 1
+    assert sorted(pool.images[~pool.test][:, 0, 0, 0].tolist()) == [4, 5, 6, 7]
