@@ -7,6 +7,7 @@ reads thousands of small batches in any order, so decoded pixels are kept here, 
 import hashlib
 import logging
 import os
+import re
 import stat
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmark.errors import ConfigurationError, listed
+from benchmark.files import open_regular
 from datamodules.decoded_cache import BESIDE, About, DecodedCache, cache_folder, size_said
 from datamodules.pixels import ABOUT, LARGEST, Decoding, Fit, decode
 from datamodules.source import ImagePool
@@ -29,9 +31,17 @@ log = logging.getLogger(__name__)
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 #: images that are not read: a folder that holds one is refused, since an image left out would go unnoticed
 UNREAD = (
-    *(".avif", ".dcm", ".dng", ".eps", ".heic", ".heif", ".ico", ".jp2", ".jpe", ".jxl", ".nii", ".nii.gz", ".npy"),
-    *(".pbm", ".pgm", ".ppm", ".psd", ".svg", ".tga"),
+    # pictures and drawings
+    *(".apng", ".avif", ".eps", ".exr", ".heic", ".heif", ".ico", ".j2c", ".j2k", ".jp2", ".jpe", ".jpf", ".jpx"),
+    *(".jxl", ".jxr", ".pam", ".pbm", ".pcx", ".pgm", ".pnm", ".ppm", ".psd", ".qoi", ".sgi", ".svg", ".tga", ".wdp"),
+    # of cameras
+    *(".arw", ".cr2", ".cr3", ".crw", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".sr2", ".srf"),
+    # of radiology and microscopes
+    *(".bif", ".czi", ".dcm", ".dicom", ".ima", ".lif", ".mha", ".mhd", ".mnc", ".mrxs", ".nd2", ".ndpi", ".nhdr"),
+    *(".nii", ".nii.gz", ".npy", ".nrrd", ".scn", ".svs", ".vms", ".vsi"),
 )
+#: what a DICOM file has after 128 bytes of anything
+DICOM = b"DICM"
 #: folders that file managers and systems make: no classes, passed over like those whose names begin with a dot
 NO_CLASSES = frozenset(
     {"__macosx", "@eadir", "lost+found", "#recycle", "$recycle.bin", "system volume information", "thumbs.db"}
@@ -125,7 +135,7 @@ def list_images(root: Path, folder: str) -> list[str]:
     except OSError as error:
         raise ConfigurationError(f"cannot read the image folder {at}: {error.strerror}") from error
     images = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
-    unread = [name for name in names if name.lower().endswith(UNREAD) and not name.startswith(".")]
+    unread = unread_in(at, [name for name in names if not name.startswith(".")])
     if unread:
         raise ConfigurationError(
             f"{at} holds {len(unread)} images of formats that are not read (first: {unread[0]}); convert them to PNG "
@@ -134,6 +144,24 @@ def list_images(root: Path, folder: str) -> list[str]:
     if not images:
         raise ConfigurationError(f"{at} holds no image ({', '.join(SUFFIXES)})")
     return [(PurePosixPath(folder) / name).as_posix() for name in images]
+
+
+def unread_in(at: Path, names: Sequence[str]) -> list[str]:
+    """Return which files of a folder are images that are not read, by their suffix; without one, DICOM by content."""
+    return [
+        name
+        for name in names
+        if name.lower().endswith(UNREAD) or (not re.search(r"\.\w*[a-z]\w*$", name, re.I) and _is_dicom(at / name))
+    ]
+
+
+def _is_dicom(path: Path) -> bool:
+    """Return whether it is a file of DICOM, whose name may be but a number with points."""
+    try:
+        with open_regular(path, links=True) as file:
+            return file.read(128 + len(DICOM))[128:] == DICOM
+    except OSError:
+        return False
 
 
 def without_copies(

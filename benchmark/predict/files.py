@@ -14,7 +14,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import read_regular, reason
 from benchmark.predict.given import NEEDED, check_there
 from benchmark.run.federation_file import FederationFacts
-from datamodules.folders import NO_CLASSES, SUFFIXES, UNREAD
+from datamodules.folders import NO_CLASSES, SUFFIXES, unread_in
 from datamodules.pixels import Decoding, decode
 from datamodules.tables import read_table
 
@@ -69,7 +69,7 @@ def _below(folder: Path) -> tuple[list[Path], list[Path]]:
         folders[:] = [name for name in folders if not name.startswith(".") and name.casefold() not in NO_CLASSES]
         shown = [name for name in names if not name.startswith(".")]
         found += [Path(at, name) for name in shown if name.lower().endswith(SUFFIXES)]
-        unread += [Path(at, name) for name in shown if name.lower().endswith(UNREAD)]
+        unread += [Path(at, name) for name in unread_in(Path(at), shown)]
     return sorted(found), sorted(unread)
 
 

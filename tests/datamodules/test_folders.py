@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from benchmark.predict.files import list_files
 from datamodules import folders
 from datamodules.folders import list_class_folders, read_images, without_copies
 
@@ -61,6 +62,27 @@ def test_order_on_disk_does_not_matter(root, monkeypatch):
 def test_class_folders_must_be_those_of_the_data_set(root, names, message):
     with pytest.raises(ConfigurationError, match=message):
         list_class_folders(root, "train", names)
+
+
+KINDS = (".nef", ".CR2", ".svs", ".dicom", ".mha", ".arw", ".raf", ".ima", ".nrrd", ".ndpi", ".mrxs", ".exr", ".j2k")
+
+
+@pytest.mark.parametrize("name", [*(f"scan{kind}" for kind in (*KINDS, ".jxr")), "IM000001", "1.2.840.113619.2"])
+def test_images_of_a_kind_that_is_not_read_do_not_go_unnoticed(root, name):
+    content = bytes(128) + (b"" if name.startswith("scan") else b"DICM")
+    (root / "train/dog" / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=rf"dog holds 1 images of formats that are not read \(first: {name}\)"):
+        list_class_folders(root, "train", [["cat"], ["dog"]])
+    found, remarks = list_files([root / "train/dog"])
+    assert [path.name for path in found] == ["c.png", "z.png"]
+    assert f"1 images in {root / 'train/dog'} are of formats that are not read (first: " in remarks[0]
+
+
+def test_files_without_a_suffix_that_are_no_dicom_are_passed_over(root):
+    (root / "train/dog/README").write_text("DICM")
+    os.mkfifo(root / "train/dog/pipe")
+    (root / "train/dog/gone").symlink_to("nowhere")
+    assert list_class_folders(root, "train", [["cat"], ["dog"]])[0] == FILES
 
 
 def test_missing_and_empty_folders(root):
