@@ -86,13 +86,16 @@ def decode(given: Path | tuple[str, bytes], how: Decoding) -> Decoded:
         how: to which pixels.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no image, or one too large or with values of no known range.
+        ConfigurationError: the file cannot be read, is no image, or one too large or with values of no known range; or
+            it is to be decoded as seen, and holds several images.
     """
     path = given if isinstance(given, Path) else given[0]
     try:
         content = given.read_bytes() if isinstance(given, Path) else given[1]
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             _check_mode(opened, path)
+            if how.as_seen:
+                _check_single(opened, path)
             cut = _is_cut(opened)
             largest = 0
             if opened.mode.startswith("I;16") or (cut and how.as_seen and opened.format == "PNG"):
@@ -106,7 +109,7 @@ def decode(given: Path | tuple[str, bytes], how: Decoding) -> Decoded:
         raise ConfigurationError(
             f"the image {path} is too large to decode ({str(error) or 'out of memory'}); make it smaller or remove it"
         ) from error
-    except (OSError, ValueError, SyntaxError, RuntimeError) as error:
+    except (OSError, EOFError, ValueError, SyntaxError, RuntimeError) as error:
         # Pillow names the object in memory that it was given.
         reason = "its content is of no known format" if isinstance(error, UnidentifiedImageError) else error
         raise ConfigurationError(
@@ -133,6 +136,16 @@ def _check_mode(opened: Image.Image, path: Path | str) -> None:
         f"{f' ({kind})' if kind else ''}; choose the range that shows what matters, scale it to 0 to 255 (or 0 to "
         "65535), and save it with 8 bits (or 16 without sign)"
     )
+
+
+def _check_single(opened: Image.Image, path: Path | str) -> None:
+    """Refuse a file of several images, of which one would be read; JPEG's further ones (MPO) go with what one sees."""
+    count = 1 if opened.format == "MPO" else getattr(opened, "n_frames", 1)
+    if count > 1:
+        raise ConfigurationError(
+            f"the image {path} is a {opened.format} file of {count} images, as pages of a scan or an animation; save "
+            "those that are to be used in a file each"
+        )
 
 
 def _is_cut(opened: Image.Image) -> bool:

@@ -211,3 +211,20 @@ def test_one_photo_in_several_formats_is_one_image(tmp_path: Path) -> None:
     files = saved(tmp_path, *contents, encoded(Image.fromarray(PICTURE[::-1].copy()), "PNG"))
     assert read_images(tmp_path, files, 4, "squash", as_seen=True).group.tolist() == [0, 0, 0, 3]
     assert read_images(tmp_path, files, 4, "squash").group.tolist() == [0, 1, 2, 3]  # byte-identical ones alone
+
+
+@pytest.mark.parametrize("form", ["TIFF", "GIF", "PNG", "WEBP"])
+def test_a_file_of_several_images_is_no_image_of_ones_own(form: str) -> None:
+    pages = [Image.fromarray(PICTURE), Image.fromarray(PICTURE[::-1])]
+    several = encoded(pages[0], form, save_all=True, append_images=pages[1:], lossless=True)
+    with pytest.raises(ConfigurationError, match=rf"the image a\.img is a {form} file of 2 images, as pages of a scan"):
+        decode(("a.img", several), SEEN)
+    single = encoded(pages[0], form, lossless=True)
+    expected = decode(("a.img", single), SEEN).pixels
+    assert np.array_equal(decode(("a.img", several), PUBLISHED).pixels, expected)
+
+
+def test_a_photo_with_further_images_of_it_is_read() -> None:
+    image = Image.fromarray(PICTURE)
+    photo = encoded(image, "MPO", save_all=True, append_images=[image])
+    assert np.array_equal(decode(("a.jpg", photo), SEEN).pixels, decode(("a.jpg", encoded(image, "JPEG")), SEEN).pixels)
