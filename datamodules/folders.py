@@ -253,7 +253,7 @@ def _from_cache(kept: DecodedCache, read: Read, how: Decoding) -> tuple[NDArray[
     return found
 
 
-def decode_images(read: Read, n: int, how: Decoding, at: Path | str) -> DecodedImages:
+def decode_images(read: Read, n: int, how: Decoding, at: Path | str, of_run: bool = False) -> DecodedImages:
     """Decode images into memory.
 
     Args:
@@ -261,6 +261,7 @@ def decode_images(read: Read, n: int, how: Decoding, at: Path | str) -> DecodedI
         n: how many there are.
         how: to which pixels.
         at: what they are images of, for messages.
+        of_run: as :func:`tell_of_16_bits` says.
 
     Raises:
         ConfigurationError: one cannot be decoded, or they do not fit into memory.
@@ -275,33 +276,44 @@ def decode_images(read: Read, n: int, how: Decoding, at: Path | str) -> DecodedI
             "are mapped"
         ) from error
     _decode_all(read, how, images, about)
-    return _in_groups(images, about, how, at)
+    return _in_groups(images, about, how, at, of_run)
 
 
-def _in_groups(images: NDArray[np.uint8], about: About, how: Decoding, at: Path | str) -> DecodedImages:
+def _in_groups(
+    images: NDArray[np.uint8], about: About, how: Decoding, at: Path | str, of_run: bool = False
+) -> DecodedImages:
     """The images, and which of them are copies."""
     if how.as_seen:
-        _tell_of_16_bits(about, how, at)
+        tell_of_16_bits(about, how, at, of_run)
     _, first, inverse = np.unique(about["digest"], axis=0, return_index=True, return_inverse=True)
     return DecodedImages(images, first[inverse.reshape(-1)].astype(np.int64))
 
 
-def _tell_of_16_bits(about: About, how: Decoding, at: Path | str) -> None:
+def tell_of_16_bits(about: About, how: Decoding, at: Path | str, of_run: bool = False) -> None:
     """Warn of values in 16 bits that are nearly black, and of colours of which 8 bits were read.
 
+    Args:
+        about: the images.
+        how: they were decoded.
+        at: what they are images of, for messages.
+        of_run: whether they are new images for a run that was trained, which has chosen ``how``.
+
     Raises:
-        ConfigurationError: ``bits`` is given, and no image has 16.
+        ConfigurationError: ``bits`` is given for these images, and none has 16.
     """
     deep, cut = int(about["deep"].sum()), int(about["cut"].sum())
-    if how.bits is not None and not deep:
+    if how.bits is not None and not deep and not of_run:
         raise ConfigurationError(
             f"bits={how.bits} says how many of 16 bits are in use, and no image of {at} has 16; leave it out"
         )
     largest = int(about["largest"].max(initial=0))
     if deep > cut and how.bits is None and largest <= LARGEST // 4:
+        mend = f"give data.source.init_args.bits={max(largest.bit_length(), 8)}"
+        if of_run:
+            mend = "the run was trained without data.source.init_args.bits: scale them as its training images were"
         warnings.warn(
-            f"{at}: {deep - cut} images have 16 bits and are nearly black: largest value {largest} of {LARGEST}; give "
-            f"data.source.init_args.bits={max(largest.bit_length(), 8)}",
+            f"{at}: {deep - cut} images have 16 bits and are nearly black: largest value {largest} of {LARGEST}; "
+            f"{mend}",
             stacklevel=2,
         )
     if cut:

@@ -14,8 +14,8 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import read_regular, reason
 from benchmark.predict.given import NEEDED, check_there
 from benchmark.run.federation_file import FederationFacts
-from datamodules.folders import NO_CLASSES, SUFFIXES, unread_in
-from datamodules.pixels import Decoding, decode
+from datamodules.folders import NO_CLASSES, SUFFIXES, tell_of_16_bits, unread_in
+from datamodules.pixels import ABOUT, Decoded, Decoding, decode
 from datamodules.tables import read_table
 
 #: Files that list images, in a column ``path`` as seen from their own folder.
@@ -74,16 +74,20 @@ def _below(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def decoded(files: Sequence[Path], how: Decoding) -> Iterator[tuple[Path, NDArray[np.uint8] | str]]:
-    """Yield each file with its pixels, uint8 [3, S, S], or the reason why it has none; a few are held at a time."""
+    """Yield each file with its pixels, uint8 [3, S, S], or the reason why it has none; a few are held at a time.
 
-    def read(path: Path) -> NDArray[np.uint8] | str:
+    After the last one a warning tells of values in 16 bits that are nearly black.
+    """
+
+    def read(path: Path) -> Decoded | str:
         try:
-            return decode((str(path), read_regular(path, MOST_BYTES, links=True)), how).pixels
+            return decode((str(path), read_regular(path, MOST_BYTES, links=True)), how)
         except ConfigurationError as error:
             return str(error)
         except (OSError, ValueError) as error:  # ValueError: a list can name what no file is called
             return f"cannot read the image {path}: {reason(error)}"
 
+    about = np.zeros(len(files), ABOUT)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         for start in range(0, len(files), TOGETHER):
             some = files[start : start + TOGETHER]
@@ -91,7 +95,12 @@ def decoded(files: Sequence[Path], how: Decoding) -> Iterator[tuple[Path, NDArra
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 warnings.filterwarnings("ignore", "Corrupt EXIF data")
                 made = list(threads.map(read, some))
-            yield from zip(some, made, strict=True)
+            for row, (path, each) in enumerate(zip(some, made, strict=True), start=start):
+                if not isinstance(each, str):
+                    about[row] = each.about
+                yield path, each if isinstance(each, str) else each.pixels
+    if how.as_seen:
+        tell_of_16_bits(about, how, "the images to classify", of_run=True)
 
 
 def decoding_of(facts: FederationFacts) -> Decoding:

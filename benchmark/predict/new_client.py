@@ -44,7 +44,7 @@ def labelled_images(folder: Path, facts: FederationFacts, number: int, name: str
         labels += [labels_of[place]] * len(images)
     file_statuses(folder, files)  # refuses what is no file, and links that leave the folder
     how = decoding_of(facts)
-    decoded = decode_images(lambda row: folder / files[row], len(files), how, folder)
+    decoded = decode_images(lambda row: folder / files[row], len(files), how, folder, of_run=True)
     return LabelledImages(
         name or folder.resolve().name, torch.from_numpy(decoded.images), torch.from_numpy(np.array(labels))
     )

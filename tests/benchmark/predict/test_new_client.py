@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Terms
+from benchmark.predict.files import decoded, decoding_of
 from benchmark.predict.new_client import labelled_images
 from benchmark.run.federation_file import FederationFacts
 from datamodules.pixels import Decoding
@@ -77,3 +79,22 @@ def test_what_would_go_unnoticed_or_lies_elsewhere_is_refused(tmp_path: Path) ->
     link.symlink_to(ward(tmp_path / "other", "dog") / "dog/0.png")
     with pytest.raises(ConfigurationError, match=r"linked/cat/x\.png leads outside of the data set's folder"):
         labelled_images(tmp_path / "linked", facts, 0)
+
+
+def test_dark_images_of_16_bits_are_told_of_where_they_are_used(tmp_path: Path) -> None:
+    ward(tmp_path, "cat", "dog")
+    Image.fromarray(np.full((4, 4), 4095, dtype=np.uint16)).save(tmp_path / "cat/0.png")
+    said = "1 images have 16 bits and are nearly black: largest value 4095 of 65535; the run was trained without data"
+    facts = facts_of("cat", "dog")
+    with pytest.warns(UserWarning, match=f"the images to classify: {said}"):
+        [*decoded([tmp_path / "cat/0.png", tmp_path / "dog/0.png"], decoding_of(facts))]
+    with pytest.warns(UserWarning, match=said):
+        labelled_images(tmp_path, facts, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_files_of_8_bits_are_as_they_are_to_a_run_with_bits(tmp_path: Path) -> None:
+    facts = facts_of("cat", "dog", bits=12)
+    assert labels_by_folder(tmp_path, facts, "cat", "dog") == [0, 1]
+    ((_, pixels),) = decoded([tmp_path / "cat/0.png"], decoding_of(facts))
+    assert (np.asarray(pixels) == 200).all()
