@@ -182,7 +182,7 @@ class TrainedRun:
         return None if self.directory is None else self.directory.site
 
     def _one_for_all(self, point: Point | None) -> int:
-        """Return any client, where all have one model; in a site's folder the site.
+        """Return any client, where all have one model of the same classes; in a site's folder the site.
 
         Raises:
             ConfigurationError: each has its own.
@@ -190,8 +190,10 @@ class TrainedRun:
         if self.site is not None:
             return self.site.client
         method, simulation = self.method, self.method.simulation
+        own_classes = bool(simulation.terms.own_spaces) or self.facts.label_orders > 1
         one = len(self.client_names) == 1 or not (
-            point == "local"
+            own_classes
+            or point == "local"
             or method.roles.personal
             or method.roles.remembered
             or simulation.phases[Stage.FINETUNE]
@@ -201,9 +203,10 @@ class TrainedRun:
             or simulation.received(method.server.rule, method.server.evaluated, (0,)).own
         )
         if not one:
-            raise ConfigurationError(
-                f"{self.name} has a model for each client; say which one: {listed(self.client_names)}"
-            )
+            has = f"{self.name} has a model for each client"
+            if own_classes:
+                has = "clients of this run tell different classes apart, or count them in different orders"
+            raise ConfigurationError(f"{has}; say which one: {listed(self.client_names)}")
         return simulation.terms.training_clients[0]
 
     def _point(self, client: int, asked: Point | None) -> Point:

@@ -9,6 +9,7 @@ from federation import TinyImages
 from safetensors.torch import load_file
 from trained_runs import Runs
 
+from benchmark.errors import ConfigurationError
 from benchmark.predict.trained_run import TrainedRun
 from benchmark.records.stored_run import read_metrics
 from benchmark.run.reload import client_values
@@ -55,6 +56,23 @@ def test_predictions_of_a_clients_test_images_are_those_of_the_record(
         if point == read_at:
             assert opened.client(client).point == point
     assert len(scored) == (10 if live.model.evaluate_local else 6)
+
+
+@pytest.mark.parametrize(
+    ("conf", "options"),
+    [
+        ("FedAvg", ("--data.label_orders=2",)),
+        ("PromptFL", ("--data.partition=own_spaces.OwnSpaces", "--data.clients_per_round=5")),
+    ],
+    ids=["orders", "spaces"],
+)
+def test_clients_that_tell_different_classes_apart_are_asked_by_name(
+    conf: str, options: tuple[str, ...], runs: Runs
+) -> None:
+    run = TrainedRun(runs(conf, *options).run_dir, device="cpu")
+    assert run.client(0).class_names != run.client(1).class_names
+    with pytest.raises(ConfigurationError, match=r"tell different classes apart, or .*; say which one: client 0, clie"):
+        run.client()
 
 
 #: Of them, what is different as a graph: a CNN, a ViT with draws, a CLIP's image tower.
