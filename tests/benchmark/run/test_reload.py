@@ -164,6 +164,22 @@ def test_data_sets_of_another_folder_are_taken_where_a_run_has_one() -> None:
     assert moved({"data": {"source": "datamodules.DigitDomains"}, "model": "methods.FedVPT"}, "/new") == {}
 
 
+@pytest.mark.parametrize("kind", ["ImageFolders", "DomainFolders", "ImageIndex"])
+def test_own_images_that_have_moved_are_found_by_their_name_or_where_they_are(kind: str, tmp_path: Path) -> None:
+    def found(before: Path, data_dir: str) -> dict[str, str]:
+        source = {"class_path": f"datamodules.own_images.{kind}", "init_args": {"name": "Pets", "root": str(before)}}
+        return moved({"data": {"source": source}, "model": "methods.FedVPT"}, tmp_path / data_dir)
+
+    for there in ("new/pets", "renamed", "kept/pets"):
+        (tmp_path / there).mkdir(parents=True)
+    root = "data.source.init_args.root"
+    assert found(tmp_path / "gone/pets", "new") == {root: str(tmp_path / "new/pets")}
+    assert found(tmp_path / "gone/pets", "renamed") == {root: str(tmp_path / "renamed")}
+    assert found(tmp_path / "kept/pets", "renamed") == {}  # a folder of other data sets
+    assert found(tmp_path / "kept/pets", "new") == {root: str(tmp_path / "new/pets")}
+    assert found(tmp_path / "gone/pets", "nowhere") == {}
+
+
 def test_the_data_of_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text(
         "source: federation.TinyImages\npartition: {class_path: federation.Ragged, init_args: {num_clients: 4}}\n"
