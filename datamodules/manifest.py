@@ -2,6 +2,7 @@
 
 import hashlib
 import operator
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,7 +55,8 @@ def record_split(
     """The record of ``splits``.
 
     A partition that was itself read from a manifest keeps that manifest, algorithm, seed and all, so that
-    both runs name the same split; only the images' sha256 and the stream of foreign images are this run's own.
+    both runs name the same split; only the images' sha256 and the stream of foreign images are this run's own. Where
+    that sha256 differs from the recorded one, a warning says so.
 
     Args:
         partition: what made the splits.
@@ -69,7 +71,16 @@ def record_split(
     if isinstance(partition, FromManifest):
         partition.check_names(source)
         recorded = {name: value for name, value in partition.manifest.items() if name != OF_THE_STREAM}
-        return SplitRecord.of({**recorded, OF_THE_IMAGES: images_sha256(pool)})
+        images = images_sha256(pool)
+        if recorded.get(OF_THE_IMAGES, images) != images:  # none in older manifests
+            warnings.warn(
+                f"{partition.path} was made from other images: their number, labels and sides are those of the data "
+                f"set, their pixels are not (sha256 {images[:12]}..., recorded {recorded[OF_THE_IMAGES][:12]}...); "
+                "where they have another size or are decoded otherwise that is meant, else use the images it was "
+                "made from",
+                stacklevel=2,
+            )
+        return SplitRecord.of({**recorded, OF_THE_IMAGES: images})
     fields = {
         "format": FORMAT,
         "algorithm": type(partition).__name__,

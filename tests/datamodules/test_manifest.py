@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def test_images_have_a_hash_of_their_own_beside_the_partitions(tmp_path):
     # A run on a recorded split names its own images.
     path = tmp_path / "split.json"
     write_manifest(path, manifest)
-    assert make_manifest(FromManifest(str(path)), other, splits, Birds(), 3) == again
+    with pytest.warns(UserWarning, match="was made from other images"):
+        assert make_manifest(FromManifest(str(path)), other, splits, Birds(), 3) == again
     # A view in another order of memory has the same pixels, and so the same hash.
     mixed = replace(pool, images=torch.arange(120, dtype=torch.uint8).view(40, 3, 1, 1))
     view = replace(mixed, images=mixed.images.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2))
@@ -125,11 +127,26 @@ def test_images_have_a_hash_of_their_own_beside_the_partitions(tmp_path):
     assert hashes[0] == hashes[1]
 
 
+def test_other_images_of_a_recorded_split_are_told_of(tmp_path):
+    manifest, splits = make()
+    write_manifest(tmp_path / "split.json", manifest)
+    loaded, pool = FromManifest(str(tmp_path / "split.json")), make_pool()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_manifest(loaded, pool, splits, Birds(), 3)
+    other = replace(pool, images=torch.ones_like(pool.images))
+    assert loaded.split(other, numpy_generator(0)).train
+    with pytest.warns(UserWarning, match=r"split\.json was made from other images: .* where they have another size or"):
+        make_manifest(loaded, other, splits, Birds(), 3)
+
+
+@pytest.mark.filterwarnings("error")
 def test_manifests_without_a_hash_of_the_images_are_read(tmp_path):
-    manifest = make()[0]
+    manifest, splits = make()
     before = {field: value for field, value in manifest.items() if field != "images_sha256"}
     write_manifest(tmp_path / "split.json", before)
     assert read_manifest(tmp_path / "split.json") == before
+    assert make_manifest(FromManifest(str(tmp_path / "split.json")), make_pool(), splits, Birds(), 3) == manifest
     assert manifest_hash(before) == manifest_hash(manifest)
 
 
