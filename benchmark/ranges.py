@@ -265,3 +265,23 @@ def expected(hint: Any) -> str | None:
     if get_origin(hint) in (tuple, list) and len(set(parts)) == 1 and parts[0] is not None:
         return f"a list, each of it {parts[0]}"
     return WORDS.get(hint) if isinstance(hint, type) else None
+
+
+def check_share(option: str, share: float | None, count: int, clients: int) -> None:
+    """Refuse a share of the clients that is above zero and yet is none of them.
+
+    Args:
+        option: of the data.
+        share: its value.
+        count: clients that it gives.
+        clients: of which it is a share.
+
+    Raises:
+        ConfigurationError: it is so.
+    """
+    if share and not count:
+        enough = f"give more, for example {math.ceil(100 / clients) / 100}, or " if clients > 1 else ""
+        of = f"{clients} client{'s' * (clients != 1)}"
+        raise ConfigurationError(
+            f"data.{option}={share} of {of} is no client, and so without effect; {enough}leave it out"
+        )

@@ -19,7 +19,7 @@ from benchmark.federation import CorruptedRows, Federation, Holdings, Terms
 from benchmark.hostile import hostile_clients
 from benchmark.own_metrics import chosen_metrics
 from benchmark.privacy.record_level import RecordLevelPrivacy
-from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval
+from benchmark.ranges import AboveZero, BelowOne, Checked, FewOrNone, PositiveInt, Seed, UnitInterval, check_share
 from benchmark.records.kept_rounds import Keep
 from benchmark.seeds import numpy_generator
 from datamodules.corruptions import CorruptedTests
@@ -191,6 +191,8 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.training_clients = sorted(order[: trained - new])
         #: hostile clients, whose training images have other labels
         self.flipped_clients = hostile_clients(seed, self.training_clients, label_flipping or 0.0)
+        check_share("new_clients", new_clients, new, trained)
+        check_share("label_flipping", label_flipping, len(self.flipped_clients), len(self.training_clients))
         available = len(self.training_clients)
         if clients_per_round is None:
             clients_per_round = max(1, round(participation * available))

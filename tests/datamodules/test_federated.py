@@ -273,3 +273,22 @@ def test_a_width_that_is_given_counts_when_a_run_goes_on(given: str, width: int)
     data.load_state_dict(state)
     assert data.loaders is not None
     assert data.loaders.width == width
+
+
+@pytest.mark.parametrize(
+    ("clients", "option", "said"),
+    [
+        (
+            5,
+            {"new_clients": 0.1},
+            r"data\.new_clients=0\.1 of 5 clients is no client, .*; give more, for example 0\.2,",
+        ),
+        (1, {"new_clients": 0.9}, r"data\.new_clients=0\.9 of 1 client is no client, .*; leave it out$"),
+        (3, {"label_flipping": 0.3}, r"data\.label_flipping=0\.3 of 3 clients is no client, .*, for example 0\.34, or"),
+    ],
+)
+def test_a_share_that_is_none_of_the_clients_is_refused(clients: int, option: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        made(partition=IID(clients), **option)
+    (name,) = option
+    assert made(partition=IID(5), **{name: 0.2}).num_clients == 5
