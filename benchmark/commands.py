@@ -148,7 +148,8 @@ def resume(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Check records against their files, on request their configuration, or by running again.
 
-    Hashes show damage; they are no signature.
+    Hashes show damage; they are no signature. With --resolve or --rerun the run's config.yaml says which classes are
+    imported and called: use only directories you trust.
     """
     from benchmark.run.verification import check_run
 

@@ -40,13 +40,15 @@ def config_of(run_dir: Path) -> Path:
 def _check_brings_no_code(run_dir: Path, config: Any) -> None:
     """Refuse a configuration that names a module which the run directory itself has brought along.
 
+    It is looked for in the working directory too, where a process that is started from here (``python -m``) finds it.
+
     Raises:
         ConfigurationError: it does.
     """
     inside = run_dir.resolve()
     for name in filter(CLASS.fullmatch, _texts(config)):
         modules = accumulate(name.split(".")[:-1], lambda package, module: f"{package}/{module}")
-        for entry, module in product(sys.path, modules):
+        for entry, module in product(["", *sys.path], modules):
             at = Path(entry, module)
             found = at.is_dir() or any(Path(f"{at}{suffix}").is_file() for suffix in all_suffixes())
             if found and at.resolve().is_relative_to(inside):

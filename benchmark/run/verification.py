@@ -17,6 +17,7 @@ from benchmark.records.stored_run import read_metrics, stored_run, verify_record
 from benchmark.run.command import resolved
 from benchmark.run.data_folder import moved
 from benchmark.run.differences import differences
+from benchmark.run.resume import config_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,9 +33,10 @@ def resolved_differences(run_dir: str | Path) -> tuple[list[str], list[str]]:
         Problems and remarks, a line each.
 
     Raises:
-        ConfigurationError: the file is not there.
+        ConfigurationError: the file is not there, names a class that lies in the run directory, or a link in the
+            directory leads elsewhere.
     """
-    path = Path(run_dir) / "config.yaml"
+    path = config_of(Path(run_dir))
     given = read_mapping(path)
     try:
         now = resolved(["--config", str(path)])
@@ -71,15 +73,17 @@ def rerun(run_dir: str | Path, data_dir: str | Path | None = None, program: Sequ
         program: command in front of ``fit``.
 
     Raises:
-        ConfigurationError: the run is not finished.
+        ConfigurationError: the run is not finished, its configuration names a class that lies in the run directory, or
+            a link in the directory leads elsewhere.
     """
     folder = Path(run_dir)
     record = read_record(folder)
+    config = config_of(folder)
     with tempfile.TemporaryDirectory(prefix="rerun-") as temporary:
         again = Path(temporary) / "run"
-        command = [*program, "fit", "--config", str(folder / "config.yaml"), "--run_dir", str(again)]
+        command = [*program, "fit", "--config", str(config), "--run_dir", str(again)]
         command += ["--ckpt_path=null", "--trainer.logger=false"]
-        elsewhere = moved(read_mapping(folder / "config.yaml"), data_dir)
+        elsewhere = moved(read_mapping(config), data_dir)
         command += [f"--{option}={value}" for option, value in elsewhere.items()]
         ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if ended.returncode or not is_finished(again):

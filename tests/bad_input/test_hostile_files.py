@@ -17,8 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from bad_input.test_records import prepared as prepared  # two finished runs, made without training
 from bad_input.test_records import rehashed, rewritten
+from federation import CONF
 from PIL import Image
 from refusal import refused, within
 
@@ -30,7 +32,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import check_no_links, open_regular
 from benchmark.locks import FileLock
 from benchmark.records.evaluations import remove_evaluations, remove_merged
-from benchmark.records.hashes import manifest_hash
+from benchmark.records.hashes import config_hash, manifest_hash
 from benchmark.records.metrics_table import read_table, write_parquet
 from benchmark.run import cli
 from benchmark.run.run_directory import claimed
@@ -154,6 +156,27 @@ def test_a_run_directory_brings_no_code(
         line = refused(capsys, commands.main, command)
         assert f"{folder}/config.yaml names {named}, which lies in {folder} itself: a run leaves no code" in line
     assert "which lies in" in refused(capsys, cli.main, ["test", f"--run_dir={folder}"])
+
+
+@pytest.mark.parametrize("how", [["--resolve"], ["--rerun", "1000"]])
+def test_verify_runs_no_code_that_a_run_directory_brings(
+    how: list[str], capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == ["--resolve"]:  # the other starts a process, which looks in the working directory by itself
+        monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setenv("PYTHONPATH", str(CONF.parents[1]))
+    (RUN / "evil.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('marker').touch()\nclass FedAvg: pass\n"
+    )
+    named = "results.runs.a.evil.FedAvg"
+    backbone = {"class_path": "benchmark.backbones.vit.TimmViT", "init_args": {"name": "micro_vit"}}
+    method = {"class_path": named, "init_args": {"backbone": backbone}}
+    config = yaml.safe_load((RUN / "config.yaml").read_text()) | {"model": method}
+    rehashed(RUN, "config.yaml", json.dumps(config).encode())
+    rewritten(RUN, config_hash=config_hash(config))
+    assert commands.main(["verify", str(RUN), *how]) == 1
+    assert f"{RUN}/config.yaml names {named}, which lies in {RUN} itself" in capsys.readouterr().out
+    assert not (RUN / "marker").exists()
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "federation.json", "record.json", "checkpoints/last.ckpt"])
