@@ -11,8 +11,9 @@ class Comparison:
 
     Attributes:
         mean: of the differences: over clients within a seed, then over seeds.
-        low: end of the confidence interval; NaN where there is only one client and one seed, or where all differences
-            are equal: clients with one model and the same test images are no further measurements.
+        low: end of the confidence interval; NaN where there is only one client and one seed, where all differences are
+            equal (clients with one model and the same test images are no further measurements), or where they differ
+            and their means do not: neither those of clients nor those of seeds, which then tell no spread.
         high: the other end.
         seeds: how many are compared.
         pairs: how many (seed, client) pairs are compared.
@@ -87,7 +88,8 @@ def paired_comparison(
         parts.append((float(means.var(ddof=1)) / len(means), len(means) - 1))
         names.append("seeds")
     variance = sum(part for part, _ in parts)
-    if np.allclose(np.concatenate(present), mean, rtol=0, atol=1e-9):
+    alike = np.allclose(np.concatenate(present), mean, rtol=0, atol=1e-9)
+    if alike or math.sqrt(variance) <= 1e-9:
         low, high, names = math.nan, math.nan, []
     else:
         quantile = sum(part * float(stdtrit(free, 0.5 + confidence / 2)) for part, free in parts) / variance

@@ -61,6 +61,17 @@ def test_one_difference_counted_several_times_has_no_interval(method: list[list[
     assert found.over == "nothing"
 
 
+@pytest.mark.parametrize("by", [10.0, 0.1])
+def test_differences_that_cancel_in_every_mean_have_no_interval(by: float) -> None:
+    """Neither the clients' means over seeds nor the seeds' over clients vary, though the differences do."""
+    method, baseline = [[0.5 + by, 0.5], [0.5, 0.5 + by]], [[0.5, 0.5 + by], [0.5 + by, 0.5]]
+    found = paired_comparison(method, baseline, same_clients=True)
+    assert (found.mean, found.pairs, found.over) == (0.0, 4, "nothing")
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert paired_comparison(method, baseline, same_clients=False).over == "clients and seeds"
+
+
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="the same seeds and the same clients"):
         paired_comparison([[1.0]], [[1.0, 2.0]], same_clients=True)
