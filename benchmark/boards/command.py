@@ -40,7 +40,7 @@ def submit(arguments: argparse.Namespace) -> int:
     made = submit(arguments.name, arguments.label, arguments.run_dirs, arguments.point, arguments.results_dir)
     for remark in made.remarks:
         print(printable(f"remark: {remark}"))
-    _write(made.board, arguments.results_dir)
+    _tell(made.files)
     return 0
 
 
@@ -48,9 +48,13 @@ def _write(board: Board, results_dir: Path) -> Path:
     """Write a board's page and values, say so, and return the page."""
     from benchmark.boards.ranking import write_ranking
 
-    page, values = write_ranking(board, results_dir)
-    print(f"written: {page}, {values}")
-    return page
+    files = write_ranking(board, results_dir)
+    _tell(files)
+    return files[0]
+
+
+def _tell(files: tuple[Path, Path]) -> None:
+    print(f"written: {files[0]}, {files[1]}")
 
 
 def add_commands(commands: Any) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmark.boards.board import RUNS, Board, BoardRow, path_of, runs_of, setting_of, write_board
-from benchmark.boards.ranking import ranking
+from benchmark.boards.ranking import check_values, ranking
 from benchmark.errors import ConfigurationError, no_such
 from benchmark.metrics import METRICS
 from benchmark.records.record_file import is_finished
@@ -33,7 +33,7 @@ def freeze(
 
     Raises:
         ConfigurationError: the board is there already; there is no such table, preset, group, row or metric; a run is
-            not kept, or is of another setting than the others.
+            not kept, is of another setting than the others, or has no finite value of a client for whom the floor has.
     """
     path = path_of(name, results_dir)
     if path.exists():
@@ -61,9 +61,13 @@ def freeze(
                 "`benchmark keep` its runs"
             )
         made.append(BoardRow(row.label, row.point, runs))
-    read = [run for row in made for run in runs_of(row, results_dir).values()]
+    runs_by_row = {row.label: runs_of(row, results_dir) for row in made}
+    read = [run for runs in runs_by_row.values() for run in runs.values()]
     title = f"{table.title}: {groups[group_name].label}"
     board = Board(name, title, preset.note or "", ranked, floor, setting_of(read), made)
-    ranking(board, results_dir)  # a run may lack the metric
+    points = {row.label: row.point for row in made}
+    for label, runs in runs_by_row.items():  # one may lack the metric, or clients
+        check_values(ranked, runs, points[label], runs_by_row[floor], points[floor])
+    ranking(board, results_dir)
     write_board(board, results_dir)
     return board

@@ -1,13 +1,15 @@
 """Rank the rows of a board, and write them down."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmark.boards.board import FOLDER, Board, BoardRow, runs_of
+from benchmark.errors import ConfigurationError, listed
 from benchmark.files import make_folder, write_text
 from benchmark.metrics import lower_is_better
 from benchmark.records.grouped_runs import Run
@@ -39,6 +41,34 @@ class Scored:
     def averages(self) -> list[float]:
         """Return the mean over clients, by seed."""
         return [fmean(value for value in values if value == value) for values in self.values.values()]
+
+
+def check_values(metric: str, runs: Mapping[str, Run], point: str, floor: Mapping[str, Run], floor_point: str) -> None:
+    """Require that a row has numbers for exactly the clients for whom the floor has some, seed by seed.
+
+    A row without the number of a client that diverged would be ranked by the other clients.
+
+    Args:
+        metric: what rows are ranked by.
+        runs: of the row, by seed.
+        point: where in a round they are read.
+        floor: the floor's runs, by seed.
+        floor_point: where in a round these are read.
+
+    Raises:
+        ConfigurationError: it has not, or a run was not evaluated where it is read.
+    """
+    for seed, run in runs.items():
+        ours, theirs = (
+            [math.isfinite(value) for value in client_values(of.metrics, of.record, at, "test", metric, "last")]
+            for of, at in ((run, point), (floor[seed], floor_point))
+        )
+        if wrong := [name for name, a, b in zip(run.record.client_names, ours, theirs, strict=True) if a != b]:
+            raise ConfigurationError(
+                f"{run.folder} has other clients with a finite {metric} on test images after the last round than the "
+                f"floor {floor[seed].folder}: {listed(wrong)}; a row is ranked by the same clients as the floor, so "
+                "run it again with settings under which no client diverges"
+            )
 
 
 def scored(board: Board, results_dir: Path) -> list[Scored]:

@@ -2,13 +2,27 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from benchmark.boards.board import RUNS, Board, BoardRow, differing, read_board, runs_of, setting_of, write_board
+from benchmark.boards.board import (
+    FOLDER,
+    RUNS,
+    Board,
+    BoardRow,
+    differing,
+    read_board,
+    runs_of,
+    setting_of,
+    write_board,
+)
+from benchmark.boards.ranking import check_values, ranking, write_ranking
 from benchmark.errors import ConfigurationError
+from benchmark.locks import FileLock
 from benchmark.metrics import MEANS_OVER_CLASSES, Metric
 from benchmark.records.drawn_images import values_in
 from benchmark.records.grouped_runs import Run, group, read_run
@@ -32,10 +46,12 @@ class Submitted:
     Attributes:
         board: with it.
         remarks: what a reader of the row should know, a sentence each.
+        files: its page and its values, which are written.
     """
 
     board: Board
     remarks: tuple[str, ...]
+    files: tuple[Path, Path]
 
 
 def submit(
@@ -49,6 +65,8 @@ def submit(
     Nothing here can tell whether the predictions are those of a model, nor what a file of weights holds that has the
     right name: only running again can (``benchmark verify --rerun``). Local epochs are not bounded.
 
+    One process at a time adds to a board. What a killed one has kept is taken over, if it is of the same runs.
+
     Args:
         name: of the board.
         label: of the new row.
@@ -57,17 +75,41 @@ def submit(
         results_dir: folder of results.
 
     Raises:
-        ConfigurationError: as above, the first thing that is wrong; nothing is written then.
+        ConfigurationError: as above, the first thing that is wrong; or another process adds a row. The board and the
+            kept runs stay as they were then.
     """
-    board = read_board(name, results_dir)
+    read_board(name, results_dir)  # there is one
+    with _locked(name, results_dir):
+        return _submit(read_board(name, results_dir), label, run_dirs, point, results_dir)
+
+
+@contextmanager
+def _locked(name: str, results_dir: Path) -> Iterator[None]:
+    """Hold the lock of a board, whose file is gone afterwards."""
+    lock = FileLock(results_dir / FOLDER / f".{name}.lock")
+    holder = lock.read().partition(":")[2].strip()
+    if not lock.acquire():
+        raise ConfigurationError(
+            f"a row is being added to the board {name} by {holder or 'another process'}; wait for it to end, then "
+            "submit again"
+        )
+    try:
+        lock.write("held")
+        yield
+    finally:
+        lock.path.unlink(missing_ok=True)
+        lock.release()
+
+
+def _submit(
+    board: Board, label: str, run_dirs: Sequence[Path], point: Literal["server", "local"], results_dir: Path
+) -> Submitted:
     if not label.strip() or len(label) > 80 or not label.isprintable():
         raise ConfigurationError(f"a label has 1 to 80 characters that can be printed, got {label!r:.100}")
     slug = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_") or "row"
     told_apart = hashlib.sha256(label.encode()).hexdigest()[:8]
     kept = {seed: f"{slug}-{board.name}-s{seed}-{told_apart}" for seed in board.setting.splits}
     added = board.with_row(BoardRow(label, point, kept, submitted=True))
-    if taken := [results_dir / RUNS / folder for folder in kept.values() if (results_dir / RUNS / folder).exists()]:
-        raise ConfigurationError(f"{taken[0]} is there already, of another submission; give another --label")
     runs = [_checked(folder, board, point) for folder in run_dirs]
     if why := differing(board.setting, setting_of(runs)):
         raise ConfigurationError(f"not on this board: {why}")
@@ -84,10 +126,35 @@ def submit(
             f"the runs are of {len(experiments)} configurations, and a row is of one: {experiments[0].first.folder} "
             f"and {experiments[1].first.folder} differ in more than their seed"
         )
-    for seed, folder in kept.items():
-        keep_record(by_seed[seed].folder, results_dir / RUNS, folder)
-    write_board(added, results_dir)
-    return Submitted(added, _remarks(runs))
+    floor = next(row for row in board.rows if row.label == board.floor)
+    check_values(board.metric, by_seed, point, runs_of(floor, results_dir), floor.point)
+    _write({results_dir / RUNS / folder: by_seed[seed] for seed, folder in kept.items()}, added, results_dir)
+    return Submitted(added, _remarks(runs), write_ranking(added, results_dir))
+
+
+def _write(kept: Mapping[Path, Run], added: Board, results_dir: Path) -> None:
+    """Keep a row's runs and write the board with it; of what fails no new folder stays.
+
+    Args:
+        kept: the runs by their new folder.
+        added: the board with the row.
+        results_dir: folder of results.
+
+    Raises:
+        ConfigurationError: a file cannot be written, another record is kept in one of the folders, or the board cannot
+            be ranked with these runs.
+    """
+    new = [folder for folder in kept if not folder.exists()]
+    try:
+        for folder, run in kept.items():
+            keep_record(run.folder, folder.parent, folder.name)
+        ranking(added, results_dir)
+        write_board(added, results_dir)
+    except BaseException:
+        if added.rows[-1] not in read_board(added.name, results_dir).rows:
+            for folder in new:
+                shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _checked(folder: Path, board: Board, point: str) -> Run:

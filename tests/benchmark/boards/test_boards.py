@@ -6,21 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from finished_run import write_finished_run
 from recorded_results import kept_images, record_of
 
-from benchmark.boards.board import Board, names_of_boards, read_board
+from benchmark.boards import submit as module
+from benchmark.boards.board import Board, names_of_boards, read_board, write_board
 from benchmark.boards.freeze import freeze
 from benchmark.boards.ranking import long_form, ranking, scored
 from benchmark.boards.submit import check_support, submit
 from benchmark.commands import main
 from benchmark.errors import ConfigurationError
+from benchmark.locks import FileLock
+from benchmark.metrics import METRICS
+from benchmark.records.drawn_images import values_in
 from benchmark.records.grouped_runs import read_run
 from benchmark.records.metrics_table import COLUMNS
-from benchmark.records.predictions import PREDICTIONS, parquet_of
+from benchmark.records.predictions import PREDICTIONS, images_of, parquet_of
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import write_record
 from benchmark.tables.cells import make_cells
@@ -278,6 +283,92 @@ def test_what_is_not_of_the_board_is_refused_and_nothing_is_written(
         submit(NAME, "Mine", runs, "server", results)
     assert sorted(results.rglob("*")) == before
     assert read_board(NAME, results) == board
+
+
+def also_auroc(folder: Path, values: dict[int, float]) -> None:
+    """Write a run anew with the AUROC of some clients, the same in each round."""
+    metrics, kept = pd.read_parquet(folder / "metrics.parquet"), (folder / PREDICTIONS).exists()
+    also = [metrics[metrics["client"] == c].assign(metric="auroc", value=value) for c, value in values.items()]
+    (folder / "metrics.parquet").unlink()
+    write_record(folder, written_record(folder), pd.concat([metrics, *also], ignore_index=True), predictions=kept)
+
+
+def auroc_board(results: Path, floor: dict[int, float], trained: dict[int, float]) -> None:
+    """Freeze a board that ranks by AUROC, which its floor lacks of some clients, as where they have one class."""
+    for folder in (results / "runs").iterdir():
+        also_auroc(folder, floor if folder.name.startswith("floor") else trained)
+    freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results, "auroc")
+
+
+@pytest.mark.parametrize(
+    ("trained", "named"), [({0: 0.7}, "b"), ({0: 0.7, 1: float("nan")}, "b"), ({0: 0.7, 1: 0.8, 2: 0.9}, "c")]
+)
+def test_a_row_of_other_clients_than_the_floors_is_not_frozen(
+    trained: dict[int, float], named: str, results: Path
+) -> None:
+    said = rf"trained-rooms-s\d.* has other clients with a finite auroc .* than the floor .*: {named};"
+    with pytest.raises(ConfigurationError, match=said):
+        auroc_board(results, {0: 0.5, 1: 0.6}, trained)
+    assert names_of_boards(results) == []
+
+
+def test_a_row_of_other_clients_than_the_floors_is_not_taken(results: Path, tmp_path: Path) -> None:
+    auroc_board(results, {0: 0.5}, {0: 0.7})
+    runs, made = given(tmp_path / "theirs"), {}
+    rows = pd.read_parquet(runs[0] / PREDICTIONS).query("point == 'server' and split == 'test'")
+    for client, own in rows.groupby("client"):
+        made[client] = float(values_in(METRICS["auroc"], images_of(own), np.ones((1, len(own)), "int32"))[0])
+    for folder in runs:
+        also_auroc(folder, made)
+    before = sorted(results.rglob("*"))
+    with pytest.raises(ConfigurationError, match=r"theirs/s\d has other clients with a finite auroc .*: b;"):
+        submit(NAME, "Mine", runs, "server", results)
+    assert sorted(results.rglob("*")) == before
+
+
+def test_one_process_at_a_time_adds_to_a_board(board: Board, results: Path, tmp_path: Path) -> None:
+    runs, lock = given(tmp_path / "theirs"), FileLock(results / "boards" / f".{NAME}.lock")
+    assert lock.acquire()
+    lock.write("held")
+    with pytest.raises(ConfigurationError, match=f"is being added to the board {NAME} by process .*; wait for it"):
+        submit(NAME, "Mine", runs, "server", results)
+    lock.release()
+    assert len(submit(NAME, "Mine", runs, "server", results).board.rows) == 3
+    assert not lock.path.exists()
+
+
+@pytest.mark.parametrize("killed_at", ["the second run", "the board"])
+def test_what_a_killed_submission_has_kept_is_taken_over(
+    killed_at: str, board: Board, results: Path, tmp_path: Path
+) -> None:
+    runs = given(tmp_path / "theirs")
+    made = submit(NAME, "Mine", runs, "server", results).board
+    if killed_at == "the second run":
+        (results / "runs" / made.rows[-1].runs["1"] / "record.json").unlink()
+    write_board(board, results)
+    assert submit(NAME, "Mine", runs, "server", results).board == read_board(NAME, results) == made
+    write_board(board, results)
+    with pytest.raises(ConfigurationError, match="holds another record of the same name"):
+        submit(NAME, "Mine", given(tmp_path / "others", lr=0.3), "server", results)
+    assert all((results / "runs" / folder / "record.json").is_file() for folder in made.rows[-1].runs.values())
+
+
+@pytest.mark.parametrize("failing", ["keep_record", "ranking", "write_board"])
+def test_of_a_submission_that_fails_nothing_stays(
+    failing: str, board: Board, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, before = given(tmp_path / "theirs"), sorted(results.rglob("*"))
+    true = getattr(module, failing)
+
+    def fails(*given: Any) -> Any:
+        if failing != "keep_record" or "-s1-" in given[2]:
+            raise ConfigurationError("the disk is full")
+        return true(*given)
+
+    monkeypatch.setattr(module, failing, fails)
+    with pytest.raises(ConfigurationError, match="the disk is full"):
+        submit(NAME, "Mine", runs, "server", results)
+    assert (sorted(results.rglob("*")), read_board(NAME, results)) == (before, board)
 
 
 def finish_again(folder: Path, **fields: Any) -> None:
