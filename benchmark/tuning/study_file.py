@@ -102,9 +102,14 @@ def told(path: Path) -> Iterator[None]:
         ) from error
 
 
-def score_of(record: RunRecord, task: Task) -> float:
-    """Return the score of a trial: the metric on split ``val``, averaged over clients, in the last round."""
-    return float(record.summary[task.point]["val"][task.metric]["last"]["average"])
+def score_of(record: RunRecord, task: Task) -> float | None:
+    """Return the score of a trial: the metric on split ``val``, averaged over clients, in the last round.
+
+    None is returned where the average is not finite, or the run has no value of the metric: such a trial has diverged.
+    """
+    of_val = record.summary.get(task.point, {}).get("val", {})
+    average = of_val[task.metric]["last"]["average"] if task.metric in of_val else None
+    return None if average is None else float(average)
 
 
 def _check_database(path: Path) -> None:
@@ -170,7 +175,7 @@ def _wrong(trial: Any, task: Task, runs_dir: Path) -> str:
         return f"the score {trial.value}, expected a number"
     if is_finished(runs_dir / run):
         recorded = score_of(read_record(runs_dir / run), task)
-        if not math.isclose(recorded, trial.value, rel_tol=1e-9):
+        if recorded is None or not math.isclose(recorded, trial.value, rel_tol=1e-9):
             return f"the score {trial.value}, and the record of its run {runs_dir / run} has {recorded}"
     return ""
 

@@ -86,8 +86,8 @@ class Task:
         best = self.best(trials)
         if best is None:
             raise ConfigurationError(
-                f"none of the {len(trials)} trials of {self.row} came to its end: their values were not finite; lower "
-                "the rates of its search space"
+                f"none of the {len(trials)} trials of {self.row} came to its end with a finite {self.metric} on the "
+                "held-out images; lower the rates of its search space, or hold out enough images for the metric"
             )
         positions = {choice.option: choice.values.index(best.values[choice.option]) for choice in self.choices}
         facts = json.dumps({"trials": len(trials), "chosen_on": "val", "study": self.hash})

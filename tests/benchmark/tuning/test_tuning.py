@@ -26,6 +26,7 @@ import yaml
 from federation import Ragged, TinyImages, build, fit
 from finished_run import write_finished_run
 from hand_made_study import CHOICES, ROUNDS, after, curve, finish, opened, rows, run, states, task, write_round
+from recorded_results import record_of
 from refusal import refused
 
 from benchmark.cells.identity import Cell, content_hash
@@ -351,6 +352,25 @@ def test_a_run_that_diverged_is_a_trial_and_one_that_failed_is_done_again(tmp_pa
     assert (course.total, study.done, study.task.best(study.trials)) == (2, True, None)
     with pytest.raises(ConfigurationError, match="none of the 2 trials of Alpha came to its end"):
         study.task.chosen(study.trials)
+    study.close()
+
+
+@pytest.mark.parametrize("metric", ["loss", "auroc"])
+def test_a_finished_run_without_a_finite_score_is_a_trial_that_diverged(metric: str, tmp_path: Path) -> None:
+    """Its loss on the images of a client is not finite, or the metric is defined for no client."""
+    study = Study(replace(task(trials=2), metric=metric), tmp_path / "studies", tmp_path / "runs")
+    for _ in range(2):
+        cell = study.cell or study.next()
+        assert cell is not None
+        scores = [float("nan") if metric == "loss" and n == ROUNDS else 0.5 for n in range(ROUNDS + 1)]
+        parts = [
+            rows(n, score).assign(metric=metric if metric == "loss" else "accuracy") for n, score in enumerate(scores)
+        ]
+        record = record_of("ab", 0, method="Alpha", dataset="Rooms", rounds=ROUNDS, rounds_trained=ROUNDS)
+        write_finished_run(study.runs_dir / cell.name, record, pd.concat(parts))
+        Studies([study]).after(cell, Outcome(study.runs_dir / cell.name), 1.0)
+        assert study.error == ""
+    assert [trial.state for trial in study.trials] == ["diverged", "diverged"]
     study.close()
 
 
