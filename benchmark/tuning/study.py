@@ -85,14 +85,14 @@ class Study:
     def _wanted(self) -> dict[str, int] | None:
         """The values that the next trial is to have, by position; None where they are drawn.
 
-        The row's own come first. Where a study has as many trials as there are combinations, the others follow in
-        their order, each once. Optuna's own samplers for this stop a loop of Optuna's, and there is none here.
+        The row's own come first. Where a study has as many trials as there are combinations, those that no trial has
+        follow in their order. Optuna's own samplers for this stop a loop of Optuna's, and there is none here.
         """
         own = {choice.option: choice.own for choice in self.task.choices}
         tried = [trial.params for trial in self.optuna.trials]
         if not tried:
             return own
-        if self.task.trials < self.task.combinations:
+        if not self.task.tries_all:
             return None
         every = product(*(range(len(choice.values)) for choice in self.task.choices))
         names = [choice.option for choice in self.task.choices]
@@ -106,7 +106,19 @@ class Study:
     @property
     def done(self) -> bool:
         """Return whether all trials have ended."""
-        return sum(trial.state.is_finished() for trial in self.optuna.trials) >= self.task.trials
+        return len(self._ended) >= self.total
+
+    @property
+    def total(self) -> int:
+        """Trials in all: where every combination is tried, one for each, and those of fewer trials that repeat one."""
+        if not self.task.tries_all:
+            return self.task.trials
+        ended = self._ended
+        return max(self.task.trials, len(ended) + self.task.untried(trial.params for trial in ended))
+
+    @property
+    def _ended(self) -> list[Any]:
+        return [trial for trial in self.optuna.trials if trial.state.is_finished()]
 
     def next(self) -> Cell | None:
         """The run of the trial that comes now, one that was begun first; None where all have ended.
@@ -118,7 +130,7 @@ class Study:
             self.trial = self.cell = None
             return None
         begun = [trial for trial in self.optuna.trials if trial.state == optuna.trial.TrialState.RUNNING]
-        number = begun[0].number if begun else sum(trial.state.is_finished() for trial in self.optuna.trials)
+        number = begun[0].number if begun else len(self._ended)
         states = {trial.state for trial in self.optuna.trials}
         waiting = optuna.trial.TrialState.WAITING in states  # a killed process noted it, and did not begin it
         if not begun and not waiting and (wanted := self._wanted()) is not None:
@@ -221,8 +233,7 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
-        """The first ``task.trials`` of the ended trials."""
-        ended = [trial for trial in self.optuna.trials if trial.state.is_finished()]
+        """The first :attr:`total` of the ended trials."""
         return [
             Trial(
                 trial.number,
@@ -233,7 +244,7 @@ class Study:
                 trial.value if trial.value is not None else _last(trial.intermediate_values),
                 trial.user_attrs["run"],
             )
-            for trial in ended[: self.task.trials]
+            for trial in self._ended[: self.total]
         ]
 
     def last_line(self) -> str:
@@ -245,7 +256,7 @@ class Study:
         if trial.state == "complete" and trial.score is not None:
             said = f"val {task.metric} {metric_number(trial.score, task.metric)}"
         so_far = f" (best {metric_number(best.score, task.metric)})" if best and best.score is not None else ""
-        return f"{task.row} on {task.group}, trial {len(trials)} of {task.trials}: {values} -> {said}{so_far}"
+        return f"{task.row} on {task.group}, trial {len(trials)} of {self.total}: {values} -> {said}{so_far}"
 
     @property
     def records(self) -> list[RunRecord]:
@@ -266,7 +277,7 @@ class Studies:
     @property
     def total(self) -> int:
         """Trials of all studies."""
-        return sum(study.task.trials for study in self.studies)
+        return sum(study.total for study in self.studies)
 
     def first(self) -> list[Cell]:
         """The cells to begin with."""

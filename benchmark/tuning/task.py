@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,15 @@ class Task:
     def combinations(self) -> int:
         """Return how many combinations of values there are."""
         return math.prod(len(choice.values) for choice in self.choices)
+
+    @property
+    def tries_all(self) -> bool:
+        """Return whether every combination of values is tried: as many trials are asked for as there are."""
+        return self.trials >= self.combinations
+
+    def untried(self, tried: Iterable[Mapping[str, Any]]) -> int:
+        """Return how many combinations are not among these, values or positions by option."""
+        return self.combinations - len({canonical(dict(each)) for each in tried})
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -92,13 +92,14 @@ def kept_trials(path: Path, tasks: Iterable[Task]) -> dict[str, list[Trial]]:
             rows = of_row[of_row["study"] == task.hash].sort_values("trial")
             if len(of_row) > len(rows):
                 others.append(task.row)
-            if len(rows) > task.trials:
+            if len(rows) > task.trials and not task.tries_all:
                 raise ConfigurationError(
                     f"{path} has {len(rows)} trials of {task.row}, and {task.trials} are asked for, which would leave "
                     f"the others out of it; give --trials {len(rows)}, or leave out --kept"
                 )
             trials = [_trial(row, task) for row in rows.to_dict("records")]
-            if len(trials) == task.trials:
+            every = not task.untried(trial.values for trial in trials)
+            if every if task.tries_all else len(trials) == task.trials:
                 found[task.name] = trials
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(

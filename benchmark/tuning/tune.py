@@ -300,7 +300,11 @@ def _side_by_side(
 
     tasks = [entry.task for entry in tuned.values() if entry.task.choices]
     rounds = sorted({task.rounds for task in tasks})
-    fewer = " (of all combinations, where these are fewer)" if any(task.trials < trials for task in tasks) else ""
+    every = any(
+        e.task.choices and e.task.trials < trials and not e.task.untried(t.values for t in e.trials)
+        for e in tuned.values()
+    )
+    fewer = " (of all combinations, where these are fewer)" if every else ""
     note = (
         f"Tuned rows: the best of {trials} trials{fewer} of {' or '.join(map(str, rounds))} rounds with seed "
         f"{preset.seeds[0]}, the first of which has the row's own values, by the {table.metric} on the "

@@ -224,10 +224,15 @@ def test_each_combination_is_tried_once_where_the_trials_suffice(
     run(study)
     found = combinations(study)
     assert found[0] == (0.1, 0.0)  # the row's own
+    assert sorted({*found}) == [(lr, momentum) for lr in (0.01, 0.1, 1.0) for momentum in (0.0, 0.9)]
     if killed == "with fewer trials":  # of which one was drawn twice
-        assert len({*found[3:]} - {*found[:3]}) == 3
+        assert (len(found), study.total, study.done) == (7, 7, True)
+        (tmp_path / "trials.csv").write_text(trials_csv([Tuned.by(study.task, study.trials)]))
+        assert len(kept_trials(tmp_path / "trials.csv", [study.task])[study.task.name]) == 7
+        (tmp_path / "trials.csv").write_text(trials_csv([Tuned.by(study.task, study.trials[:6])]))
+        assert kept_trials(tmp_path / "trials.csv", [study.task]) == {}  # one is still to be tried
     else:
-        assert sorted(found) == [(lr, momentum) for lr in (0.01, 0.1, 1.0) for momentum in (0.0, 0.9)]
+        assert len(found) == 6
         assert found[1:] == [(0.01, 0.0), (0.01, 0.9), (0.1, 0.9), (1.0, 0.0), (1.0, 0.9)]
     study.close()
 
