@@ -172,7 +172,7 @@ class _Queue:
         display.line(said)
         try:
             self.running.append(attempts.start(cell, lock))
-        except OSError as error:  # a full disk, for example, of which other cells are told in their turn
+        except (OSError, ConfigurationError) as error:  # a full disk, for example, of which others are told in turn
             self._settle(cell, Outcome(None, f"it does not start: {error}", run_dir / "log.txt"), display)
 
     def _found(self, cell: Cell, failed_before: str | None) -> Outcome | None:

@@ -34,6 +34,7 @@ from benchmark.cells.this_machine import visible_gpus
 from benchmark.cells.work import Work
 from benchmark.config.given_options import given_options
 from benchmark.errors import ConfigurationError
+from benchmark.locks import FileLock
 from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.stored_run import stored_run
@@ -620,6 +621,23 @@ def test_a_changed_record_is_no_result(root: Path) -> None:
     shutil.copytree("finished/1", run_dir)
     assert "was run with seed 1, expected 0" in run_table("two", program=PROGRAM).failed[run_dir.name].error
     assert first.failed == {}
+
+
+def test_a_cell_that_cannot_begin_fails_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, full = FileLock.write, []
+
+    def once_full(lock: FileLock, state: str, more: str = "") -> None:
+        if state == "running" and not full:
+            full.append(lock.path)
+            raise ConfigurationError(f"{lock.path} cannot be written: No space left on device")
+        write(lock, state, more)
+
+    monkeypatch.setattr(FileLock, "write", once_full)
+    result = run_table("two", program=PROGRAM)
+    ((name, outcome),) = result.failed.items()
+    assert outcome.error == f"it does not start: runs/{name}/lock cannot be written: No space left on device"
+    assert len(calls()) == 1
+    assert run_table("two", program=PROGRAM).failed == {}
 
 
 def test_a_run_that_ends_without_a_record_failed(root: Path) -> None:
