@@ -41,7 +41,12 @@ def table(arguments: argparse.Namespace) -> int:
 
     if arguments.print_config:
         row, data = arguments.print_config
-        print(cell_configuration(arguments.name, arguments.preset, row, data, _data_dir(arguments)), end="")
+        seeds = arguments.seeds or [None]
+        if len(seeds) > 1:
+            raise ConfigurationError(
+                f"--print_config prints one run, and --seeds gives {' '.join(map(str, seeds))}; give one seed"
+            )
+        print(cell_configuration(arguments.name, arguments.preset, row, data, _data_dir(arguments), *seeds), end="")
         return 0
     result = run_table(
         arguments.name,

@@ -12,8 +12,10 @@ from benchmark.tables.cells import make_cell
 from benchmark.tables.layout import load_table, preset_of, rows_of
 
 
-def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: str | Path | None = None) -> str:
-    """Resolve the run of a row on a data group with the preset's first seed, as a file for ``lightning-cli``.
+def cell_configuration(
+    name: str, preset: str, row: str, data: str, data_dir: str | Path | None = None, seed: int | None = None
+) -> str:
+    """Resolve the run of a row on a data group, as a file for ``lightning-cli``.
 
     Args:
         name: of the table, as for :func:`load_table`.
@@ -21,6 +23,7 @@ def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: st
         row: its label, or the name that its run directories have.
         data: label or name of the data group.
         data_dir: folder of the data sets; without, paths in it keep ``{data_dir}``.
+        seed: of the run; by default the preset's first.
 
     Raises:
         ConfigurationError: a bad table, or no such preset, row or data group.
@@ -38,7 +41,7 @@ def cell_configuration(name: str, preset: str, row: str, data: str, data_dir: st
         raise ConfigurationError(f"{where} has no data group {data!r}; it has {names}")
     if len(alike := [entry.name for entry in chosen.data if entry.label == data]) > 1 and data not in alike:
         raise ConfigurationError(f"{where} has several data groups {data!r}; say which: {', '.join(alike)}")
-    cell = make_cell(rows[row], preset, chosen, groups[data], chosen.seeds[0])
+    cell = make_cell(rows[row], preset, chosen, groups[data], chosen.seeds[0] if seed is None else seed)
     folder = None if data_dir is None else user_path(data_dir)
     arguments = cell_command(cell, Path("runs") / cell.name, folder or Path("{data_dir}"), ())[1:]
     options = {key: value for key, value in resolved(arguments).items() if key not in ("run_dir", "ckpt_path")}

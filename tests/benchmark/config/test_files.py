@@ -401,6 +401,10 @@ def test_a_cell_is_printed_as_a_file_that_runs(
     again = resolved(f"--config={cell}")
     assert {key: again[key] for key in printed} == printed
     assert set(again) - set(printed) == {"run_dir", "ckpt_path"}
+    assert benchmark_main([*table, "Slower", "digits", "--seeds", "5"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == printed | {"seed_everything": 5}
+    assert benchmark_main([*table, "Slower", "digits", "--seeds", "5", "6"]) == 2
+    assert "--print_config prints one run, and --seeds gives 5 6; give one seed" in capsys.readouterr().err
     assert benchmark_main([*table, "Nobody", "digits"]) == 2
     assert "has no row 'Nobody'; it has pFedPG, Slower" in capsys.readouterr().err
     assert benchmark_main([*table, "pFedPG", "office"]) == 2
