@@ -20,7 +20,8 @@ from benchmark.ranges import Size
 CONFIG, VOCABULARY = "open_clip_config.json", "vocab.txt"
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 MOST_BYTES = 2**16  # of the configuration
-HEAD = 64  #: width of an attention head of BERT's own sizes
+#: Width of an attention head of BERT's own sizes, and these, tiny to large; the files do not say how many heads.
+HEAD, WIDTHS = 64, (128, 256, 512, 768, 1024)
 POOLERS = {"cls_last_hidden_state_pooler": "start", "mean_pooler": "mean"}
 
 
@@ -60,6 +61,12 @@ class BertCLIP(BertTowers):
         with torch.random.fork_rng(devices=[]):  # modules draw initial values, which are replaced
             self.text = Bert(_below(weights, "text.transformer."), HEAD)
             kind, width = of_text.get("hf_proj_type"), self.text.width
+            if width not in WIDTHS:
+                raise ConfigurationError(
+                    f"{place}: the text tower has a width of {width}, and its files do not say how many attention "
+                    f"heads; expected is one of BERT's own sizes, of width {', '.join(map(str, WIDTHS))} with heads of "
+                    f"{HEAD}: take another model"
+                )
             self.projection = _projection(_below(weights, "text.proj."), kind, width, size)
             self.visual = _image_tower(config["vision_cfg"], size, _below(weights, "visual."), image_size)
         self.scale = nn.Parameter(weights["logit_scale"].clone())

@@ -86,6 +86,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def widened(value: Tensor, by: int) -> Tensor:
+    """A tensor of the text tower for one of more width, as MiniLM's of 384, whose heads are of 32."""
+    for dimension in [at for at, size in enumerate(value.shape) if size == WIDTH]:
+        value = value.repeat_interleave(by, dimension)
+    return value.contiguous()
+
+
 def of_torch(w: dict[str, Tensor], rows: Tensor, pooling: str = "start") -> Tensor:
     """The feature of one text by torch's own encoder layers, of its tokens' embeddings [T, w]."""
     w = {name.removeprefix("text.transformer."): value for name, value in w.items()}
@@ -237,6 +244,8 @@ def test_what_does_not_fit_is_refused_in_one_line(
         "do not fit the image tower 'test_vit'", state={n: v for n, v in w.items() if n != "visual.head.proj.weight"}
     )
     refused("no BERT's", state={n: v for n, v in w.items() if "word_embeddings" not in n})
+    wide = {n: widened(v, 3) if n.startswith("text.transformer.") else v for n, v in w.items()}
+    refused(r"width of 384, and its files do not say how many attention heads; expected .* 768, 1024", state=wide)
     refused("it has no logit_scale", state={n: v for n, v in w.items() if n != "logit_scale"})
     refused("NaN or infinite", state=w | {"logit_scale": torch.tensor(torch.nan)})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
