@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import re
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +28,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         ConfigurationError: the file cannot be written: no space, no permission, its folder was removed; or its place is
             taken by what is no regular file, such as a device.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path
     try:
         check_replaceable(path)
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as stream:
+        remove_unlocked(path.parent, re.compile(re.escape(f".{path.name}.") + r"\d+\.tmp"))
+        with _begun(path) as stream:
+            temporary = Path(stream.name)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -42,8 +46,41 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if temporary != path:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _begun(path: Path) -> BinaryIO:
+    """Open a file of a name that no other process has, beside the one that it becomes, and lock it while it is open.
+
+    Process ids would not do: two containers that share a folder may have the same.
+    """
+    while True:
+        stream = path.with_name(f".{path.name}.{secrets.randbits(62)}.tmp").open("xb")
+        with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed either
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        if os.fstat(stream.fileno()).st_nlink:
+            return stream
+        stream.close()  # another process took it for a killed one's before it was locked
+
+
+def remove_unlocked(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove the files of such names that killed processes were writing; a live one has locked what it writes."""
+    try:
+        entries = [*os.scandir(folder)]
+    except OSError:  # there is none, or none that can be read
+        return
+    for entry in entries:
+        if not name.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+            continue
+        with contextlib.suppress(OSError):  # it is locked, gone already, or somebody else's
+            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(entry.path)
+            finally:
+                os.close(descriptor)
 
 
 def check_replaceable(path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark.files import remove_unlocked
 from benchmark.paths import user_path
 from datamodules.pixels import ABOUT, DIGEST_BYTES
 
@@ -117,20 +118,7 @@ def size_said(size: int) -> str:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes were writing; what a live one writes is locked by it."""
-    try:
-        entries = [*os.scandir(folder)]
-    except OSError:  # there is none, or none that can be read
-        return
-    for entry in entries:
-        if not UNFINISHED.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
-            continue
-        with suppress(OSError):  # it is locked, gone already, or somebody else's
-            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(entry.path)
-            finally:
-                os.close(descriptor)
+    remove_unlocked(folder, UNFINISHED)
 
 
 def _sums(images: Images, about: About) -> Images:

@@ -13,6 +13,7 @@ from federation import CONF
 from refusal import refused
 
 from benchmark.errors import ConfigurationError
+from benchmark.files import replacing
 from benchmark.run.cli import main
 from benchmark.run.recorder import Recorder
 from benchmark.run.run_directory import FILES, FOLDERS, LOCK, FileLock, claimed
@@ -276,3 +277,17 @@ def test_a_run_of_one_device_is_no_second_process(
     assert f"{name}=1 in the environment says that this is one of several processes" in line
     assert not Path("run").exists()
     assert logging.root.manager.disable == logging.NOTSET  # what this process does next is heard
+
+
+def test_processes_of_one_id_that_write_one_file_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two containers do that share a cache; what a killed one has left is gone at the next writing."""
+    monkeypatch.setattr(os, "getpid", lambda: 17)
+    Path(".shared.17.tmp").write_text("left by a killed process")
+    with replacing(Path("shared")) as first:
+        first.write(b"first, ")
+        with replacing(Path("shared")) as second:
+            second.write(b"second, whole")
+        assert Path("shared").read_text() == "second, whole"
+        first.write(b"whole")
+    assert Path("shared").read_text() == "first, whole"
+    assert [*Path.cwd().glob(".shared.*")] == []
