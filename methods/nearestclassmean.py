@@ -43,8 +43,8 @@ class SumRule(ServerRule):
         return {name: self.sums[name].to(value) for name, value in shared.items()}
 
 
-class OwnMeansRule(SumRule):
-    """Refuses clients without training images, which have no means of their own."""
+class OwnMeansRule(ServerRule):
+    """Is sent nothing, and refuses clients without training images, which have no means of their own."""
 
     def start(self, initial: Values, terms: Terms) -> None:
         """Look for such clients.

@@ -24,6 +24,7 @@ from benchmark.server import ServerRule, WrappedRule
 from methods import servers
 from methods.context_matching import ContextMatching
 from methods.flora import StackingRule
+from methods.nearestclassmean import OwnMeansRule
 from methods.tiers import TierRule
 from methods.trajectory import TrajectoryRule
 
@@ -43,7 +44,8 @@ AROUND: dict[type[ServerRule], Callable[[], ServerRule]] = {
 }
 #: Rules that any method can be given.
 FOR_ANY = [ServerRule, *(getattr(servers, name) for name in servers.__all__), *AROUND]
-NOT_BY_ITSELF = {servers.ServerOptimizer, TrajectoryRule, WrappedRule, Relay}
+#: Bases, and the rule of a method that sends nothing.
+NOT_BY_ITSELF = {servers.ServerOptimizer, TrajectoryRule, WrappedRule, Relay, OwnMeansRule}
 RULES = sorted({*subclasses(ServerRule)} - NOT_BY_ITSELF, key=lambda rule: rule.__name__)
 #: Rules that make other values of equal uploads: with noise, with new factors in every round, by mixing contexts, with
 #: other factors of the same product.
