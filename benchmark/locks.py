@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,6 +58,21 @@ class FileLock:
             os.close(self.descriptor)
             return False
         return True
+
+    def take(self, refusal: Callable[[str], str]) -> None:
+        """Take the lock and note this process.
+
+        Args:
+            refusal: makes the line of an error of who holds the lock, such as ``process 7 on host``.
+
+        Raises:
+            ConfigurationError: another process has it.
+        """
+        holder = self.read().partition(":")[2].strip() or "another process"
+        if not self.acquire():
+            raise ConfigurationError(refusal(holder))
+        with self.released_on_error():
+            self.write("held")
 
     def read(self) -> str:
         """Return the text that was written last; empty for a new file."""

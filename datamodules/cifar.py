@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009)."""
 
-import hashlib
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from benchmark.paths import user_path
 from datamodules.folders import DecodedImages, list_class_folders, read_images
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
+from datamodules.splitting import equal_images
 
 
 class CIFAR(ImageSource):
@@ -87,11 +87,9 @@ class CIFAR(ImageSource):
             if tuple(side.classes) != self.class_names:
                 raise ConfigurationError(f"{self.title} in {self.root} has other classes than the official ones")
         images = np.ascontiguousarray(np.concatenate([side.data for side in sides]).transpose(0, 3, 1, 2))
-        seen: dict[bytes, int] = {}
-        group = [seen.setdefault(hashlib.blake2b(image.tobytes()).digest(), row) for row, image in enumerate(images)]
         labels = np.concatenate([np.array(side.targets, dtype=np.int64) for side in sides])
         test = np.arange(len(images)) >= len(sides[0].data)
-        return DecodedImages(images, np.array(group, dtype=np.int64)), labels, test
+        return DecodedImages(images, equal_images(images)), labels, test
 
     def _torchvision_side(self, train: bool) -> Any:
         """The data set as torchvision reads it."""

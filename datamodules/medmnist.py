@@ -2,7 +2,6 @@
 classification", Scientific Data 2023): its two-dimensional sets of one label an image.
 """
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from benchmark.paths import user_path
 from datamodules.folders import DecodedImages, without_copies
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource
+from datamodules.splitting import equal_images
 
 HOME = "https://zenodo.org/records/10519652"
 SIDES = ("train", "val", "test")
@@ -171,9 +171,7 @@ class MedMNIST(ImageSource):
                 images[end - len(labels[side]) : end] = self._images(path, side, len(labels[side]))
         except MemoryError as error:
             raise _too_large(path) from error
-        seen: dict[bytes, int] = {}
-        group = [seen.setdefault(hashlib.blake2b(image.tobytes()).digest(), row) for row, image in enumerate(images)]
-        decoded = DecodedImages(images, np.array(group, dtype=np.int64))
+        decoded = DecodedImages(images, equal_images(images))
         return without_copies(decoded, all_labels, test, np.zeros_like(all_labels))
 
     def _labels(self, path: Path, side: str) -> NDArray[np.int64]:

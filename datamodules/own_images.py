@@ -126,13 +126,13 @@ class OwnImages(ImageSource):
         self._tell_of_copies(images, decoded.group)
         copies = decoded.group
         if images.units is None:
-            test = images.test | self._drawn(images, copies)
-            stays = no_copies(copies, test)
-            left_out = {"are copies of test images": int((~stays).sum())}
+            drawn = self._drawn(images, copies)
         else:
-            test = images.test | self._drawn_units(images, united(images.units, copies))
-            stays = no_copies(copies, test)
-            left_out = {"are copies of test images": int((~stays).sum())}
+            drawn = self._drawn_units(images, united(images.units, copies))
+        test = images.test | drawn
+        stays = no_copies(copies, test)
+        left_out = {"are copies of test images": int((~stays).sum())}
+        if images.units is not None:
             rest, group = np.flatnonzero(stays), images.units.copy()
             group[rest] = united(images.units[rest], copies[rest])  # a copy that is left out unites nobody
             stays[rest] = no_copies(group[rest], test[rest])

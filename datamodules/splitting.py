@@ -4,7 +4,9 @@ scikit-learn's stratified splits are not used. They round shares by another draw
 change with its version, which would give old runs other test images.
 """
 
+import hashlib
 import warnings
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +76,13 @@ def draw_units(strata: NDArray[np.int64], units: NDArray[np.int64], seed: int, n
         if len(away):
             test[mine[: int(away.argmin()) + 1]] = True
     return test[inverse.reshape(-1)]
+
+
+def equal_images(images: Iterable[NDArray[np.uint8]]) -> NDArray[np.int64]:
+    """Groups of images with the same pixels, by their first image: [n]."""
+    seen: dict[bytes, int] = {}
+    first = (seen.setdefault(hashlib.blake2b(image.tobytes()).digest(), row) for row, image in enumerate(images))
+    return np.fromiter(first, np.int64)
 
 
 def united(units: NDArray[np.int64], copies: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -62,7 +62,7 @@ def _check_row(at: str, row: Mapping[Any, Any], used: Sequence[str]) -> None:
         )
     if None in row.values():
         raise ConfigurationError(f"{at} is too short; give it a cell for each column, or get the file again")
-    if broken := [name for name in used if {"\n", "\r"} & {*row.get(name, "")}]:
+    if broken := [name for name in used if any(end in row.get(name, "") for end in "\r\n")]:
         raise ConfigurationError(
             f"{at} ends a row whose {broken[0]} has several lines, as a quote without its second one makes it; remove "
             "that quote, or the line breaks"

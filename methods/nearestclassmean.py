@@ -152,5 +152,5 @@ class NearestClassMean(ClassSums):
         return nearness(self.backbone(x), F.normalize(self.sums, dim=-1), self.counts > 0)
 
     def make_server(self) -> ServerRule:
-        """Return the rule that adds up."""
+        """Return the rule that adds up; with own means there is nothing to add."""
         return SumRule() if self.shared else OwnMeansRule()

@@ -112,8 +112,8 @@ class PEPFedPT(ViTPromptMethod):
         counts = client.class_counts.to(self.dtype) + self.prior_smoothing
         if self.prior == "uniform":
             counts = torch.ones_like(counts)
-        known = counts.sum()
-        return {"prior": torch.where(known > 0, counts / known.clamp(min=1e-12), 1 / len(counts))}
+        counts = torch.where(counts.sum() > 0, counts, 1.0)
+        return {"prior": counts / counts.sum()}
 
     def mixed(self, query: Tensor, prior: Tensor) -> Prompts:
         """Return each image's mix of the class prompts, of queries [B, d] under a prior [C]."""

@@ -59,9 +59,9 @@ class PF2LoRAPruned(PF2LoRA):
     A rank's size is ``s_i = ||C[i, :]|| ||D[:, i]||``. ``threshold`` keeps those of at least ``prune_share`` of a
     layer's largest, so that ranks differ by client and layer. ``largest`` keeps that share of the r_p ranks, as a
     published port does, which comes to the same number for all. The port counts rounds of the run instead, so that a
-    client that is not in one of them is never pruned. A round is counted that is not void and in which the client's
-    upload leaves. Clients are not scored right after local training, as their ranks
-    change once more. Further arguments as ``PF2LoRA``.
+    client that is not in one of them is never pruned. A round counts for a client if it is not void and the client's
+    upload leaves. Clients are not scored right after local training, as their ranks change once more. Further
+    arguments as ``PF2LoRA``.
 
     Args:
         own_rank: r_p, at least 1.

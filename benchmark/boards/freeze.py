@@ -62,12 +62,12 @@ def freeze(
             )
         made.append(BoardRow(row.label, row.point, runs))
     runs_by_row = {row.label: runs_of(row, results_dir) for row in made}
+    floor_row = next(each for each in made if each.label == floor)
     read = [run for by_seed in runs_by_row.values() for run in by_seed.values()]
     title = f"{table.title}: {groups[group_name].label}"
     board = Board(name, title, preset.note or "", ranked, floor, setting_of(read), made)
-    points = {row.label: row.point for row in made}
-    for label, read_runs in runs_by_row.items():  # one may lack the metric, or clients
-        check_values(ranked, read_runs, points[label], runs_by_row[floor], points[floor])
+    for each in made:  # one may lack the metric, or clients
+        check_values(ranked, runs_by_row[each.label], each.point, runs_by_row[floor], floor_row.point)
     ranking(board, results_dir)
     write_board(board, results_dir)
     return board

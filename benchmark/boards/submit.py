@@ -87,14 +87,8 @@ def submit(
 def _locked(name: str, results_dir: Path) -> Iterator[None]:
     """Hold the lock of a board, whose file is gone afterwards."""
     lock = FileLock(results_dir / FOLDER / f".{name}.lock")
-    holder = lock.read().partition(":")[2].strip()
-    if not lock.acquire():
-        raise ConfigurationError(
-            f"a row is being added to the board {name} by {holder or 'another process'}; wait for it to end, then "
-            "submit again"
-        )
+    lock.take(lambda who: f"a row is being added to the board {name} by {who}; wait for it to end, then submit again")
     try:
-        lock.write("held")
         yield
     finally:
         lock.path.unlink(missing_ok=True)

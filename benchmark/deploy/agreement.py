@@ -23,6 +23,7 @@ from benchmark.method import FederatedMethod
 from benchmark.paths import user_path
 from benchmark.predict.loaded import constructed
 from benchmark.privacy.user_level import UserLevelPrivacy
+from benchmark.records.classes import class_of
 from benchmark.run.command import resolved
 from benchmark.run.federation_file import FederationFacts
 from benchmark.run.phases import quiet
@@ -30,7 +31,7 @@ from benchmark.run.reload import data_of
 from benchmark.server import ServerRule
 from benchmark.shipped import version
 from datamodules.pixels import Decoding
-from datamodules.sites import declared_alone
+from datamodules.sites import Sites, declared_alone
 from datamodules.split_record import SplitRecord
 from datamodules.transform import ImageTransform
 
@@ -231,8 +232,8 @@ def _check(config: dict[str, Any]) -> None:
     for name, usual in SIMULATED.items():
         if (given := config["data"].get(name)) not in usual:
             raise ConfigurationError(f"data.{name} is a simulation's, got {given!r:.80}; leave it out of a deployment")
-    source = config["data"].get("source")
-    if isinstance(source, dict) and str(source.get("class_path", "")).rpartition(".")[2] == "Sites":
+    source = class_of(config["data"].get("source"))
+    if source is not None and issubclass(source, Sites):
         check_no_validation(config["data"])
 
 

@@ -1,6 +1,5 @@
 """The client of a deployment: trains and scores on its own images; what is personal stays on its disk."""
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,7 +28,9 @@ from benchmark.predict.site import SiteModel
 from benchmark.run.data_folder import ROOT
 from benchmark.run.reload import data_of
 from datamodules.federated import FederatedDataModule
+from datamodules.folders import no_copies
 from datamodules.source import ImagePool
+from datamodules.splitting import equal_images
 
 T = TypeVar("T")
 
@@ -256,9 +257,7 @@ def _without_copies(images: torch.Tensor, train: np.ndarray, test: np.ndarray) -
     Raises:
         ConfigurationError: all of them are.
     """
-    digests = [hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in images]
-    scored = {digests[row] for row in test}
-    left = np.array([row for row in train if digests[row] not in scored], dtype=np.int64)
+    left = train[no_copies(equal_images(images.numpy()), np.isin(np.arange(len(images)), test))[train]]
     if copies := len(train) - len(left):
         if not len(left):
             raise ConfigurationError("all training images of this site are copies of its test images")

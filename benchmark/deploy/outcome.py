@@ -54,14 +54,11 @@ class RunFolder:
             ConfigurationError: one does.
         """
         lock = FileLock(make_folder(self.folder) / LOCK)
-        said = " ".join(lock.read().split())
-        if not lock.acquire():
-            raise ConfigurationError(f"another server of this deployment writes to {self.folder} ({said}); wait for it")
-        with lock.released_on_error():
-            lock.write("running")
+        lock.take(lambda who: f"another server of this deployment writes to {self.folder} ({who}); wait for it to end")
+        try:
             yield
-            lock.write("ended")
-        lock.release()
+        finally:
+            lock.release()
 
     def take_up(self, server: LiveServer) -> None:
         """Have a server go on from what another one of the same name has kept.

@@ -100,13 +100,10 @@ def _held(run_dir: Path) -> Iterator[None]:
         raise ConfigurationError(
             f"--run_dir={str(run_dir)!r} can't be used: {reason}; give a folder that can be written to"
         ) from error
-    holder = lock.read().partition(":")[2].strip()
-    if not lock.acquire():
-        raise ConfigurationError(
-            f"{run_dir} belongs to a run that goes on ({holder}); wait for it to end, or give another --run_dir"
-        )
+    lock.take(
+        lambda who: f"{run_dir} belongs to a run that goes on ({who}); wait for it to end, or give another --run_dir"
+    )
     try:
-        lock.write("held")
         yield
     finally:
         lock.release()

@@ -194,10 +194,10 @@ def _read(run: StoredRun, line: Line, seed: int, table: Table) -> tuple[list[Num
             value = _of_class(run, column, column.of_class, line.point, split, metric)
         elif column.client is None:
             known = summaries(record, line.point, split, metric).get(table.summary, {})
-            if column.statistic not in known:  # one that is not in every record
-                made = run.statistic(line.point, split, metric, table.summary, column.statistic)
-                known = {column.statistic: made}
-            value = scaled(known[column.statistic], metric)
+            if column.statistic in known:
+                value = scaled(known[column.statistic], metric)
+            else:  # one that is not in every record
+                value = scaled(run.statistic(line.point, split, metric, table.summary, column.statistic), metric)
         else:
             value = clients(metric, split)[_number_of(record, column.client)]
         found[column.heading] = value

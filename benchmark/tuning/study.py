@@ -58,10 +58,7 @@ class Study:
         refuse_link(folder)
         self.file = folder / f"{task.name}.db"
         self.lock = FileLock(folder / f"{task.name}.lock")
-        holder = self.lock.read().partition(":")[2].strip()
-        if not self.lock.acquire():
-            raise ConfigurationError(f"the study {task.name} is being tuned by {holder}; wait for it to end")
-        self.lock.write("held")
+        self.lock.take(lambda who: f"the study {task.name} is being tuned by {who}; wait for it to end")
         try:
             self._load()
             if present_code and any(changed_files(record.code or {}) for record in self.records):

@@ -463,7 +463,7 @@ def test_a_site_trains_on_its_own_folder_and_strange_classes_are_refused(deploye
 def test_a_second_server_of_a_deployment_is_refused(deployed: Any, tmp_path: Path) -> None:
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     server, _ = deployed(agreement("FedVPT", *OPTIONS))
-    said = r"another server of this deployment writes to .*running: process"
+    said = r"another server of this deployment writes to .* \(process \d+ on .*\); wait for it to end"
     with first.held(), pytest.raises(ConfigurationError, match=said):
         run(server, second, 1, 0.0, lambda seconds: None)
     with second.held():
