@@ -2,7 +2,10 @@
 
 import hashlib
 import logging
+import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -15,12 +18,15 @@ from typing_extensions import Buffer
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.files import make_folder, open_regular, replacing
+from benchmark.locks import FileLock
 from benchmark.paths import user_path
 
 log = logging.getLogger(__name__)
 
 #: Bytes of images that are hashed at once.
 TOGETHER = 2**24
+#: Seconds between two looks whether another process has made the features.
+PAUSE = 0.2
 
 
 class FeatureFile:
@@ -63,6 +69,36 @@ class FeatureFile:
             return found
         log.warning("%s is damaged: its features are made again", self.path)
         return None
+
+    @contextmanager
+    def made_once(self) -> Iterator[None]:
+        """Let one process at a time read or make the features, so that runs started together make them once.
+
+        A process that ends, however it ends, makes way for the next. Where no lock can be had, nobody waits.
+        """
+        try:
+            lock = self._lock()
+        except (ConfigurationError, OSError) as error:
+            log.info("  runs that start together may each make these features: %s", error)
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.path.unlink(missing_ok=True)
+            lock.release()
+
+    def _lock(self) -> FileLock:
+        """Wait until no other process has the lock, and take it."""
+        path, told = self.path.with_suffix(".lock"), False
+        while not (lock := FileLock(path)).acquire():
+            if not told:
+                log.info("  waiting for another run, which reads or makes the same (%s)", path)
+                told = True
+            time.sleep(PAUSE)
+        with lock.released_on_error():
+            lock.write("held")
+        return lock
 
     def write(self, made: Values) -> None:
         """Write the features, per name [m, ...]; the file is there whole or not at all, for example on a full disk."""

@@ -71,36 +71,43 @@ class FeatureTables:
 
     def _fill(self, rows: np.ndarray, batch_size: int, limited: bool, ranks: Ranks, folder: str | None) -> bool:
         """Return whether there is room, and make everything then, or take it from a file."""
-        said, file = time.monotonic(), None
+        first = ranks.gather("features", self._made(rows[ranks.rank * batch_size :][:batch_size]))
+        need = sum(value[0].numel() * value.element_size() for value in first[0].values()) * len(rows)
+        lacking = limited and need > free_memory(self.device) // 2
+        if any(ranks.everybody("room for features", lacking)):
+            log.info("  they do not fit into half of the free memory: made anew in every step")
+            return False
+        if folder is None:
+            self._make(rows, batch_size, ranks, first)
+            return True
+        file = FeatureFile(folder, self.pool.images, rows, first[0])
+        with nullcontext() if ranks.rank else file.made_once():
+            ranks.everybody("turn to read or make features", None)
+            kept = file.read()
+            if all(ranks.everybody("features in a file", kept is not None)):
+                assert kept is not None
+                self.tables = {name: value.to(self.device) for name, value in kept.items()}
+                log.info("  read from %s", file.path)
+                return True
+            self._make(rows, batch_size, ranks, first)
+            if not ranks.rank:
+                file.write(self.tables)
+        return True
+
+    def _make(self, rows: np.ndarray, batch_size: int, ranks: Ranks, first: list[Values]) -> None:
+        """Make the features of all rows; those of the first batch of each rank are there."""
+        said = time.monotonic()
+        self.tables = {name: value.new_empty(len(rows), *value.shape[1:]) for name, value in first[0].items()}
         for start in range(0, len(rows), batch_size * ranks.count):
             if time.monotonic() - said > PATIENCE:
                 log.info("  %s of %s images", f"{start:,}", f"{len(rows):,}")
                 said = time.monotonic()
             mine = start + ranks.rank * batch_size
-            made = self._made(rows[mine : mine + batch_size])
-            parts = ranks.gather("features", made)
-            if not start:
-                need = sum(v[0].numel() * v.element_size() for v in parts[0].values()) * len(rows)
-                lacking = limited and need > free_memory(self.device) // 2
-                if any(ranks.everybody("room for features", lacking)):
-                    log.info("  they do not fit into half of the free memory: made anew in every step")
-                    return False
-                if folder is not None:
-                    file = FeatureFile(folder, self.pool.images, rows, parts[0])
-                    kept = file.read()
-                    if all(ranks.everybody("features in a file", kept is not None)):
-                        assert kept is not None
-                        self.tables = {name: value.to(self.device) for name, value in kept.items()}
-                        log.info("  read from %s", file.path)
-                        return True
-                self.tables = {n: v.new_empty(len(rows), *v.shape[1:]) for n, v in parts[0].items()}
+            parts = ranks.gather("features", self._made(rows[mine : mine + batch_size])) if start else first
             for rank, part in enumerate(parts):
                 for name, value in part.items():
                     at = start + rank * batch_size
                     self.tables[name][at : at + len(value)] = value
-        if file is not None and not ranks.rank:
-            file.write(self.tables)
-        return True
 
     @torch.no_grad()
     def _made(self, rows: np.ndarray) -> Values:

@@ -10,7 +10,9 @@ from federation import build, fit, learned
 from over_ranks import over_ranks
 from safetensors import SafetensorError
 
+from benchmark.engine.batches import feature_file
 from benchmark.errors import ConfigurationError
+from benchmark.locks import FileLock
 
 
 def trained(folder: Path | str, *options: str, settings: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -54,6 +56,49 @@ def test_a_second_run_encodes_one_batch_and_learns_the_same(tmp_path: Path, capl
     file.write_bytes(b"no safetensors")
     assert trained(tmp_path / "features")[0] == plain
     assert trained(tmp_path / "features")[0] == 1
+
+
+def test_a_run_waits_for_one_that_makes_the_same_features(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, expected = trained(tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    file.unlink()
+    other = FileLock(file.with_suffix(".lock"))
+    assert other.acquire()
+
+    def the_other_ends(seconds: float) -> None:
+        file.write_bytes(content)
+        other.path.unlink()
+        other.release()
+
+    monkeypatch.setattr(feature_file.time, "sleep", the_other_ends)
+    with caplog.at_level(logging.INFO):
+        batches, found = trained(tmp_path)
+    assert f"waiting for another run, which reads or makes the same ({other.path})" in caplog.text
+    assert (batches, [*tmp_path.iterdir()]) == (1, [file])
+    assert_same(found, expected)
+
+    file.unlink()
+    other.path.write_text("held: process 7 on a host that was switched off\n")
+    assert trained(tmp_path)[0] == made
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_where_no_lock_can_be_had_nobody_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(lock: FileLock) -> bool:
+        lock.release()
+        raise OSError("No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", without_locks)
+    with caplog.at_level(logging.INFO):
+        made, _ = trained(tmp_path)
+    assert made > 2
+    assert "runs that start together may each make these features: No locks available" in caplog.text
+    assert trained(tmp_path)[0] == 1
 
 
 def test_other_images_weights_and_transforms_have_files_of_their_own(tmp_path: Path) -> None:
