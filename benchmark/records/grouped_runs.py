@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.classes import own
-from benchmark.records.hashes import OF_ONE_SITTING, RESULT_FREE_KEYS, canonical, config_hash
+from benchmark.records.hashes import OF_ONE_SITTING, canonical, config_hash, is_result_free
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import stored_run, stored_runs
 
@@ -308,10 +308,7 @@ def _distinction(experiment: Experiment, rivals: Sequence[Experiment]) -> str:
     keys = [key for key in own if key.startswith(("model", "server", "data", "trainer.max_epochs"))]
     # A setting that others' configurations do not have is one that came later.
     differing = [
-        key
-        for key in keys
-        if key.rpartition(".")[2] not in RESULT_FREE_KEYS
-        and any(each.get(key, own[key]) != own[key] for each in others)
+        key for key in keys if not is_result_free(key) and any(each.get(key, own[key]) != own[key] for each in others)
     ]
     count = next((n for n in range(3, len(differing)) if not _same(own, others, differing[:n])), len(differing))
     named = [(key.rpartition(".")[2].replace("_", " "), own[key]) for key in differing[:count]]

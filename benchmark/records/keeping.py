@@ -30,7 +30,7 @@ def keep_record(run_dir: str | Path, destination: str | Path, name: str | None =
     :data:`KEPT_MANIFEST_BYTES` (of a larger one ``partition.json`` keeps the images per client and class), and
     ``record.json`` last. Checkpoints, logs and what is said of single images (``predictions.parquet``) stay behind, and
     so does the name of the folder that the images were read from, which changes no result
-    (:data:`benchmark.records.hashes.RESULT_FREE_KEYS`): the copy says ``data``, also of weights that lie in it.
+    (:func:`benchmark.records.hashes.is_result_free`): the copy says ``data``, also of weights that lie in it.
 
     Raises:
         ConfigurationError: the run is not finished or does not verify, or another record is kept under this name.

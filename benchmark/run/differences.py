@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from benchmark.records.hashes import LATER_DEFAULTS, OF_ONE_SITTING, RESULT_FREE_KEYS
+from benchmark.records.hashes import LATER_DEFAULTS, OF_ONE_SITTING, is_result_free
 
 #: What a run that goes on may have otherwise: more rounds, time for them, and other devices that share its clients.
 MAY_CHANGE = tuple(f"trainer.{name}" for name in ("max_epochs", *OF_ONE_SITTING))
 #: What changes no result, but what the run's files are of: it must stay for a run that goes on.
-OF_THE_FILES = frozenset({"keep_predictions"})
+OF_THE_FILES = frozenset({"data.keep_predictions"})
 
 
 def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, Any]]:
@@ -15,11 +15,10 @@ def differences(before: Any, now: Any, key: str = "") -> list[tuple[str, Any, An
 
     Keys in ``MAY_CHANGE`` are left out, since they do not make another run, and so are the parser's own (``__path__``).
     """
-    if before == now or key in MAY_CHANGE:
+    if before == now or key in MAY_CHANGE or (is_result_free(key) and key not in OF_THE_FILES):
         return []
     if isinstance(before, dict) and isinstance(now, dict):
-        free = RESULT_FREE_KEYS - OF_THE_FILES
-        names = sorted(n for n in (set(before) | set(now)) - free if not n.startswith("__"))
+        names = sorted(n for n in set(before) | set(now) if not n.startswith("__"))
         one, other = ({n: side.get(n, LATER_DEFAULTS.get(n)) for n in names} for side in (before, now))
         found = [differences(one[n], other[n], f"{key}.{n}".lstrip(".")) for n in names]
         return [difference for part in found for difference in part]

@@ -32,6 +32,7 @@ from benchmark.records.record import POINTS
 from benchmark.records.record_file import is_finished, read_record, write_record
 from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
 from benchmark.records.summary import average_by_round, client_values, summarize
+from benchmark.run.differences import differences
 
 
 def table(values: dict[int, list[float | None]], point: str = "server", metric: str = "accuracy", split: str = "test"):
@@ -352,6 +353,23 @@ def test_config_hash_ignores_what_cannot_change_a_result() -> None:
     later, older = ({"model": {"lr": 0.1, **given}} for given in ({"head_mu": None, "train_backbone": True}, {}))
     assert config_hash(later) == config_hash(older) != config_hash({"model": {"lr": 0.1, "head_mu": 0.1}})
     assert len(config_hash({})) == 64
+
+
+@pytest.mark.parametrize("name", ["config", "cache", "subgroups", "logger", "run_dir", "num_workers"])
+def test_config_hash_sees_an_argument_that_has_the_name_of_a_free_one(name: str) -> None:
+    one, other = ({"model": {"init_args": {name: given}}} for given in ("a", "b"))
+    assert config_hash(one) != config_hash(other)
+    assert differences(one, other) == [(f"model.init_args.{name}", "a", "b")]
+
+
+def test_config_hash_leaves_out_where_images_lie() -> None:
+    one, other = (
+        {"data": {"source": {"init_args": {"sources": [{"init_args": {"root": there, "cache": there}}]}}}}
+        for there in ("a", "b")
+    )
+    assert config_hash(one) == config_hash(other)
+    sections = [{"data": {"source": {"init_args": {"config": name}}}} for name in ("plain_text", "fine")]
+    assert config_hash(sections[0]) != config_hash(sections[1])
 
 
 def test_environment_names_versions_and_hardware() -> None:
