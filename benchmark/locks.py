@@ -48,12 +48,21 @@ class FileLock:
         return ConfigurationError(f"{self.path} is no lock of a run, and would be written over; move it away")
 
     def acquire(self) -> bool:
-        """Take the lock if it is free, else let go of the file."""
+        """Take the lock if it is free, else let go of the file.
+
+        Raises:
+            ConfigurationError: the file system has no locks.
+        """
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self.descriptor)
             return False
+        except OSError as error:
+            os.close(self.descriptor)
+            raise ConfigurationError(
+                f"{self.path} cannot be locked ({error.strerror or error}): give a folder on a file system with locks"
+            ) from error
         if os.fstat(self.descriptor).st_nlink == 0:  # whoever held it removed it: the next process makes another
             os.close(self.descriptor)
             return False
@@ -66,7 +75,7 @@ class FileLock:
             refusal: makes the line of an error of who holds the lock, such as ``process 7 on host``.
 
         Raises:
-            ConfigurationError: another process has it.
+            ConfigurationError: another process has it, or the file system has no locks.
         """
         holder = self.read().partition(":")[2].strip() or "another process"
         if not self.acquire():

@@ -24,6 +24,12 @@ from benchmark.run.run_directory import last_checkpoint
 from benchmark.signals import termination_as_interrupt
 
 
+def check_jobs(jobs: int | None) -> None:
+    """Refuse a number of runs at a time with which none would ever start."""
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"jobs is {jobs}, expected at least 1")
+
+
 def run_cells(
     cells: Sequence[Cell],
     work: Work,
@@ -44,9 +50,10 @@ def run_cells(
         course: says which cells there are after these, and which end early; by default none.
 
     Raises:
-        ConfigurationError: the place is not to be had.
+        ConfigurationError: the place is not to be had, or ``jobs`` is below 1.
         KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP.
     """
+    check_jobs(jobs)
     queue = _Queue({cell.name: cell for cell in cells}, work, course)
     with closing(place.open(work, jobs)) as attempts, RunsDisplay(queue.total) as display, termination_as_interrupt():
         queue.say_what_is_there(display)
@@ -151,10 +158,11 @@ class _Queue:
             refuse_link(run_dir)
             check_no_links(run_dir)
             lock = CellLock(run_dir)
+            free = lock.acquire()
         except ConfigurationError as error:
             self._settle(cell, Outcome(None, str(error)), display)
             return
-        if not lock.acquire():
+        if not free:
             self._wait_for(cell, display)
             return
         failed_before = lock.failure()

@@ -78,8 +78,7 @@ class SlurmJob(Job):
         try:
             return str(self.job.result())
         except Exception as error:  # submitit's own, an operating system's, or what the job raised
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return f"job {self.job.job_id}: {lines[-1][:300] if lines else type(error).__name__}"
+            return f"job {self.job.job_id}: {_last_line(error)}"
 
 
 @dataclass
@@ -92,7 +91,12 @@ class SlurmJobs:
 
     def start(self, cell: Cell, lock: CellLock) -> SlurmJob:
         lock.release()
-        job = self.executor.submit(run_as_job, cell, for_another_machine(self.work))
+        try:
+            job = self.executor.submit(run_as_job, cell, for_another_machine(self.work))
+        except Exception as error:  # sbatch refuses it, or does not answer; submitit says so in several ways
+            raise ConfigurationError(
+                f"Slurm does not take the job: {_last_line(error)} (--jobs has fewer jobs at a time)"
+            ) from error
         return SlurmJob(cell, self.work.runs_dir / cell.name / "log.txt", job)
 
     def end(self, running: Sequence[Attempt]) -> None:
@@ -107,3 +111,9 @@ class SlurmJobs:
 
     def close(self) -> None:
         """Close nothing."""
+
+
+def _last_line(error: Exception) -> str:
+    """Return the last line of an error, as that of a job's output names what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmark import intervals
 from benchmark.errors import ConfigurationError, printable
 from benchmark.intervals import Interval
-from benchmark.metrics import CORRUPTED_DROP, MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric
+from benchmark.metrics import CORRUPTED_DROP, EVALUATED, MEANS_OVER_CLASSES, METRICS, POOLED_CLIENT, Metric
 from benchmark.records.averaged_classes import Averaged, averaged_classes, not_alike
 from benchmark.records.drawn_images import (
     at_places,
@@ -151,12 +151,16 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     if entry is None:
         raise ConfigurationError(f"the run has no {metric} on {split} at the point '{point}'")
     kept = _of_kept(run, metric)
-    values = np.asarray(
-        values_of_round(run.metrics, run.record, point, split, metric, _kept_round(run))
-        if kept
-        else client_values(run.metrics, run.record, point, split, metric, "last")
-    )
+
+    def of_clients(metric: str) -> "np.ndarray":
+        if kept:
+            return np.asarray(values_of_round(run.metrics, run.record, point, split, metric, _kept_round(run)))
+        return np.asarray(client_values(run.metrics, run.record, point, split, metric, "last"))
+
+    values = of_clients(metric)
     defined = values[np.isfinite(values)]
+    if _lacks_none(metric) and (np.isfinite(of_clients(EVALUATED)) & ~np.isfinite(values)).any():
+        defined = values[:0]  # a client has diverged: the mean of the others is not the run's
     how = "t" if len(defined) < intervals.FEW_CLIENTS else "clients drawn anew"
     average = float(defined.mean()) if len(defined) else None
     like = Line(LIKE_THESE, None, average, intervals.of_clients(defined), how)
@@ -174,6 +178,11 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
             like,
         ]
     return [like]
+
+
+def _lacks_none(metric: str) -> bool:
+    """Return whether each evaluated client has a value, or has diverged."""
+    return metric != EVALUATED and metric in METRICS and METRICS[metric].always_defined
 
 
 def _share(of: str, right: int, images: int) -> Line:
@@ -211,7 +220,7 @@ def lines_of_images(rows: "pd.DataFrame", metric: Metric, names: Sequence[str], 
             ends, by = (ends, by) if math.isnan(exact.low) else (exact, "DeLong")
         lines.append(Line(names[client], len(places), value, ends, by, averaged.get(client)))
     of_over = by_client(metric, images, draws.own, draws.over) if draws.span_clients else of_draws
-    there = [client for client, value in of_once.items() if number(value[0]) is not None]
+    there = [client for client, value in of_once.items() if _lacks_none(metric.name) or number(value[0]) is not None]
     mean, means = (mean_over(there, values) for values in (of_once, of_over))
     pooled, values = (values_in(metric, images, times) for times in (draws.once, draws.over))
     of_all, by = averaged.get(POOLED_CLIENT), f"{how} within clients"

@@ -167,8 +167,9 @@ def fit(
         delivery: what lies between clients and server; of a configuration, the file names it.
         seed: of the run, where it is made of configuration files; else it is that of the data, ``data.seed``.
         run_dir: where to keep configuration, checkpoints and record, as ``lightning-cli fit`` does; None keeps
-            everything in memory. Of objects, what their constructors were given is written as a configuration, and the
-            run is made of that: ``method`` of the returned run is another object, and the given one stays untrained.
+            everything in memory but what loggers write. Of objects, what their constructors were given is written as
+            a configuration, and the run is made of that: ``method`` of the returned run is another object, and the
+            given one stays untrained.
         trainer: further settings of Lightning's Trainer, such as ``accelerator="cpu"``, ``enable_progress_bar=False``.
 
     Raises:
@@ -183,7 +184,7 @@ def fit(
     if not (rounds is None or (isinstance(rounds, Integral) and not isinstance(rounds, bool) and rounds >= 0)):
         raise ConfigurationError(f"fit: rounds must be a whole number from 0, got {rounds!r}")
     rounds = None if rounds is None else int(rounds)  # NumPy's whole numbers are none that a file can hold
-    with _one_line(), alone():
+    with _one_line(), alone(), _wandb_run_of_its_own():
         if isinstance(method, FederatedMethod) and isinstance(data, FederatedDataModule):
             if seed is not None:
                 raise ConfigurationError(
@@ -338,14 +339,20 @@ def _fit_files(
 def _kept(arguments: Sequence[str], run_dir: str | Path, kind: type[FederatedCLI] = FederatedCLI) -> FinishedRun:
     """Run with a directory."""
     folder = user_path(run_dir)
+    cli = kind(["fit", *arguments, f"--run_dir={folder}"])
+    return FinishedRun(cli.model, cli.datamodule, read_metrics(folder), read_record(folder))
+
+
+@contextmanager
+def _wandb_run_of_its_own() -> Iterator[None]:
+    """End the W&B run that begins inside, or the next one of this process would go into it."""
     before = _wandb_run()
     try:
-        cli = kind(["fit", *arguments, f"--run_dir={folder}"])
+        yield
     finally:
         run = _wandb_run()
-        if run is not None and run is not before:  # else the next one in this process would go into it
+        if run is not None and run is not before:
             run.finish()
-    return FinishedRun(cli.model, cli.datamodule, read_metrics(folder), read_record(folder))
 
 
 def _wandb_run() -> Any:

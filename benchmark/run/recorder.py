@@ -38,6 +38,7 @@ from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
 from benchmark.run.checkpoint_form import check_counts
 from benchmark.run.differences import differences
+from benchmark.run.early_stop import was_stopped
 from benchmark.run.federation_file import FederationFacts
 from benchmark.run.predictions import predictions_of, refuse_files, tell_size
 from benchmark.run.scores import Key, Scores, logged_numbers, long_table
@@ -145,6 +146,8 @@ class Recorder(Callback):
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
         self._keep(trainer, method, data)
+        if self._loaded is not None and was_stopped(trainer, _made_with(self._loaded)):
+            trainer.should_stop = True
         self._take_up(method)
         tell_who_looks_at_test_images(trainer)
         between = (*method.server.rule.modules(), *method.server.delivery.modules())
@@ -158,10 +161,11 @@ class Recorder(Callback):
             "setting": data.partition.description,
             "seed": data.seed,
         }
-        goes_on = bool(self.values or self.evaluations)
+        goes_on = bool(method.server.finished_rounds or self.values or self.evaluations)
         self._tracking.begin(self.config, names, data.split_record, method.server.finished_rounds if goes_on else None)
         if self._writes and goes_on:
-            self._tracking.rounds_before(method.server.traffic.rounds, self.metrics())
+            evaluated = self.metrics() if self.values or self.evaluations else None
+            self._tracking.rounds_before(method.server.traffic.rounds, evaluated, method.server.facts)
         self._began = time.perf_counter()
 
     def _keep(self, trainer: Trainer, method: "FederatedMethod", data: "FederatedDataModule") -> None:
@@ -213,7 +217,7 @@ class Recorder(Callback):
                 found[round, point, split, metric] = values
                 if not scores.scored():  # of all who have images of this split, nobody has trained yet
                     continue
-                averages |= logged_numbers(point, split, metric, values)
+                averages |= logged_numbers(point, split, metric, values, computed.get(EVALUATED))
             if scores.scored():
                 defined = {metric: value for metric, value in scores.pooled().items() if not math.isnan(value)}
                 pooled |= {(round, point, split, metric): value for metric, value in defined.items()}

@@ -1,5 +1,6 @@
 """Scores of all clients: as the long table of a run, as numbers for loggers, and as a table to read in a terminal."""
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -61,7 +62,22 @@ def logged_name(point: str, split: str, metric: str, statistic: str = "average")
     return f"{split}/{point}/{metric}" if statistic == "average" else f"{split}/{point}/{statistic}_{metric}"
 
 
-def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) -> dict[str, float]:
+def _average(metric: str, values: torch.Tensor, evaluated: torch.Tensor | None) -> float:
+    """Return the mean over the clients that have a value; NaN where one that was evaluated has diverged.
+
+    Args:
+        metric: its name.
+        values: per client, NaN where it has none.
+        evaluated: what says by a number that a client was evaluated there; None where nothing does.
+    """
+    if evaluated is not None and metric in METRICS and METRICS[metric].always_defined:
+        return values[~evaluated.isnan()].mean().item()
+    return values.nanmean().item()
+
+
+def logged_numbers(
+    point: str, split: str, metric: str, values: torch.Tensor, evaluated: torch.Tensor | None = None
+) -> dict[str, float]:
     """Return what loggers and callbacks are told of a metric in a round: the average, of some the worst client's value.
 
     Args:
@@ -69,8 +85,9 @@ def logged_numbers(point: str, split: str, metric: str, values: torch.Tensor) ->
         split: of images, or "train".
         metric: its name.
         values: per client, NaN where it has none.
+        evaluated: the accuracy there per client, NaN of those that were not evaluated; None where nothing says it.
     """
-    numbers = {logged_name(point, split, metric): values.nanmean().item()}
+    numbers = {logged_name(point, split, metric): _average(metric, values, None if split == "train" else evaluated)}
     worst, known = STATISTICS["worst"], values[~values.isnan()]
     if split != "train" and METRICS[metric].logs_worst and worst.of is not None:
         numbers[logged_name(point, split, metric, worst.name)] = worst.of(known.numpy(), lower_is_better(metric))
@@ -112,6 +129,7 @@ def _print_table(
     """Print one table; ``known`` [N] says who was evaluated."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title)
     table.add_column("client")
@@ -122,6 +140,7 @@ def _print_table(
     for client, name in enumerate(client_names):
         shown = [metric_number(float(values[client]), m) if known[client] else "" for m, values in columns.items()]
         counts = [str(len(averaged[client]))] if client in averaged else []
-        table.add_row(name, *shown, *counts)
-    table.add_row("average", *(metric_number(float(values.nanmean()), m) for m, values in columns.items()))
+        table.add_row(Text(printable(name)), *shown, *counts)
+    evaluated = torch.where(known, 0.0, math.nan)
+    table.add_row("average", *(metric_number(_average(m, values, evaluated), m) for m, values in columns.items()))
     Console().print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from benchmark.metrics import POOLED_CLIENT
+from benchmark.metrics import EVALUATED, POOLED_CLIENT
 from benchmark.records.record import RunRecord
 from benchmark.records.record_file import FILES
 from benchmark.run.scores import Scores, logged_name, logged_numbers
@@ -91,23 +91,33 @@ class Tracking:
                 logger.log_metrics(numbers, step=number)
             if isinstance(logger, TensorBoardLogger):
                 for name, values in clients.items():
-                    known = torch.tensor([value for value in values if not math.isnan(value)])
-                    logger.experiment.add_histogram(f"clients/{name}", known, number)
+                    if known := [value for value in values if math.isfinite(value)]:
+                        logger.experiment.add_histogram(f"clients/{name}", torch.tensor(known), number)
 
-    def rounds_before(self, traffic: Sequence[Sequence[int]], metrics: "pd.DataFrame") -> None:
+    def rounds_before(
+        self, traffic: Sequence[Sequence[int]], metrics: "pd.DataFrame | None", facts: Mapping[str, Mapping[int, float]]
+    ) -> None:
         """Tell of the rounds before a resume those loggers that begin a new file in every process.
 
         Args:
             traffic: of each round, see :class:`benchmark.engine.communication.Traffic`.
-            metrics: the long table of the evaluations so far.
+            metrics: the long table of the evaluations so far; None where there was none.
+            facts: of rule and delivery, per name and round (``Server.facts``).
         """
         before = {number: sent(row) for number, row in enumerate(traffic, start=1)}
-        for number, table in metrics.groupby("round"):
-            averages = before.setdefault(cast(int, number), {})
-            of_clients = table[table["client"] != POOLED_CLIENT]
-            for key, rows in of_clients.groupby(["point", "split", "metric"]):
-                point, split, metric = map(str, key)
-                averages |= logged_numbers(point, split, metric, torch.tensor(rows["value"].to_numpy()))
+        rounds = {} if metrics is None else {cast(int, number): table for number, table in metrics.groupby("round")}
+        for number, table in rounds.items():
+            averages = before.setdefault(number, {})
+            of_clients = table[table["client"] != POOLED_CLIENT].pivot(
+                index="client", columns=["point", "split", "metric"], values="value"
+            )
+            found = {
+                cast("tuple[str, str, str]", key): torch.tensor(values.to_numpy()) for key, values in of_clients.items()
+            }
+            for (point, split, metric), values in found.items():
+                evaluated = found.get((point, split, EVALUATED))
+                averages |= logged_numbers(point, split, metric, values, evaluated)
+            averages |= {f"server/{name}": of[number] for name, of in facts.items() if number in of}
         for logger in self.loggers:
             if isinstance(logger, CSVLogger):
                 for number in sorted(before):

@@ -113,7 +113,8 @@ def _largest_difference(before: "pd.DataFrame", now: "pd.DataFrame") -> str | No
     if missing:
         return f"{missing} of {len(both)} numbers are missing"
     gaps = (both["value_before"] - both["value_now"]).abs()
-    gaps[both["value_before"].isna() & both["value_now"].isna()] = 0.0
+    same = both["value_before"] == both["value_now"]  # also infinite ones, whose gap is none
+    gaps[same | (both["value_before"].isna() & both["value_now"].isna())] = 0.0
     if not (gaps != 0).any():
         return None
     row = both.iloc[int(gaps.fillna(float("inf")).to_numpy().argmax())]

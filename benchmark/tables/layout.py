@@ -422,6 +422,12 @@ def check_seeds(seeds: Sequence[int], where: str = "") -> None:
         )
 
 
+def refuse_equal_headings(headings: Sequence[str], where: str) -> None:
+    """Refuse columns that would write over each other's numbers."""
+    if twice := [heading for heading in headings if headings.count(heading) > 1]:
+        raise ConfigurationError(f"{where} has two columns called {twice[0]!r}: give one another label")
+
+
 def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
     left: list[str] = []
     for column in group.columns:
@@ -430,9 +436,7 @@ def _check_columns(table: Table, group: DataGroup, path: Path) -> None:
                 f"{path}: there is no statistic {column.statistic!r:.80}; statistics are "
                 f"{', '.join([*STATISTICS, *GAINS])}"
             )
-    headings = [column.heading for column in group.columns]
-    if twice := [heading for heading in headings if headings.count(heading) > 1]:
-        raise ConfigurationError(f"{path}: two columns of {group.name} are called {twice[0]!r}: give one another label")
+    refuse_equal_headings([column.heading for column in group.columns], f"{path}: {group.name}")
     for column in group.columns:
         metric = column.metric or table.metric
         if metric not in METRICS:

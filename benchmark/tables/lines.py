@@ -15,7 +15,7 @@ from benchmark.records.hashes import canonical
 from benchmark.records.record import RunRecord
 from benchmark.records.stored_run import StoredRun, stored_run
 from benchmark.records.summary import client_values
-from benchmark.tables.layout import Column, DataGroup, Preset, Table, rows_of
+from benchmark.tables.layout import Column, DataGroup, Preset, Table, refuse_equal_headings, rows_of
 from benchmark.tables.numbers import scaled
 
 SUMMARY_NOTES = {
@@ -121,15 +121,24 @@ def _finished(by_row: Sequence[dict[int, Outcome]]) -> list[StoredRun]:
 
 
 def _expanded(group: DataGroup, by_row: Sequence[dict[int, Outcome]]) -> list[Column]:
-    """The group's columns, ``"*"`` replaced by the clients of the first finished run, every label filled in."""
+    """The group's columns, ``"*"`` replaced by the clients of the first finished run, every label filled in.
+
+    A label of such a column stands before each client's name.
+
+    Raises:
+        ConfigurationError: two columns have one heading, as a client has the name of another column.
+    """
     names: tuple[str, ...] = next((run.record.client_names for run in _finished(by_row)), ())
-    columns = []
+    columns: list[Column] = []
     for column in group.columns:
         if column.client == "*":
-            columns += [replace(column, label=None, client=name) for name in names]
+            label = column.label
+            columns += [replace(column, label=label and f"{label}, {name}", client=name) for name in names]
         else:
             columns.append(column)
-    return [replace(column, label=column.heading) for column in columns]
+    headings = [column.heading for column in columns]
+    refuse_equal_headings(headings, group.name)
+    return [replace(column, label=heading) for column, heading in zip(columns, headings, strict=True)]
 
 
 def _of_the_same_images(by_row: Sequence[dict[int, Outcome]]) -> list[dict[int, Outcome]]:

@@ -83,10 +83,10 @@ def render(
     parts.append("Notes:\n\n" + "".join(f"- {_markdown(note)}\n" for note in notes))
     if published:
         parts += [f"# {_markdown(aside)}\n", *map(_markdown_block, published)]
-    latex = [f"% {title}\n", *map(_latex_block, [*blocks, *paired]), *(f"% {note}\n" for note in notes)]
+    latex = [f"% {title}\n", *map(latex_block, [*blocks, *paired]), *(f"% {note}\n" for note in notes)]
     latex += [f"% failed: {problem}\n" for problem in problems]
     if published:
-        latex += [f"% {aside}\n", *map(_latex_block, published)]
+        latex += [f"% {aside}\n", *map(latex_block, published)]
     said = [note for note in (preset.note, *code_notes(lines)) if note]
     of_all = [{"kind": "note", "column": note} for note in said]
     of_all += [{"kind": "axis", "column": preset.axis}] if preset.axis else []
@@ -102,9 +102,10 @@ def _markdown_block(block: Block) -> str:
     return f"## {_markdown(block.heading)}\n\n{shown}\n"
 
 
-def _latex_block(block: Block) -> str:
+def latex_block(block: Block) -> str:
+    """Typeset a block, with minus signs where numbers have them and hyphens in words."""
     shown = block.frame.to_markdown(index=False, disable_numparse=True, tablefmt="latex_booktabs")
-    return f"% {block.heading}\n" + re.sub(r"(?<= )-(?=\d)", "$-$", shown.replace("±", r"$\pm$")) + "\n"
+    return f"% {block.heading}\n" + re.sub(r"(?<=[ (])-(?=\d)", "$-$", shown.replace("±", r"$\pm$")) + "\n"
 
 
 def _markdown(text: str) -> str:

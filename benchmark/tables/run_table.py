@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmark.cells.identity import Cell
 from benchmark.cells.outcome import Outcome
-from benchmark.cells.queue import run_cells
+from benchmark.cells.queue import check_jobs, run_cells
 from benchmark.cells.this_machine import THIS_MACHINE
 from benchmark.cells.work import Place, Work
 from benchmark.config.overview import PROGRAM
@@ -100,8 +100,7 @@ def chosen_table(
     """
     table = load_table(name)
     chosen = preset_of(table, name, preset)
-    if jobs is not None and jobs < 1:
-        raise ConfigurationError(f"jobs is {jobs}, expected at least 1")
+    check_jobs(jobs)
     if seeds is not None:
         check_seeds(seeds)
         chosen = replace(chosen, seeds=list(seeds))

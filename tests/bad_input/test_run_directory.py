@@ -69,6 +69,17 @@ def test_a_directory_belongs_to_one_process(capsys: pytest.CaptureFixture[str]) 
     assert [entry.name for entry in Path("run").iterdir()] == [LOCK]
 
 
+def test_a_file_system_without_locks_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("benchmark.locks.fcntl.flock", without_locks)
+    line = refused(capsys, main, [*BASE, "--run_dir=run"])
+    assert line.endswith("cannot be locked (No locks available): give a folder on a file system with locks")
+
+
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished run."""

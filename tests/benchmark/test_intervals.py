@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from federation import CONF
-from recorded_results import kept_images, write_run
+from finished_run import write_finished_run
+from recorded_results import kept_images, record_of, write_run
 from refusal import refused
 from sklearn.metrics import roc_auc_score
 from three_clients import HELD, LABELS, LOGITS
@@ -18,6 +20,7 @@ from benchmark.intervals import delong, drawn, holm, mcnemar, of_clients, of_dra
 from benchmark.metrics import METRICS, STATISTICS
 from benchmark.records.drawn_images import values_in
 from benchmark.records.keeping import keep_record
+from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.run_intervals import LIKE_THESE, POOLED, THESE, lines_of, lines_of_images
 from benchmark.records.stored_run import stored_run
 from benchmark.run.cli import main
@@ -145,6 +148,24 @@ def test_a_run_has_intervals_of_its_clients_and_over_them(run: Path, metric: str
     if metric == "accuracy":
         assert lines[stored.record.client_names[4]].interval == of_share(right, 6)
     assert lines_of(stored, metric, "server", "test") == [*lines.values()]  # the same draws again
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["numbers alone", "stored predictions"])
+def test_a_client_that_diverged_is_in_every_mean(stored: bool, tmp_path: Path) -> None:
+    values = [("accuracy", (0.5, 0.25, 1.0)), ("loss", (math.nan, 0.5, 0.7))]
+    rows = [(1, client, "server", "test", name, value) for name, of in values for client, value in enumerate(of)]
+    record = record_of("abc", 0, manifest_hash="", rounds=1, rounds_trained=1, test_sizes=(4, 4, 4))
+    kept = kept_images() if stored else None
+    if kept is not None:
+        kept["round"] = 1
+        first = kept["client"] == 0
+        kept.loc[first, "logits"] = kept.loc[first, "logits"].map(lambda row: [math.nan] * len(row))
+    write_finished_run(tmp_path / "run", record, pd.DataFrame(rows, columns=list(COLUMNS)), predictions=kept)
+    lines = {line.of: line for line in lines_of(stored_run(tmp_path / "run"), "loss", "server", "test")}
+    assert (lines[LIKE_THESE].value, math.isnan(lines[LIKE_THESE].interval.low)) == (None, True)
+    assert not stored or lines[THESE].value is None
+    found = {line.of: line.value for line in lines_of(stored_run(tmp_path / "run"), "accuracy", "server", "test")}
+    assert found[LIKE_THESE] == pytest.approx(1.75 / 3)
 
 
 def test_the_auroc_of_two_classes_has_delongs_interval_without_groups(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class FeatureFile:
         """
         try:
             lock = self._lock()
-        except (ConfigurationError, OSError) as error:
+        except ConfigurationError as error:
             log.info("  runs that start together may each make these features: %s", error)
             yield
             return

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from benchmark.cells.identity import Cell
+from benchmark.cells.identity import Cell, content_hash
 from benchmark.cells.job import Job, for_another_machine, run_as_job
 from benchmark.cells.lock import CellLock
 from benchmark.cells.queue import run_cells
@@ -262,6 +262,51 @@ def test_a_job_that_slurm_does_not_cancel_keeps_no_other(monkeypatch: pytest.Mon
     monkeypatch.setattr("benchmark.cells.slurm_jobs.GRACE_SECONDS", 5.0)
     SlurmJobs(work(), 3, None).end([SlurmJob(CELL, Path("log.txt"), Submitted(name)) for name in "123"])
     assert cancelled == ["1", "2", "3"]
+
+
+def test_a_job_that_slurm_refuses_stops_no_other(place: Path) -> None:
+    cancelled: list[str] = []
+
+    class Accepted:
+        job_id = "1"
+
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> str:
+            return "no memory"
+
+        def cancel(self, check: bool) -> None:
+            cancelled.append(self.job_id)
+
+    class Limited:
+        jobs = 0
+
+        def submit(self, *arguments: Any) -> Accepted:
+            self.jobs += 1
+            if self.jobs > 1:
+                raise RuntimeError("sbatch ended\nsbatch: error: QOSMaxSubmitJobPerUserLimit\n")
+            return Accepted()
+
+    class Cluster:
+        def open(self, work: Work, jobs: int | None) -> SlurmJobs:
+            return SlurmJobs(work, 9, Limited())
+
+    cells = [Cell(f"{name}-{content_hash((), ())}", (), (), 0) for name in ("first", "second")]
+    outcomes = run_cells(cells, work(), place=Cluster())  # type: ignore[arg-type]
+    first, second = (outcomes[cell.name] for cell in cells)
+    assert first.error == "no memory"
+    assert second.error == (
+        "it does not start: Slurm does not take the job: sbatch: error: QOSMaxSubmitJobPerUserLimit (--jobs has fewer "
+        "jobs at a time)"
+    )
+    assert cancelled == []
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_no_jobs_at_a_time_are_refused(jobs: int, place: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"jobs is {jobs}, expected at least 1"):
+        run_cells([CELL], work(), jobs)
 
 
 def test_a_run_ends_with_the_job_that_started_it(place: Path) -> None:

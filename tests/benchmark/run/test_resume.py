@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import yaml
 from federation import CONF
 from refusal import refused
 
@@ -38,6 +39,23 @@ def test_a_run_goes_on_from_its_directory_alone(capsys: pytest.CaptureFixture[st
     more = line.partition("of their own: lightning-cli ")[2].replace("ROUNDS", "3").split()
     cli.main([*more, "--run_dir=more"])
     assert read_record("more").rounds_trained == 3
+
+
+def test_a_run_that_early_stopping_ended_does_not_train_on(tmp_path: Path) -> None:
+    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "train/loss", "patience": 1, "min_delta": 9.0}}
+    Path("stop.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [stop], "check_val_every_n_epoch": 1}}))
+    cli.main(["fit", *BASE, "--config=stop.yaml", "--trainer.max_epochs=6", "--run_dir=run"])
+    trained = read_record("run").rounds_trained
+    assert trained < 6
+    whole = Path("run/metrics.parquet").read_bytes()
+    Path("run/record.json").unlink()  # as if it had been killed before it was written
+    assert commands.main(["resume", "run"]) == 0
+    assert read_record("run").rounds_trained == trained
+    assert Path("run/metrics.parquet").read_bytes() == whole
+
+    Path("run/record.json").unlink()
+    assert commands.main(["resume", "run", "--trainer.max_epochs=7"]) == 0
+    assert read_record("run").rounds_trained == trained + 1
 
 
 def test_what_cannot_go_on_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

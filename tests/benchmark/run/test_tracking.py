@@ -1,6 +1,7 @@
 """The data that W&B and TensorBoard receive, read from the files that they write."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from federation import CONF
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from benchmark.records.record_file import read_record
-from benchmark.run.tracking import flattened
+from benchmark.run.tracking import Tracking, flattened
 
 wandb = pytest.importorskip("wandb")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -37,6 +40,8 @@ from fedprompt import fit
 
 for seed in (1, 2):
     fit("seeds.yaml", seed=seed, run_dir=f"runs/seed{seed}")
+for seed in (1, 2):
+    fit("memory.yaml", seed=seed, rounds=0)
 wandb.finish()
 main(["fit", *sys.argv[1:], "--trainer.max_epochs=2", "--run_dir=runs/tracked"])
 wandb.finish()
@@ -62,6 +67,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trainer": yaml.safe_load(LOGGERS)["trainer"] | {"max_epochs": 1, "check_val_every_n_epoch": 1},
     }
     (folder / "seeds.yaml").write_text(yaml.safe_dump(seeds))
+    of_memory = {"class_path": "WandbLogger", "init_args": {"offline": True}}
+    (folder / "memory.yaml").write_text(yaml.safe_dump(seeds | {"trainer": {**seeds["trainer"], "logger": of_memory}}))
     files = [f"--config={CONF / name}" for name in ("base.yaml", "FedVPT.yaml")] + ["--config=loggers.yaml"]
     paths = [str(Path(__file__).parents[3]), str(CONF.parent)]
     # Without what names the service of this process's session.
@@ -195,3 +202,17 @@ def test_each_fit_of_a_process_has_a_wandb_run_of_its_own(run: Path) -> None:
     for seed in (1, 2):
         (held,) = (run.parent / f"seed{seed}/wandb").glob("offline-run-*/run-*.wandb")
         assert held.stat().st_size > 0
+        (held,) = run.parent.glob(f"fedvpt-tinyimages-s{seed}-*/wandb/offline-run-*/run-*.wandb")
+        assert held.stat().st_size > 0
+
+
+def test_a_metric_that_no_client_has_is_told_without_a_histogram(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    found = {
+        (1, "server", "test", name): torch.full((3,), value) for name, value in (("auroc", math.nan), ("loss", 2.0))
+    }
+    Tracking([logger], None).round(1, {}, found, ["a", "b", "c"])
+    logger.experiment.flush()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["histograms"] == ["clients/test/server/loss"]

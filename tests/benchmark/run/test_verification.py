@@ -1,3 +1,4 @@
+import math
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def write_run(
     folder: Path, accuracy: float = 0.5, manifest: str = "abc", up: float = 40.0, extra: bool = False, local: int = 0
 ) -> Path:
     rows = [(1, client, "server", "test", "accuracy", accuracy - 0.25 * client) for client in (0, 1)]
+    rows += [(1, client, "server", "test", "loss", math.inf) for client in (0, 1)]  # as of a run that diverged
     rows += [(1, 0, "local", "train", "loss", 1.0)] if extra else []
     rows += [(1, client, "local", "test", "accuracy", 0.5) for client in range(local)]
     record = record_of(
@@ -71,7 +73,7 @@ def test_run_again_the_same_or_not(tmp_path: Path, program: list[str]) -> None:
     for change, message in [
         (
             {"accuracy": 0.75},
-            "2 of 2 numbers differ, most accuracy of client 0 on test (server, round 1): 0.5 then, 0.75",
+            "2 of 4 numbers differ, most accuracy of client 0 on test (server, round 1): 0.5 then, 0.75",
         ),
         ({"manifest": "abd"}, "the partition is another one"),
         ({"up": 41.0}, "the clients send"),

@@ -97,6 +97,24 @@ def test_columns_of_every_client_have_the_class_in_their_names(tmp_path: Path, m
     assert len(found) == 6
 
 
+def test_columns_of_every_client_keep_their_label_and_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "one"
+    write_run(run, "FedAvg", 0, [0.6, 0.5, 2 / 3], kept=kept_images(), data={"metrics": "clinical"})
+    cells, outcomes = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}, {"cell": Outcome(run)}
+    of_mugs: dict[str, Any] = {**SENSITIVITY, "of_class": "mug"}
+    table = load_table(table_of([{"client": "*"}, {"client": "*", "label": "Mugs", **of_mugs}]))
+    made = render("one", table, "demo", table.presets["demo"], cells, outcomes)
+    found = {number.column: number.value for number in made.lines[0].numbers if number.kind == "column"}
+    assert [found["amazon"], found["Mugs, amazon"]] == pytest.approx([60.0, 50.0])
+
+    table = load_table(table_of([{"client": "*"}, {"client": "amazon", "label": "dslr"}]))
+    with pytest.raises(ConfigurationError, match="tiny has two columns called 'dslr': give one another label"):
+        render("one", table, "demo", table.presets["demo"], cells, outcomes)
+
+
 @pytest.mark.parametrize(
     ("column", "more", "said"),
     [

@@ -39,13 +39,14 @@ from benchmark.records.keeping import keep_record
 from benchmark.records.metrics_table import COLUMNS
 from benchmark.records.stored_run import stored_run
 from benchmark.report.table_pages import table_page
+from benchmark.tables.blocks import Block
 from benchmark.tables.cells import make_cell, make_cells
 from benchmark.tables.frame import over_seeds
 from benchmark.tables.layout import PaperNumber, load_table, overrides_of
 from benchmark.tables.lines import Number
 from benchmark.tables.made_again import says_the_same
 from benchmark.tables.paper import paper_value, read_paper
-from benchmark.tables.render import Rendered, render
+from benchmark.tables.render import Rendered, latex_block, render
 from benchmark.tables.run_table import run_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -913,6 +914,9 @@ def test_a_negative_difference_is_typeset_as_a_minus(root: Path) -> None:
     shown = render("two", table, "paper", table.presets["paper"], cells, outcomes_of(cells))
     assert "-15.00" in shown.markdown
     assert "$-$15.00" in shown.latex
+    frame = pd.DataFrame({"gain": ["-0.31 (-0.40 to -0.10)"], "name": ["few-shot"]})
+    typeset = latex_block(Block("Gains", frame))
+    assert "$-$0.31 ($-$0.40 to $-$0.10) & few-shot" in typeset
 
 
 def test_a_demo_shows_the_papers_numbers_apart_and_no_difference(root: Path) -> None:

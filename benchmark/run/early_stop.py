@@ -1,0 +1,18 @@
+"""Runs that ``EarlyStopping`` ended, of which the Trainer keeps nothing in a checkpoint."""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+
+
+def was_stopped(trainer: Trainer, made_with: dict[str, Any]) -> bool:
+    """Return whether ``EarlyStopping`` had ended a run of as many rounds as this one, which would go on otherwise.
+
+    Args:
+        trainer: with the callbacks as the checkpoint has them.
+        made_with: the configuration that the checkpoint was made with.
+    """
+    stops = (each for each in trainer.callbacks if isinstance(each, EarlyStopping))  # type: ignore[attr-defined]
+    ended = any(each.stopped_epoch or each.wait_count >= each.patience for each in stops)
+    return ended and bool(made_with) and made_with.get("trainer", {}).get("max_epochs") == trainer.max_epochs
