@@ -251,7 +251,7 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def partition(arguments: argparse.Namespace) -> int:
-    """Draw a partition, classes x clients: of a run's manifest.json, of a run's configuration or of data's alone."""
+    """Plot a partition, classes x clients: of a run's manifest.json, of a run's configuration or of data's alone."""
     files = filter(None, map(configuration, arguments.what))
     check_names([*names_in_files(path for path in files if path.suffix != ".json")])  # a manifest names no classes
     from benchmark.run.draw_partition import draw_partition
@@ -362,7 +362,7 @@ def parser() -> CommandParser:
     entry.set_defaults(run=init)
     entry = commands.add_parser("partition", help=partition.__doc__, description=partition.__doc__)
     entry.add_argument("what", nargs="+", metavar="MANIFEST_OR_CONFIG", help="later configurations win")
-    entry.add_argument("picture", type=user_path, metavar="PNG", help="where to draw; the manifest goes beside it")
+    entry.add_argument("picture", type=user_path, metavar="PNG", help="picture to write; the manifest goes beside it")
     entry.add_argument("--split", choices=("train", "test"), default="train")
     entry.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the data: source.root=/data")
     entry.set_defaults(run=partition)
@@ -423,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("benchmark: interrupted; finished runs are kept, the same command continues", file=sys.stderr)
+        print("benchmark: interrupted; finished runs are not lost, the same command continues", file=sys.stderr)
         return 130
 
 

@@ -187,7 +187,9 @@ def setting_of(runs: Sequence[Run]) -> Setting:
     first, *others = [_setting_of_one(run) for run in runs]
     for run, other in zip(runs[1:], others, strict=True):
         if why := differing(first, replace(other, client_rounds=first.client_rounds, splits=first.splits)):
-            raise ConfigurationError(f"{run.folder} is of another setting than {runs[0].folder}: {why}")
+            raise ConfigurationError(
+                f"{run.folder} differs from {runs[0].folder} in more than seed and partition: {why}"
+            )
     splits = {seed: split for each in (first, *others) for seed, split in each.splits.items()}
     return replace(first, client_rounds=max(each.client_rounds for each in (first, *others)), splits=splits)
 

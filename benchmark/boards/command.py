@@ -59,7 +59,7 @@ def _tell(files: tuple[Path, Path]) -> None:
 
 def add_commands(commands: Any) -> None:
     """Add the command to those of ``benchmark``."""
-    about = "Boards: frozen settings to which anybody may submit finished runs."
+    about = "Boards: frozen images, partitions, backbone and budget, for which anybody may submit finished runs."
     entry = commands.add_parser("board", help=about, description=about)
     below = entry.add_subparsers(dest="what", required=True, metavar="WHAT")
     entries = {}

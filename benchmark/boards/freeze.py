@@ -33,11 +33,11 @@ def freeze(
 
     Raises:
         ConfigurationError: the board is there already; there is no such table, preset, group, row or metric; a run is
-            not kept, is of another setting than the others, or has no finite value of a client for whom the floor has.
+            not kept, differs from the others, or has no finite value of a client for whom the floor has.
     """
     path = path_of(name, results_dir)
     if path.exists():
-        raise ConfigurationError(f"{path} is frozen; another setting is another version: give another name")
+        raise ConfigurationError(f"{path} is frozen; a board that differs needs another name")
     table = load_table(table_name)
     preset = preset_of(table, table_name, preset_name)
     groups = {group.name: group for group in preset.data}

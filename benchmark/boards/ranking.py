@@ -67,7 +67,7 @@ def check_values(metric: str, runs: Mapping[str, Run], point: str, floor: Mappin
             raise ConfigurationError(
                 f"{run.folder} has other clients with a finite {metric} on test images after the last round than the "
                 f"floor {floor[seed].folder}: {listed(wrong)}; a row is ranked by the same clients as the floor, so "
-                "run it again with settings under which no client diverges"
+                "run it again with options under which no client diverges"
             )
 
 

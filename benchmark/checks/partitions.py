@@ -52,11 +52,11 @@ def check_seed(subject: PartitionUnderCheck) -> None:
     torch.manual_seed(1)
     states = global_states(torch.device("cpu"))
     advice = "draw from the generator that assign is given, and from nothing else"
-    require_same(subject.split(), first, f"the same seed gives another split; {advice}")
+    require_same(subject.split(), first, f"the same seed gives another partition; {advice}")
     # What the images look like has no say, and neither has where they lie.
     other = replace(pool, images=255 - pool.images, labels=torch.cat([pool.labels, pool.labels])[: len(pool.labels)])
     looks = replace(subject, pool=other).split()
-    require_same(looks, first, "other pixels give another split; divide by labels, domains and groups")
+    require_same(looks, first, "other pixels give another partition; divide by labels, domains and groups")
     require(global_states(torch.device("cpu")) == states, f"it draws from a global generator; {advice}")
 
 
@@ -117,7 +117,7 @@ def check_manifest(subject: PartitionUnderCheck) -> None:
         same = manifest_hash(read_manifest(path)) == manifest_hash(manifest)
         require(same, "the manifest that is read is another than was written")
         read = replace(subject, partition=FromManifest(str(path)))
-        require_same(read.split(9), splits, "its manifest gives another split")
+        require_same(read.split(9), splits, "its manifest gives another partition")
         require(read.partition.client_names(source) == made.client_names(source), "its manifest names other clients")
         again = make_manifest(read.partition, pool, read.split(), source, 9)
         require(again == manifest, "the manifest of its manifest is another one")

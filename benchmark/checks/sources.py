@@ -238,7 +238,7 @@ def check_content(subject: SourceUnderCheck) -> None:
         for path in images:
             inverted(path)
         other = images_sha256(loaded(subject.make(root)))
-        require(other != fingerprint, "other images are read as those of before; key what is kept by times of change")
+        require(other != fingerprint, "other images are read as those of before; key what is cached by times of change")
 
 
 def copied(root: Path, to: Path) -> tuple[Path, list[Path]]:

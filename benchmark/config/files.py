@@ -19,9 +19,9 @@ Some keys of a file are no options of a run: three put it together with others, 
 Files are named as seen from the one in which the name stands, or as ``--config`` takes them: from any folder,
 ``configs/suites/digits.yaml`` and ``suites/digits`` are the one that came with the code.
 
-A file with ``method``, which describes a method, is read before those that give settings of it (``model.init_args``),
+A file with ``method``, which describes a method, is read before those that give options of it (``model.init_args``),
 wherever it stands. Else later files win, as everywhere in ``lightning-cli``, and a file over those it stands on; where
-settings stand before the file that names their class (``model.class_path``), the name alone is read first.
+options stand before the file that names their class (``model.class_path``), the name alone is read first.
 """
 
 import os
@@ -267,7 +267,7 @@ def _named(entry: str, path: Path) -> Path:
 
 
 def _method_first(files: Sequence[Layer]) -> list[Layer]:
-    """The files, with the first that names a method's class, or that name alone, before those with settings of it."""
+    """The files, with the first that names a method's class, or that name alone, before those with options of it."""
     named = next((position for position, file in enumerate(files) if file.names_class), None)
     first = next((position for position, file in enumerate(files[:named]) if "model" in file.given), named)
     if named is None or first is None or first == named:

@@ -228,11 +228,11 @@ def _check_options(parts: Sequence[Part]) -> None:
 
 
 def _check_named(parts: Sequence[Part], layers: Sequence[Layer]) -> None:
-    """Refuse settings of a method where nothing says which method."""
+    """Refuse options of a method where nothing says which method."""
     settings = next((layer for layer in layers if "model" in layer.given), None)
     if settings and not any(layer.names_class for layer in layers) and not _begins(parts, "--model"):
         raise ConfigurationError(
-            f"{settings.path} gives settings of a method, and no file says which; "
+            f"{settings.path} gives options of a method, and no file says which; "
             "add --config configs/methods/<name>.yaml, or give --model"
         )
 

@@ -248,7 +248,7 @@ def _instead(given: str, known: Sequence[str]) -> str:
 
 
 def with_strategy(arguments: Sequence[str]) -> list[str]:
-    """A command line that names the strategy of which it gives a setting, such as ``--trainer.strategy.timeout``."""
+    """A command line that names the strategy of which it gives an option, such as ``--trainer.strategy.timeout``."""
     places = [at for at, argument in enumerate(arguments) if argument.startswith("--trainer.strategy")]
     if not places or not arguments[places[0]].startswith("--trainer.strategy."):
         return [*arguments]

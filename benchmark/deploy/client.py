@@ -243,7 +243,7 @@ class Site:
             with safe_open(str(path), "pt") as file:
                 return read(file)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{path} is no state that a client has kept: {error}") from error
+            raise ConfigurationError(f"{path} is no state that a client has stored: {error}") from error
 
 
 def _without_copies(images: torch.Tensor, train: np.ndarray, test: np.ndarray) -> np.ndarray:

@@ -75,7 +75,7 @@ class RunFolder:
         except ConfigurationError:
             raise
         except Exception as error:  # whatever torch raises of a file of others
-            raise ConfigurationError(f"{path} is no state that a server has kept ({type(error).__name__})") from error
+            raise ConfigurationError(f"{path} is no state that a server has stored ({type(error).__name__})") from error
 
     def keep(self, server: LiveServer) -> None:
         """Keep what the server has, so that another one can go on."""

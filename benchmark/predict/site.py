@@ -88,7 +88,7 @@ class SiteModel:
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{path} is no model that a site has kept ({error}); take a whole copy") from error
+            raise ConfigurationError(f"{path} is no stored model of a site ({error}); take a whole copy") from error
 
     def server(self) -> Server:
         """Return the server that sends what the site has received, and nothing to others."""

@@ -221,7 +221,7 @@ class TrainedRun:
             why = (
                 f"{self.client_names[client]} has never trained"
                 if method.evaluate_local
-                else f"the run kept no client of {self.name} as local training left it (data.evaluate_local)"
+                else f"the run stored no client of {self.name} as local training left it (data.evaluate_local)"
             )
             raise ConfigurationError(f"{why}; ask for the point server, after aggregation")
         if asked not in (None, "server", "local"):

@@ -38,7 +38,7 @@ def check_first(several: bool) -> None:
     if not several and one_of is not None:
         raise ConfigurationError(
             f"{one_of}={os.environ[one_of]} in the environment says that this is one of several processes, and the "
-            "Trainer's settings are those of one: unset it, or give trainer.devices and trainer.num_nodes"
+            "Trainer's options are those of one: unset it, or give trainer.devices and trainer.num_nodes"
         )
 
 
@@ -46,7 +46,7 @@ def check_started(several: bool) -> None:
     """Refuse to run a whole federation in each of several processes that were started.
 
     Args:
-        several: whether the Trainer's settings ask for several devices.
+        several: whether the Trainer's options ask for several devices.
 
     Raises:
         ConfigurationError: they do not, and there are other processes; or the environment has no number of them, or no
@@ -60,13 +60,13 @@ def check_started(several: bool) -> None:
     for what, count in (("torchrun", torchrun), ("srun", os.environ.get("SLURM_STEP_NUM_TASKS", "1"))):
         if count != "1":
             raise ConfigurationError(
-                f"{what} has started {count} processes, and the Trainer's settings are those of one: give "
+                f"{what} has started {count} processes, and the Trainer's options are those of one: give "
                 "trainer.devices, the processes of a machine, and trainer.num_nodes, the machines"
             )
 
 
 def check_range(local_rank: int, devices: int, node_rank: int, num_nodes: int) -> None:
-    """Refuse a process that the Trainer's settings have no place for.
+    """Refuse a process that the Trainer's options have no place for.
 
     Raises:
         ConfigurationError: there are not as many devices, or machines.

@@ -153,8 +153,8 @@ def val_and_test(run: StoredRun, point: str, what: str) -> "list[pd.DataFrame]":
     if not all(map(len, splits)):
         missing = "val" if not len(splits[0]) else "test"
         raise ConfigurationError(
-            f"{run.folder} kept no {missing} images {POINT_WORDS[point]}: {what} on val images and measured on test "
-            f"images; {NO_VAL}"
+            f"{run.folder} stored no predictions of {missing} images {POINT_WORDS[point]}: {what} on val images and "
+            f"measured on test images; {NO_VAL}"
         )
     return splits
 
@@ -167,7 +167,7 @@ def points_with_both(run: StoredRun) -> list[str]:
 
 def _check_kept(run: StoredRun) -> None:
     if PREDICTIONS not in run.record.files:
-        raise ConfigurationError(f"{run.folder} kept no images: {NO_VAL}")
+        raise ConfigurationError(f"{run.folder} stored no predictions: {NO_VAL}")
 
 
 def _images(rows: "pd.DataFrame") -> "ScoredBatch | None":

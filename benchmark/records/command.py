@@ -8,7 +8,7 @@ from benchmark.records.words import POINT_WORDS
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print a record's summary, or of its kept images intervals, calibration, a decision curve or subgroups."""
+    """Print a record's summary, or of its stored predictions intervals, calibration, a decision curve or subgroups."""
     if arguments.calibration:
         from benchmark.records.calibration import print_calibration
 
@@ -80,7 +80,7 @@ def add_commands(commands: Any) -> None:
     )
     entry.set_defaults(run=show)
     entry = commands.add_parser("compare", help=compare.__doc__, description=compare.__doc__)
-    entry.add_argument("a", type=user_path, metavar="RUN_DIR", help="A: a finished run that kept its images")
+    entry.add_argument("a", type=user_path, metavar="RUN_DIR", help="A: a finished run that stored its predictions")
     entry.add_argument("b", type=user_path, metavar="RUN_DIR", help="B: likewise; differences are B - A")
     entry.add_argument(
         "--metric",

@@ -139,7 +139,7 @@ def chosen_metrics(
         if name not in OF_IMAGES:
             like = did_you_mean(get_close_matches(name[:100], OF_IMAGES))
             raise ConfigurationError(
-                f"{name[:100]!r} is no metric that is made of kept images{like}; these are {', '.join(OF_IMAGES)}"
+                f"{name[:100]!r} is no metric that is made of predictions{like}; these are {', '.join(OF_IMAGES)}"
             )
     both = [
         run.record.summary.get(point, {}).get(split, {}) for run, point in zip((first, second), points, strict=True)

@@ -56,7 +56,7 @@ def images_scored_on_test(run: StoredRun, point: str) -> "pd.DataFrame":
     rows = run.scored(point, "test")
     if not len(rows):
         raise ConfigurationError(
-            f"{run.folder} kept no test images {POINT_WORDS[point]}; after local training "
+            f"{run.folder} stored no predictions of test images {POINT_WORDS[point]}; after local training "
             "--data.evaluate_local=true scores them"
         )
     return rows

@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # slow to import
 NARROW = 100
 #: Sentences below the tables.
 DRAWN = (
-    "95 % intervals of B - A by the paired bootstrap: each client's images are drawn anew, the same ones for both "
-    "runs, those of a group (of a patient, say) together."
+    "95 % intervals of B - A by the paired bootstrap: each client's images are resampled, alike for both runs, "
+    "those of a group (of a patient, say) together."
 )
 NO_INTERVAL = (
-    "There is no interval if a value is undefined in more than a tenth of the draws, or all draws have the same "
+    "There is no interval if a value is undefined in more than a tenth of the resamples, or all have the same "
     "difference: few images, all ranked alike for example, bound nothing."
 )
 MCNEMAR = "McNemar's exact test compares how many images A alone and B alone is right on (A / B alone)."
@@ -34,7 +34,9 @@ PERSONAL = "Of all images together AUROC and AP compare probabilities of differe
 ONE_CLASS = "DeLong's test is of one class's AUROC: --class NAME prints it."
 PARTITIONS = "The runs' partitions are not the same (other training images, say); these images are."
 PIXELS = "The images of both runs are those of one partition, but not the same pixels (another size, say)."
-SPANS = "Groups have images at several clients: for the mean and all images together, groups of all clients are drawn."
+SPANS = (
+    "Groups have images at several clients: groups of all clients are resampled for the mean and all images together."
+)
 
 
 def print_comparison(

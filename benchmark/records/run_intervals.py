@@ -30,12 +30,12 @@ if TYPE_CHECKING:  # slow to import
 
     from benchmark.counts import ScoredBatch
 
-#: Lines beside those of clients, and what is drawn anew for each.
+#: Lines beside those of clients, and what is resampled for each.
 THESE, LIKE_THESE, POOLED = "mean, these clients", "mean, clients like these", "all images together"
 #: What is said below the tables.
 NO_INTERVAL = (
-    "A value has no interval if the metric is undefined in more than a tenth of the draws, or the same in nearly all: "
-    "such images, few and all ranked right for example, bound nothing."
+    "A value has no interval if the metric is undefined in more than a tenth of the resamples, or the same in nearly "
+    "all: such images, few and all ranked right for example, bound nothing."
 )
 BEYOND = "By t, the interval of a mean over few clients may go beyond 0 or 1: so few clients say little about others."
 #: Metrics between 0 and 1.
@@ -112,7 +112,7 @@ def print_intervals(run_dir: str | Path, metric: str) -> None:
         said.append(not_alike({n: line.classes or () for n, line in enumerate(own)}, [line.of for line in own]))
     if PREDICTIONS not in run.record.files:
         said.append(
-            "The run kept no images, of which single clients have intervals: --data.keep_predictions=last does."
+            "The run stored no predictions, of which single clients have intervals: --data.keep_predictions=last does."
         )
     for sentence in dict.fromkeys(filter(None, said)):
         console.print(Text(printable(sentence)))
@@ -161,7 +161,7 @@ def lines_of(run: StoredRun, metric: str, point: str, split: str) -> list[Line]:
     defined = values[np.isfinite(values)]
     if _lacks_none(metric) and (np.isfinite(of_clients(EVALUATED)) & ~np.isfinite(values)).any():
         defined = values[:0]  # a client has diverged: the mean of the others is not the run's
-    how = "t" if len(defined) < intervals.FEW_CLIENTS else "clients drawn anew"
+    how = "t" if len(defined) < intervals.FEW_CLIENTS else "clients resampled"
     average = float(defined.mean()) if len(defined) else None
     like = Line(LIKE_THESE, None, average, intervals.of_clients(defined), how)
     if kept:
@@ -206,7 +206,7 @@ def lines_of_images(rows: "pd.DataFrame", metric: Metric, names: Sequence[str], 
     """
     images, draws = images_of(rows), draw_images(rows, metric.name)
     clustered = any(has_groups(rows["group"].to_numpy()[places]) for places in draws.own.values())
-    how = "groups of images drawn anew" if clustered else "images drawn anew"
+    how = "groups of images resampled" if clustered else "images resampled"
     of_once, of_draws = (by_client(metric, images, draws.own, times) for times in (draws.once, draws.times))
     lines = []
     for client, places in draws.own.items():
@@ -225,7 +225,7 @@ def lines_of_images(rows: "pd.DataFrame", metric: Metric, names: Sequence[str], 
     pooled, values = (values_in(metric, images, times) for times in (draws.once, draws.over))
     of_all, by = averaged.get(POOLED_CLIENT), f"{how} within clients"
     if draws.span_clients:
-        by = "groups of images drawn anew, of all clients at once"
+        by = "groups of images resampled, of all clients at once"
     count = sum(len(draws.own[client]) for client in there)
     return [
         *lines,

@@ -72,8 +72,8 @@ def _rows(run: StoredRun, point: str, split: str) -> "pd.DataFrame":
     splits = sorted({*run.predictions["split"]})
     there = [f"{each} {POINT_WORDS[at]}" for at in POINTS for each in splits if len(run.scored(at, each))]
     raise ConfigurationError(
-        f"{run.folder} kept no images of the split {split!r:.80} {POINT_WORDS[point]}; it kept those of "
-        f"{', '.join(there)}"
+        f"{run.folder} stored no predictions of the split {split!r:.80} {POINT_WORDS[point]}; "
+        f"it stored those of {', '.join(there)}"
     )
 
 

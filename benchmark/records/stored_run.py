@@ -49,7 +49,7 @@ class StoredRun:
     def content(self, name: str) -> bytes:
         """One of :data:`FILES` or :data:`OPTIONAL_FILES`, with the hash that the record has of it."""
         if name not in self.record.files:
-            why = "only a run with --data.metrics=clinical or --data.keep_predictions=last keeps its images"
+            why = "only a run with --data.metrics=clinical or --data.keep_predictions=last stores its predictions"
             if name == SUBGROUPS:
                 why = "it was run without data.subgroups; run it again with for example --data.subgroups=[sex]"
             elif name in OPTIONAL_FILES and self.keep == "none":

@@ -50,7 +50,7 @@ from datamodules.federated import FederatedDataModule
 if TYPE_CHECKING:  # slow to import
     import pandas as pd
 
-#: Settings of the Trainer that take objects, from Python.
+#: Arguments of the Trainer that take objects, from Python.
 OBJECTS = ("callbacks", "logger", "plugins")
 
 
@@ -62,7 +62,7 @@ class FinishedRun:
         method: as it was after the last round: its shared parameters hold the server's values.
         data: the federation's images, set up.
         metrics: the long table: round, client, point, split, metric, value.
-        record: settings, costs, environment and summary; ``files`` and ``config_hash`` are empty without run directory.
+        record: options, costs, environment and summary; ``files`` and ``config_hash`` are empty without run directory.
     """
 
     method: FederatedMethod
@@ -170,7 +170,7 @@ def fit(
             everything in memory but what loggers write. Of objects, what their constructors were given is written as
             a configuration, and the run is made of that: ``method`` of the returned run is another object, and the
             given one stays untrained.
-        trainer: further settings of Lightning's Trainer, such as ``accelerator="cpu"``, ``enable_progress_bar=False``.
+        trainer: further arguments of Lightning's Trainer, such as ``accelerator="cpu"``, ``enable_progress_bar=False``.
 
     Raises:
         ConfigurationError: bad input, in one line, before anything is trained.
@@ -219,7 +219,7 @@ def fit(
 
 
 def _check_objects(method: FederatedMethod, data: FederatedDataModule, trainer: dict[str, Any]) -> None:
-    """Refuse a method that is no new one of the run's seed, and settings that the Trainer does not have."""
+    """Refuse a method that is no new one of the run's seed, and arguments that the Trainer does not have."""
     if "simulation" in vars(method):
         raise ConfigurationError("fit: the method has been trained already; make a new one for each run")
     check_constructed(method, "num_clients")
@@ -235,7 +235,7 @@ def _check_objects(method: FederatedMethod, data: FederatedDataModule, trainer: 
     for name in sorted(set(trainer) - set(known)):
         like = get_close_matches(name, known)
         raise ConfigurationError(
-            f"fit: there is no setting {name!r} of the Trainer" + (f"; did you mean {like[0]}?" if like else "")
+            f"fit: there is no argument {name!r} of the Trainer" + (f"; did you mean {like[0]}?" if like else "")
         )
 
 
@@ -291,10 +291,10 @@ def _fit_objects(
 
 
 def _read_as_options(trainer: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the Trainer as the command line reads them, but for objects, which it makes of class paths.
+    """Arguments of the Trainer as the command line reads them, but for objects, which it makes of class paths.
 
     Raises:
-        ConfigurationError: a value is none that the setting takes.
+        ConfigurationError: a value is none that the argument takes.
     """
     loggers = trainer.get("logger")
     for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:

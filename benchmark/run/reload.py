@@ -75,7 +75,7 @@ def last_round(run_dir: Path, method: "FederatedMethod") -> dict[str, Any] | Non
         if not method.roles.trained:
             return None
         raise ConfigurationError(
-            f"{run_dir} has kept no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
+            f"{run_dir} has no checkpoints/last.ckpt, which is needed here; run its configuration again, or give "
             "another run"
         )
     return read_checkpoint(checkpoint)

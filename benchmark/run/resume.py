@@ -95,7 +95,7 @@ def fit_again(run_dir: Path, options: Sequence[str]) -> list[str]:
         )
     if not last.is_file():
         anew = shlex.join([*start, f"--run_dir={run_dir}"])
-        raise ConfigurationError(f"{run_dir} has kept no round to go on from; start it again: {anew}")
+        raise ConfigurationError(f"{run_dir} has no finished round to go on from; start it again: {anew}")
     return [*again, *options]
 
 

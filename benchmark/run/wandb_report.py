@@ -1,4 +1,4 @@
-"""The report of a W&B project: its runs by data set, setting and method, with curves, costs and settings."""
+"""The report of a W&B project: its runs by data set, setting and method, with curves, costs and options."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ def project_report(entity: str, project: str) -> "Report":
             wr.PanelGrid(runsets=[runs], panels=curves),
             wr.H2(text="Final scores"),
             wr.PanelGrid(runsets=[runs], panels=scores),
-            wr.H2(text="Costs, partitions, and the settings that differ"),
+            wr.H2(text="Costs, partitions, and the options that differ"),
             wr.PanelGrid(runsets=[runs], panels=compared),
         ],
         width="fluid",

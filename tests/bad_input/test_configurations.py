@@ -216,7 +216,7 @@ def test_a_suite_alone_asks_for_a_method(capsys: pytest.CaptureFixture[str]) -> 
     suite = ROOT / "configs" / "suites" / "digits.yaml"
     line = refused(capsys, main, ["fit", f"--config={suite}", "--run_dir=run"])
     assert line == (
-        f"error: {suite} gives settings of a method, and no file says which; "
+        f"error: {suite} gives options of a method, and no file says which; "
         "add --config configs/methods/<name>.yaml, or give --model"
     )
 

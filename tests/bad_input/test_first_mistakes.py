@@ -42,7 +42,7 @@ BEFORE_LIBRARIES = {
         ["--model=FedVPT"],
         "a method is given, and its backbone, data and rounds are miss",
     ),
-    "a suite alone": (["--config=suites/digits"], "gives settings of a method, and no file says which; add --config"),
+    "a suite alone": (["--config=suites/digits"], "gives options of a method, and no file says which; add --config"),
     "a misspelled file": (
         ["--config=configs/fedvpt_digit.yaml"],
         "configs/fedvpt_digit.yaml cannot be read: there is no such file, seen from ",

@@ -193,7 +193,7 @@ def test_show_prints_them_and_a_run_without_images_has_those_over_clients(
     assert commands.main(["show", str(run), "--intervals", "balanced_accuracy"]) == 0
     said = capsys.readouterr().out
     assert POOLED in said
-    assert "images drawn anew within clients" in said
+    assert "images resampled within clients" in said
     line = refused(capsys, commands.main, ["show", str(run), "--intervals", "acuracy"])
     assert "has no metric 'acuracy'; it has accuracy, ap, auroc" in line
     line = refused(capsys, commands.main, ["show", str(run), "--intervals"])

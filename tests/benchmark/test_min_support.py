@@ -199,7 +199,7 @@ def test_the_page_says_what_keeps_images(tmp_path: Path) -> None:
     told = {"metrics": "clinical", "keep_predictions": "none"}
     write_run(tmp_path / "runs" / "a", "FedPer", 0, [0.6, 0.5, 2 / 3], data=told)
     page = write_report(tmp_path / "page.html", tmp_path).path.read_text()
-    assert "No images are kept of FedPer: run with <code>data.keep_predictions=last</code> for their curves." in page
+    assert "No predictions are stored of FedPer: run with <code>data.keep_predictions=last</code> for their" in page
 
 
 @pytest.mark.parametrize(("number", "said"), [(2, []), (3, ["auroc_classes, test after aggregation: "])])

@@ -106,9 +106,9 @@ class FeatureFile:
         try:
             with replacing(self.path) as stream:
                 save_file(there, stream.name, _sums(there))
-            log.info("  kept in %s", self.path)
+            log.info("  cached in %s", self.path)
         except (ConfigurationError, SafetensorError) as error:  # the run goes on without the file
-            log.warning("%s is not kept, and other runs make these features anew: %s", self.path, error)
+            log.warning("%s is not written, and other runs make these features anew: %s", self.path, error)
 
 
 def _bytes(value: Tensor) -> Buffer:

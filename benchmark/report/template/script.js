@@ -168,7 +168,7 @@ for (const form of document.querySelectorAll(".filter")) {
   const filter = () => {
     const asked = form.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const board of boards) board.hidden = !asked.every((word) => board.textContent.toLowerCase().includes(word));
-    form.querySelector("output").textContent = `${boards.filter((board) => !board.hidden).length} of ${boards.length} settings`;
+    form.querySelector("output").textContent = `${boards.filter((board) => !board.hidden).length} of ${boards.length} leaderboards`;
   };
   form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());

@@ -482,7 +482,7 @@ def test_an_interrupted_driver_ends_its_runs_and_its_cluster(folder: Path, numbe
         assert process.wait(60) == 130
         assert not runs()
     said = Path("said.txt").read_text()
-    assert said.strip().splitlines()[-1].endswith("interrupted; finished runs are kept, the same command continues")
+    assert said.strip().splitlines()[-1].endswith("interrupted; finished runs are not lost, the same command continues")
     assert "Traceback" not in said
 
 

@@ -140,6 +140,6 @@ def test_features_that_cannot_be_kept_are_used_all_the_same(
     monkeypatch.setattr("benchmark.engine.batches.feature_file.save_file", full)
     with caplog.at_level(logging.WARNING):
         _, found = trained(tmp_path)
-    assert "is not kept, and other runs make these features anew: No space left on device" in caplog.text
+    assert "is not written, and other runs make these features anew: No space left on device" in caplog.text
     assert_same(found, expected)
     assert not [*tmp_path.iterdir()]

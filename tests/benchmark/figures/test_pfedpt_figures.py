@@ -307,7 +307,7 @@ def test_a_run_that_fails_or_kept_no_checkpoint(pfedpt: Path, at_root: None, tmp
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.yaml").write_bytes((pfedpt / "config.yaml").read_bytes())
-    with pytest.raises(ConfigurationError, match=r"bare has kept no checkpoints/last\.ckpt"):
+    with pytest.raises(ConfigurationError, match=r"bare has no checkpoints/last\.ckpt"):
         make_figure("pfedpt_fig5", results_dir=tmp_path, run_dirs=[bare])
     assert not (tmp_path / "figures").exists()
 

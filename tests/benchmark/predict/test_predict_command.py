@@ -246,7 +246,7 @@ def test_a_run_without_its_facts_or_with_changed_ones_is_one_line(
     )
     (old / "checkpoints/last.ckpt").unlink()
     shutil.copy(live.run_dir / "federation.json", old)
-    assert "old has kept no checkpoints/last.ckpt" in refused(capsys, main, command)
+    assert "old has no checkpoints/last.ckpt" in refused(capsys, main, command)
 
 
 def predicted(run_dir: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> str:

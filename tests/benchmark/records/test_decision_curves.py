@@ -71,7 +71,7 @@ def test_a_run_has_a_curve_for_each_client_and_for_all(run: Path) -> None:
         assert made[client].own == int((own.y == 2).sum())
         expected = [by_hand(own, 2, own.probabilities[:, 2] >= t, t) for t in THRESHOLDS]
         assert made[client].model == pytest.approx(expected)
-    with pytest.raises(ConfigurationError, match="kept no test images after local training"):
+    with pytest.raises(ConfigurationError, match="stored no predictions of test images after local training"):
         decision_curves(stored_run(run), 2, "local")
 
 
@@ -94,4 +94,4 @@ def test_wrong_uses_are_told_in_one_line(run: Path, tmp_path: Path, capsys: pyte
     assert "no class '3'" in refused(capsys, command, ["show", str(run), "--net_benefit", "3"])
     write_run(tmp_path / "basic", "FedVPT", 0, ACCURACIES)
     line = refused(capsys, command, ["show", str(tmp_path / "basic"), "--net_benefit", "mug"])
-    assert "--data.keep_predictions=last keeps its images" in line
+    assert "--data.keep_predictions=last stores its predictions" in line

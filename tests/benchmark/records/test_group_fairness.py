@@ -119,7 +119,7 @@ def test_images_of_other_splits_count_for_nothing_and_may_be_of_other_subgroups(
     found = written(tmp_path / "a", kept=pd.concat([kept, more], ignore_index=True), subgroups=subgroups)
     made = group_fairness(found, "sex", "server")
     assert [*made.subgroups] == ["F", "M"]
-    with pytest.raises(ConfigurationError, match="kept no test images after local training"):
+    with pytest.raises(ConfigurationError, match="stored no predictions of test images after local training"):
         group_fairness(found, "sex", "local")
 
 

@@ -508,7 +508,7 @@ def test_a_run_that_kept_only_class_counts_shows_its_partition(results: Path, tm
     assert len(cells) == 34 * 100  # what is not held is left out
     assert cells[0] == {"client": "client 1", "class": "class 0", "images": 1}
     (manifest.parent / "partition.json").write_text('{"clients": 3}')
-    assert "kept no partition" in write_report(tmp_path / "page.html", tmp_path).path.read_text()
+    assert "stored no partition" in write_report(tmp_path / "page.html", tmp_path).path.read_text()
 
 
 # --- charts ---

@@ -97,10 +97,10 @@ def test_a_board_sorts_filters_and_is_saved(browser: Any, address: str, tmp_path
         button.click()
     words, said = section.find_element(CSS, "input"), section.find_element(CSS, "output")
     words.send_keys("cifar fedper")
-    assert (names(browser), said.text) == ([], "0 of 1 settings")
+    assert (names(browser), said.text) == ([], "0 of 1 leaderboards")
     words.clear()
     words.send_keys("FEDVPT")
-    assert (names(browser), said.text) == (["FedAvg", "FedVPT"], "1 of 1 settings")
+    assert (names(browser), said.text) == (["FedAvg", "FedVPT"], "1 of 1 leaderboards")
     section.find_element(CSS, "[data-save=csv]").click()
     csv = until(lambda: list(tmp_path.glob("*.csv")), 20)[0].read_text().splitlines()
     assert csv[0].startswith(

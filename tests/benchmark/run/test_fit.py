@@ -153,7 +153,7 @@ def test_bad_input_is_one_line_before_training(tmp_path: Path) -> None:
     assert "; got 'FedAdam'" in refused(method, data, server="FedAdam")
     assert "Unmade.__init__ (" in (said := refused(method, data, server=Unmade()))
     assert said.endswith("must call super().__init__() first")
-    assert "there is no setting 'acelerator' of the Trainer; did you mean accelerator?" in refused(
+    assert "there is no argument 'acelerator' of the Trainer; did you mean accelerator?" in refused(
         method, data, acelerator="cpu"
     )
     assert "trainer.strategy=ddp can't be had" in refused(method, data, strategy="ddp")

@@ -62,7 +62,7 @@ def test_what_cannot_be_restored_is_one_clear_line(live: Any, tmp_path: Path) ->
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.yaml").write_bytes((live.run_dir / "config.yaml").read_bytes())
-    with pytest.raises(ConfigurationError, match=r"bare has kept no checkpoints/last\.ckpt, which is needed here; run"):
+    with pytest.raises(ConfigurationError, match=r"bare has no checkpoints/last\.ckpt, which is needed here; run"):
         restore(bare)
     shutil.copytree(live.run_dir / "checkpoints", bare / "checkpoints")
     config = yaml.safe_load((bare / "config.yaml").read_text())

@@ -65,7 +65,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(capsys: pytest.CaptureFixture[
     assert "begun holds no config.yaml, as a run" in refused(capsys, commands.main, ["resume", "begun"])
     Path("begun/config.yaml").write_text("seed_everything: 3\n")
     line = refused(capsys, commands.main, ["resume", "begun"])
-    assert "begun has kept no round to go on from; start it again: lightning-cli fit --config=begun/config.yaml" in line
+    assert "has no finished round to go on from; start it again: lightning-cli fit --config=begun/config.yaml" in line
 
 
 def test_a_signal_before_a_run_goes_on_names_what_is_kept_and_the_command(
