@@ -250,7 +250,7 @@ def test_the_page_shows_them(tmp_path: Path) -> None:
     assert "AUROC and AP do not rank the groups" in text
     written(tmp_path / "other" / "b", subgroups=None)
     page = write_report(tmp_path / "page.html", tmp_path / "other", tmp_path / "other").path.read_text()
-    assert "Kept images" in page
+    assert "Stored predictions" in page
     assert "Subgroups" not in page
 
 

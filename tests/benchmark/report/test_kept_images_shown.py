@@ -179,7 +179,7 @@ def board_of(page: str) -> str:
 
 def test_the_page_shows_them_for_the_runs_that_kept_them(tmp_path: Path) -> None:
     folder = write_results(tmp_path)
-    assert "Kept images" not in write_report(tmp_path / "page.html", folder).path.read_text()
+    assert "Stored predictions" not in write_report(tmp_path / "page.html", folder).path.read_text()
     write_run(folder / "runs" / "c0", "FedPer", 0, [0.6, 0.5, 0.667], kept=kept_images())
     write_run(folder / "runs" / "d0", "FedBN", 0, [0.6, 0.5, 0.667], kept=kept_images())
     (folder / "runs" / "d0" / PREDICTIONS).unlink()  # as in a kept copy
@@ -212,4 +212,4 @@ def test_damaged_images_are_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert written.runs == 1
     (problem,) = written.problems
     assert "predictions.parquet was changed after the run" in problem
-    assert "Kept images" not in written.path.read_text()
+    assert "Stored predictions" not in written.path.read_text()
