@@ -32,8 +32,8 @@ class FedPromptSRC(TaughtByTemplates):
     prompts.
 
     Readings: the paper trains one centralised model, and averages over its epochs; federated, rounds take their place.
-    Its mean and spread are 15 and 1 of 20 epochs; for T rounds give 0.75 T and 0.05 T. The templates are the first 60
-    of open_clip's list for ImageNet. The divergence is divided by the classes too, as in the code.
+    Its mean and spread are 15 and 1 of 20 epochs; here 0.75 T and 0.05 T of T planned rounds. The templates are the
+    first 60 of open_clip's list for ImageNet. The divergence is divided by the classes too, as in the code.
 
     CLIP's image tower must be a ViT. Further arguments as ``TaughtByTemplates``.
 
@@ -45,8 +45,8 @@ class FedPromptSRC(TaughtByTemplates):
         image_weight: of the distance of image features.
         logit_weight: of the divergence.
         trajectory: ``server``, the mean over the rounds; ``none`` evaluates the last round's prompts.
-        trajectory_mean: the round with the greatest weight.
-        trajectory_spread: in rounds.
+        trajectory_mean: the round with the greatest weight; None is 0.75 T.
+        trajectory_spread: in rounds; None is 0.05 T.
 
     Raises:
         ConfigurationError: an image tower that is no ViT; a depth that a tower has not; ``init_words`` of fewer than
@@ -68,8 +68,8 @@ class FedPromptSRC(TaughtByTemplates):
         image_weight: NonNegativeFloat = 10.0,
         logit_weight: NonNegativeFloat = 1.0,
         trajectory: Literal["server", "none"] = "server",
-        trajectory_mean: PositiveFloat = 15.0,
-        trajectory_spread: PositiveFloat = 1.0,
+        trajectory_mean: PositiveFloat | None = None,
+        trajectory_spread: PositiveFloat | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, num_context=num_context, init_words=init_words, **settings)

@@ -64,6 +64,6 @@ class PF2LoRA(FedLoRA):
         training = self.training_settings
         own = replace(training.group("own_lora.a", "own_lora.b"), weight_decay=0.0)
         rest = training.group("lora", "head")
-        if self.order == "joint":
+        if self.order == "joint" or not self.own_lora.rank:
             return [training.phase_of(own, rest)]
         return [replace(training.phase_of(own), epochs=self.own_epochs), training.phase_of(rest)]

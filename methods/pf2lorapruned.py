@@ -38,15 +38,15 @@ def ranks_kept(a: Tensor, b: Tensor, kept: Tensor, rule: str, share: float) -> T
         a: A, [..., r, in].
         b: B, [..., out, r].
         kept: which are there now, [..., r].
-        rule: ``largest`` keeps ``share`` of the r ranks, ties to the lower one; ``threshold`` those of at least
-            ``share`` of the largest.
+        rule: ``largest`` keeps ``share`` of the r ranks and at least one, ties to the lower one; ``threshold`` those of
+            at least ``share`` of the largest.
         share: see above.
     """
     size = a.norm(dim=-1) * b.norm(dim=-2) * kept
     if rule == "threshold":
         stay = size >= share * size.amax(-1, keepdim=True)
     else:
-        count = int(share * size.shape[-1])
+        count = max(1, int(share * size.shape[-1]))
         order = size.argsort(dim=-1, descending=True, stable=True)
         stay = torch.zeros_like(size).scatter(-1, order[..., :count], 1.0).bool()
     return kept * stay.to(kept)
@@ -57,11 +57,11 @@ class PF2LoRAPruned(PF2LoRA):
     and every ``prune_every`` times after that, its small ranks are switched off for good.
 
     A rank's size is ``s_i = ||C[i, :]|| ||D[:, i]||``. ``threshold`` keeps those of at least ``prune_share`` of a
-    layer's largest, so that ranks differ by client and layer. ``largest`` keeps that share of the r_p ranks, as a
-    published port does, which comes to the same number for all. The port counts rounds of the run instead, so that a
-    client that is not in one of them is never pruned. A round counts for a client if it is not void and the client's
-    upload leaves. Clients are not scored right after local training, as their ranks change once more. Further
-    arguments as ``PF2LoRA``.
+    layer's largest, so that ranks differ by client and layer. ``largest`` keeps that share of the r_p ranks,
+    rounded down but at least one: as a published port does with a share of 0.5, it is the same number for all. The
+    port counts rounds of the run instead, so that a client that is not in one of them is never pruned. A round
+    counts for a client if it is not void and the client's upload leaves. Clients are not scored right after local
+    training, as their ranks change once more. Further arguments as ``PF2LoRA``.
 
     Args:
         own_rank: r_p, at least 1.

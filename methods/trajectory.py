@@ -91,14 +91,17 @@ class AveragedTrajectory(TrajectoryRule):
     ``m_t = sum_{i <= t} w_i theta^i / sum_{i <= t} w_i`` with ``w_i = exp(-(i - mean)^2 / (2 spread^2))``.
 
     Args:
-        mean: the round with the greatest weight.
-        spread: in rounds.
+        mean: the round with the greatest weight; None is 0.75 of the planned rounds.
+        spread: in rounds; None is 0.05 of the planned rounds.
     """
 
-    def __init__(self, mean: float, spread: float) -> None:
+    def __init__(self, mean: float | None = None, spread: float | None = None) -> None:
         super().__init__()
         self.mean, self.spread = mean, spread
 
     def log_weight_of(self, number: int) -> float:
         """Return ``log w_i``."""
-        return -((number - self.mean) ** 2) / (2 * self.spread**2)
+        rounds = max(number, self.terms.rounds)
+        mean = 0.75 * rounds if self.mean is None else self.mean
+        spread = 0.05 * rounds if self.spread is None else self.spread
+        return -((number - mean) ** 2) / (2 * spread**2)

@@ -1,5 +1,6 @@
 """The part that every parameter of a method plays, read from what the method declares."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -110,6 +111,18 @@ def untrained(method: ClientMethod, roles: Roles) -> list[str]:
     phases = [phase for of in phases_of(method).values() for phase in of]
     trained = {name for p in phases for group in p.groups for name in names_under(method, group.parameters)}
     return [name for name in roles.trained if name not in trained]
+
+
+def tell_unreached(title: str, phases: Iterable[Phase], rounds: int) -> None:
+    """Warn of phases that begin after the run's last round, such as the last stage of a method in stages."""
+    for phase in phases:
+        if phase.epochs and rounds and phase.first_round > rounds:
+            names = [name for group in phase.groups for name in group.parameters]
+            warnings.warn(
+                f"{title} trains {names[0]} from round {phase.first_round} on, and the run has "
+                f"{rounds}: that never happens; give more rounds (trainer.max_epochs), or stages of fewer rounds",
+                stacklevel=1,
+            )
 
 
 def _role(method: ClientMethod, role: str) -> tuple[str, ...]:

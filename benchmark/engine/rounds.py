@@ -37,7 +37,7 @@ from benchmark.engine.refusals.trainer_settings import (
     check_whole_rounds,
     count_alike,
 )
-from benchmark.engine.roles import overrides
+from benchmark.engine.roles import overrides, tell_unreached
 from benchmark.engine.simulation import Simulation
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Round, Values
@@ -146,6 +146,7 @@ class Server(Callback):
         terms = replace(simulation.terms, rounds=simulation.rounds)
         start(self.rule, method.initial_values(), terms)
         if stage == "fit":
+            tell_unreached(type(method).__name__, simulation.phases[Stage.TRAIN], simulation.rounds)
             self.account = record_account(simulation, self.rule, str(trainer.precision))
         self.delivery.start(terms)
         method.served, self._data = self, data

@@ -1,5 +1,7 @@
 """FedPromptSRC: the three distances and the trajectory by hand, the objective written out, and its degenerate cases."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,14 @@ def test_the_trajectory_at_its_ends() -> None:
     assert averaged([1.0, 2.0, 6.0], 2, 1e6)[-1] == pytest.approx(3.0)
     assert averaged([1.0, 2.0, 6.0], 2, 0.01)[-1] == pytest.approx(2.0)
     assert averaged([1.0, 2.0, 6.0], 500, 1)[-1] == pytest.approx(6.0)  # weights too small for a number of their own
+
+
+def test_the_trajectory_leans_on_three_quarters_of_the_planned_rounds() -> None:
+    rule = AveragedTrajectory()
+    rule.start({"p": torch.zeros(1)}, replace(terms(1), rounds=500))
+    weights = [rule.log_weight_of(number) for number in range(1, 501)]
+    assert 1 + max(range(500), key=weights.__getitem__) == 375
+    assert weights[399] == pytest.approx(-0.5)  # one spread of 25 rounds away
 
 
 def test_the_divergence_by_hand() -> None:

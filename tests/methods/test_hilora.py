@@ -234,3 +234,9 @@ def test_who_was_never_seen_joins_the_largest_cluster() -> None:
     assert len(unseen)
     known = rule.cluster_of[rule.seen].bincount()
     assert (rule.cluster_of[unseen] == known.argmax()).all()
+
+
+def test_a_stage_that_the_run_does_not_reach_is_named() -> None:
+    method, data = build("HiLoRA", *FEW, ONE_EACH)
+    with pytest.warns(UserWarning, match=r"HiLoRA trains own_lora from round 3 on, and the run has 2: that never happ"):
+        fit(method, data, 2)

@@ -155,10 +155,11 @@ def test_the_sum_of_earlier_rounds_never_goes_back() -> None:
 # ------------------------------------------------------------------------------------------ equal methods
 
 
-def test_without_own_factors_pf2lora_is_fedavg_lora() -> None:
+@pytest.mark.parametrize("order", ["joint", "alternate"])
+def test_without_own_factors_pf2lora_is_fedavg_lora(order: str) -> None:
     decay = "training.weight_decay=0.0"
     plain = run("FedLoRA", "head=shared", decay)
-    assert_same(values(plain), values(run("PF2LoRA", "own_rank=0", "order=joint", decay), "own_lora"))
+    assert_same(values(plain), values(run("PF2LoRA", "own_rank=0", f"order={order}", decay), "own_lora"))
 
 
 def test_a_part_of_factors_is_fedavg_lora() -> None:
@@ -251,6 +252,7 @@ def test_small_ranks_are_switched_off() -> None:
     b = torch.diag(torch.tensor([0.1, 1.0, 0.0, 2.0]))
     there = torch.ones(4)
     assert ranks_kept(a, b, there, "largest", 0.5).tolist() == [0, 1, 0, 1]
+    assert ranks_kept(a, b, there, "largest", 0.1).sum() == 1, "one rank is left"
     assert ranks_kept(a, b, there, "threshold", 0.1).tolist() == [1, 1, 0, 1]
     assert ranks_kept(a, b, torch.tensor([1.0, 0.0, 1.0, 1.0]), "threshold", 0.1).tolist() == [1, 0, 0, 1]
     equal = torch.eye(4)
