@@ -1,6 +1,7 @@
 """User-level privacy around a server's rule: what is clipped, noised, refused and recorded, and that runs repeat."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,16 @@ def test_every_method_is_accepted_or_refused_with_the_reason(conf: str) -> None:
         assert said["local"] is None
     else:
         assert said == {"central": None, "local": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "confs"),
+    [("tensors that the server uses", BY_CLIENT), ("a message of", OWN_MESSAGES), ("nothing", ALONE | {"HeadTune"})],
+)
+def test_the_page_names_the_methods_of_each_kind(kind: str, confs: set[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/privacy.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {kind}"))
+    assert {word for word in re.findall(r"\w+", row) if word in methods.__all__} == confs
 
 
 class WhateverElse(Delivery):
