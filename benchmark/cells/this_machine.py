@@ -185,7 +185,11 @@ def _set_aside(run_dir: Path) -> None:
     aside = run_dir.parent / ".replaced" / f"{run_dir.name}-{time.time_ns()}"
     refuse_link(aside.parent)
     aside.mkdir(parents=True)
-    for entry in sorted(run_dir.iterdir(), key=lambda path: path.name != "record.json"):  # no record without its files
+    # Killed in between, it is a finished run without checkpoints, or nothing: never one that would go on by other code.
+    order = ["checkpoints", "record.json"]
+    for entry in sorted(
+        run_dir.iterdir(), key=lambda path: order.index(path.name) if path.name in order else len(order)
+    ):
         if entry.name != "lock":
             entry.rename(aside / entry.name)
 

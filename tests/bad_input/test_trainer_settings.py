@@ -187,6 +187,15 @@ def test_a_callback_that_waits_for_an_unknown_score_is_refused(name: str, capsys
     assert f"EarlyStopping: monitor={name!r} is no score of this run; expected one of test/server/accuracy, " in said
 
 
+def test_a_callback_can_wait_for_what_a_delivery_reports() -> None:
+    """It is there from the first round on, and not at the evaluation before it."""
+    init = {"monitor": "server/dropped_out", "patience": 9}
+    stopping = json.dumps({"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": init})
+    dropouts = ["--delivery=benchmark.faults.Dropouts", "--delivery.probability=0.5"]
+    main(["fit", *BASE, *dropouts, "--trainer.max_epochs=1", f"--trainer.callbacks+={stopping}", "--run_dir=run"])
+    assert read_record("run").rounds_trained == 1
+
+
 def test_a_run_that_stops_early_is_recorded_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     stopping = json.dumps(
         {

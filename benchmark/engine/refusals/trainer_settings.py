@@ -161,7 +161,9 @@ def count_alike(trainer: Any, ranks: Ranks) -> None:
 
 
 def check_monitored(trainer: Any) -> None:
-    """Refuse a callback that monitors what no evaluation gives; sums of the training come with its first round.
+    """Refuse a callback that monitors what no evaluation gives.
+
+    What training, rule and delivery report comes with the first round.
 
     Raises:
         ConfigurationError: it does.
@@ -169,7 +171,7 @@ def check_monitored(trainer: Any) -> None:
     known = trainer.callback_metrics
     for callback in trainer.callbacks:
         name = getattr(callback, "monitor", None)
-        later = trainer.sanity_checking and str(name).startswith("train/")
+        later = trainer.sanity_checking and str(name).startswith(("train/", "server/"))
         if name is not None and name not in known and getattr(callback, "strict", True) and not later:
             raise ConfigurationError(
                 f"{type(callback).__name__}: monitor={name!r} is no score of this run; expected one of "

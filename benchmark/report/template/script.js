@@ -98,7 +98,10 @@ for (const group of document.querySelectorAll(".methods")) {
 
 // --- one section at a time; an address inside a section opens that section ---
 const open = (moved) => {
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  let wanted = location.hash.slice(1);
+  try {
+    wanted = decodeURIComponent(wanted);
+  } catch {} // an address that somebody has cut: it opens the first section
   const target = wanted ? document.getElementById(wanted) : null;
   const section = target?.closest("main > section") ?? sections[0];
   for (const each of sections) each.classList.toggle("open", each === section);
@@ -143,8 +146,10 @@ for (const table of document.querySelectorAll("table.sortable")) {
 
 const words = (cell) => [...cell.childNodes].map((node) => (node.nodeName === "SMALL" ? ` (${node.textContent})` : node.textContent)).join("").replace(/\s+/g, " ").trim();
 const texts = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => words(cell).replace(/^–$/, "").replace(/(\d),(?=\d{3})/g, "$1").replaceAll("\u2212", "-")));
+// A spreadsheet would run what begins like a formula; names come from others.
+const harmless = (text) => (/^(?:[=@]|[+-](?![\d.]))/.test(text) ? "'" + text : text);
 const forms = {
-  csv: (rows) => rows.map((row) => row.map((text) => (/[",]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join(",") + "\r\n").join(""),
+  csv: (rows) => rows.map((row) => row.map(harmless).map((text) => (/[",]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join(",") + "\r\n").join(""),
   tex: ([head, ...rows]) => {
     const plain = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "–": "--" };
     const line = (row) => row.map((text) => text.replace(/[\\~^±–]|[&%$#_{}]/g, (c) => plain[c] ?? "\\" + c).replace(/^-(?=[\d.])/, "$-$")).join(" & ") + " \\\\\n";

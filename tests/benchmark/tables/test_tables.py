@@ -467,6 +467,30 @@ def test_cells_of_other_code_are_named_and_made_again_on_request(
     assert "(Alpha: my_method.py changed)" in capsys.readouterr().out
 
 
+def test_a_kill_while_a_run_of_other_code_is_put_aside_leaves_none_to_go_on_from(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_by("rate = 0.1\n")
+    run_table("two", program=PROGRAM)
+    made_by("rate = 1000\n")
+    moved: list[str] = []
+
+    def killed(path: Path, target: Path) -> Path:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        os.rename(path, target)
+        return target
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_table("two", program=PROGRAM, rerun_changed=True, jobs=1)
+    assert len(moved) == 1
+    assert run_table("two", program=PROGRAM, rerun_changed=True).failed == {}
+    assert [how for _, _, how in calls()] == ["fresh"] * 4
+
+
 def test_a_cell_that_other_code_has_begun_is_begun_anew_on_request(root: Path) -> None:
     made_by("rate = 0.1\n")
     run_table("two", program=PROGRAM)
