@@ -47,7 +47,8 @@ def predict(arguments: argparse.Namespace) -> int:
     for remark in remarks:
         _tell(f"left out: {remark}")
     where = f", written: {arguments.out}" if arguments.out else ""
-    _tell(f"{len(files) - unread} images classified{where}")
+    count = len(files) - unread
+    _tell(f"{count} image{'s' * (count != 1)} classified{where}")
     return 1 if unread or remarks else 0
 
 

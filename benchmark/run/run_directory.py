@@ -122,5 +122,6 @@ def _refuse_to_overwrite(run_dir: Path, ckpt_path: str | None) -> None:
     last = last_checkpoint(run_dir)
     if last.exists() and (ckpt_path is None or Path(ckpt_path).resolve() != last.resolve()):
         raise ConfigurationError(
-            f"{run_dir} holds an unfinished run; continue it with --ckpt_path={last}, or give another --run_dir"
+            f"{run_dir} holds an unfinished run; continue it with benchmark resume {run_dir}, or with "
+            f"--ckpt_path={last}; or give another --run_dir"
         )

@@ -106,7 +106,7 @@ def test_another_unfinished_run_is_not_written_over(finished_run: Path, capsys: 
     before = Path("b/checkpoints/last.ckpt").read_bytes()
     for given in ("a/checkpoints/last.ckpt", "b/checkpoints/best.ckpt"):
         line = refused(capsys, main, [*BASE, "--run_dir=b", f"--ckpt_path={given}"])
-        assert "b holds an unfinished run; continue it with --ckpt_path=b/checkpoints/last.ckpt, or give" in line
+        assert "b holds an unfinished run; continue it with benchmark resume b, or with --ckpt_path=b/che" in line
     assert Path("b/checkpoints/last.ckpt").read_bytes() == before
 
 
