@@ -64,6 +64,16 @@ class Delivery(Checked, nn.Module):
         return self.inner is not None and self.inner.sends_stale
 
     @property
+    def carries_over(self) -> bool:
+        """Return whether a part of one round's update may be added to another's, or sent again in its place."""
+        return self.inner is not None and self.inner.carries_over
+
+    @property
+    def compresses(self) -> bool:
+        """Return whether what is sent of an update is less than the update."""
+        return self.inner is not None and self.inner.compresses
+
+    @property
     def attackers(self) -> frozenset[int]:
         """Return the clients that are hostile on purpose; known once it is started."""
         return frozenset() if self.inner is None else self.inner.attackers
@@ -110,6 +120,17 @@ class Delivery(Checked, nn.Module):
             sent: the uploads of the clients that have sent one.
         """
         return sent if self.inner is None else self.inner.arrive(round, sent)
+
+    def close(self, round: Round, void: bool, reverted: frozenset[int]) -> None:
+        """Take note of how a round has ended; the engine calls it last.
+
+        Args:
+            round: which.
+            void: nothing was made of its uploads.
+            reverted: clients that go back to what they kept before it.
+        """
+        if self.inner is not None:
+            self.inner.close(round, void, reverted)
 
     def report(self, round: Round) -> Facts:
         """Return the delivery's own numbers after a round, such as how many were lost; nothing by default."""

@@ -72,12 +72,14 @@ class Parcel(NamedTuple):
         values: per name [K, ...].
         received: per name of ``values`` that the server had sent, [K, ...], what they began with.
         kept: per name [K, ...], what the clients need to take the server's answer; it does not travel.
+        common: names of ``received`` of which all clients had one value.
     """
 
     clients: tuple[int, ...]
     values: Values
     received: Values
     kept: Values
+    common: frozenset[str] = frozenset()
 
     def of(self, clients: Iterable[int]) -> "Parcel":
         """Keep the rows of these of its clients."""
@@ -90,6 +92,7 @@ class Parcel(NamedTuple):
             {name: value[rows] for name, value in self.values.items()},
             {name: _some(value, rows) for name, value in self.received.items()},
             {name: value[rows] for name, value in self.kept.items()},
+            self.common,
         )
 
 
@@ -107,6 +110,11 @@ def _together(parts: Sequence[Tensor], order: Tensor | None) -> Tensor:
     return rows if order is None else rows.index_select(0, placed(order, rows.device))
 
 
+def flat(rows: Tensor) -> Tensor:
+    """Make each of the rows [S, ...] a vector, [S, n]; also those of a single number, and none."""
+    return rows.unsqueeze(1) if rows.ndim == 1 else rows.flatten(1)
+
+
 @dataclass(frozen=True)
 class Uploads:
     """Messages that the server receives in a round.
@@ -121,6 +129,7 @@ class Uploads:
         misfits: messages that are no row of ``values``, of another shape for example, as they came, by client; a
             delivery that validates refuses them, and without one the run ends.
         now: the server's shared values, for a delivery that hands over uploads of rounds before.
+        common: names of ``received`` of which all clients of the round had one value.
     """
 
     clients: tuple[int, ...]
@@ -130,6 +139,7 @@ class Uploads:
     started: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     misfits: Mapping[int, Values] = field(default_factory=dict)
     now: Values = field(default_factory=dict)
+    common: frozenset[str] = frozenset()
 
     @classmethod
     def gathered(cls, parcels: Sequence[Parcel], sizes: Mapping[int, int], number: int = 1) -> "Uploads":
@@ -151,6 +161,7 @@ class Uploads:
             torch.tensor([sizes[client] for client in ascending], dtype=torch.float64),
             {name: _together([parcel.received[name] for parcel in parcels], moved) for name in began},
             torch.full((len(ascending),), number),
+            common=frozenset.intersection(*(parcel.common for parcel in parcels)),
         )
 
     @classmethod
@@ -170,7 +181,8 @@ class Uploads:
             number: of the round.
         """
         began = {name: value.unsqueeze(0) for name, value in received.items()}
-        return cls((client,), values, torch.ones(1, dtype=torch.float64), began, torch.full((1,), number))
+        one = torch.ones(1, dtype=torch.float64)
+        return cls((client,), values, one, began, torch.full((1,), number), common=frozenset(began))
 
     def with_values(self, values: Values) -> "Uploads":
         """Return the same uploads with other values of the same names and shapes."""
@@ -186,7 +198,8 @@ class Uploads:
         """Keep the tensors of these names."""
         chosen = tuple(names)
         received = {name: self.received[name] for name in chosen if name in self.received}
-        return replace(self, values={name: self.values[name] for name in chosen}, received=received)
+        values = {name: self.values[name] for name in chosen}
+        return replace(self, values=values, received=received, common=self.common & received.keys())
 
     def of(self, places: Sequence[int]) -> "Uploads":
         """Keep the rows at these places, ascending."""
@@ -199,6 +212,7 @@ class Uploads:
             self.started[rows] if len(self.started) else self.started,
             self.misfits,
             self.now,
+            self.common,
         )
 
     def updates(self) -> Values:
@@ -208,7 +222,7 @@ class Uploads:
     def matrix(self, names: Iterable[str]) -> Tensor:
         """Return the updates of these names as rows [S, P]: names sorted, each tensor row-major."""
         updates = self.updates()
-        return torch.cat([updates[name].flatten(1) for name in sorted(names)], dim=1)
+        return torch.cat([flat(updates[name]) for name in sorted(names)], dim=1)
 
     def from_vector(self, names: Iterable[str], vector: Tensor) -> Values:
         """Take apart a vector [P] in the order of :meth:`matrix`: per name a tensor of one client's shape."""

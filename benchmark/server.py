@@ -79,8 +79,13 @@ class ServerRule(Checked, nn.Module):
     #: what becomes of a round in which nothing arrives: it is void, or ``aggregate`` is called without uploads
     empty_rounds: Literal["void", "aggregate"] = "void"
     #: whether an upload of an earlier round means something to it, as the present values plus the client's update: not
-    #: where clients begin anew in each round, nor where they send other values in other rounds
+    #: where clients begin anew in each round, nor where they send other values in other rounds; so with what a delivery
+    #: carries over from a client's update to its next one
     takes_stale: bool = True
+    #: whether clients noise the whole of what they send, so that nothing of it could be sent in fewer bytes
+    noises_uploads: bool = False
+    #: whether draws have no key, so that processes would draw differently
+    draws_without_key: bool = False
     #: whether its mean is weighted with the clients' numbers of images
     weighs_by_images: bool = True
 

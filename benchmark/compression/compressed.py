@@ -35,6 +35,11 @@ class Compressed(Delivery):
         """Return True."""
         return True
 
+    @property
+    def compresses(self) -> bool:
+        """Return True."""
+        return True
+
     def upload_size(self, values: Values, received: frozenset[str]) -> tuple[int, int]:
         """Return bytes and numbers of one client's upload as it is sent."""
         own = [value for name, value in values.items() if name not in received]
@@ -124,6 +129,13 @@ class TopK(Compressed):
         """Begin with nothing left to send."""
         super().start(terms)
         self._left: dict[int, Tensor] = {}
+        #: of the present round's clients, what they had left before; None of one that had nothing
+        self._before: dict[int, Tensor | None] = {}
+
+    @property
+    def carries_over(self) -> bool:
+        """Return whether what is left out comes later."""
+        return self.error_feedback or super().carries_over
 
     def size(self, updates: list[Tensor]) -> tuple[int, int]:
         """Return bytes and numbers: values and places of k entries."""
@@ -131,7 +143,8 @@ class TopK(Compressed):
         return kept * (VALUE + PLACE), 2 * kept
 
     def _kept(self, entries: int) -> int:
-        return min(entries, math.ceil(self.share * entries))
+        exact = round(self.share * entries, 6)  # 0.07 of 100 is a little more than 7 in floats
+        return min(entries, max(1, math.ceil(exact)))
 
     def compress(self, round: Round, client: int, update: Tensor, sizes: list[int]) -> Tensor:
         """Keep the largest entries, and the rest for later."""
@@ -140,8 +153,20 @@ class TopK(Compressed):
         places = whole.abs().argsort(descending=True, stable=True)[: self._kept(len(whole))]
         made[places] = whole[places]
         if self.error_feedback:
+            self._before[client] = self._left.get(client)
             self._left[client] = (whole - made).cpu()
         return made
+
+    def close(self, round: Round, void: bool, reverted: frozenset[int]) -> None:
+        """Give clients that go back what they had left to send before the round."""
+        super().close(round, void, reverted)
+        for client in reverted & self._before.keys():
+            before = self._before[client]
+            if before is None:
+                del self._left[client]
+            else:
+                self._left[client] = before
+        self._before = {}
 
     def report(self, round: Round) -> Facts:
         """Report the norm of what clients still have to send, on average."""

@@ -250,7 +250,8 @@ class LiveServer:
             place = there.index(client)
             known = sent.common | {name: rows[place] for name, rows in sent.own.items()}
             began_with = {name: known[name].unsqueeze(0) for name in values if name in known}
-            parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began_with, {}))
+            common = frozenset(began_with.keys() - sent.own.keys())
+            parcels.append(Parcel((client,), {n: v.unsqueeze(0) for n, v in values.items()}, began_with, {}, common))
         uploads = Uploads.gathered(parcels, self.sizes, number) if parcels else Uploads.nobody(self._expected(number))
         if parcels or self.rule.empty_rounds == "aggregate":
             self._aggregate(round, uploads)

@@ -117,18 +117,22 @@ class Arrivals:
             chosen = parcel.values if names is None else names
             mine |= {f"{place}/{name}": parcel.values[name] for name in chosen}
             for name, rows in parcel.received.items() if names is None else ():
-                mine[f"received {place}/{name}"] = (
-                    rows[:1] if rows.stride(0) == 0 else rows
-                )  # one value for all of them
+                mine[f"{'common' if name in parcel.common else 'received'} {place}/{name}"] = (
+                    rows[:1] if name in parcel.common else rows
+                )
         parcels: list[Parcel] = []
         for cohorts, values in zip(self._clients, ranks.gather("uploads", mine), strict=True):
             of_cohort = [Parcel(clients, {}, {}, {}) for clients in cohorts]
             for key, value in values.items():
-                number_of, name = key.removeprefix("received ").split("/", 1)
-                parcel = of_cohort[int(number_of)]
-                if key.startswith("received "):
-                    parcel.received[name] = value.expand(len(parcel.clients), *value.shape[1:])
-                else:
+                head, name = key.split("/", 1)
+                kind, _, number_of = head.rpartition(" ")
+                place = int(number_of)
+                parcel = of_cohort[place]
+                if not kind:
                     parcel.values[name] = value
+                    continue
+                parcel.received[name] = value.expand(len(parcel.clients), *value.shape[1:])
+                if kind == "common":
+                    of_cohort[place] = parcel._replace(common=parcel.common | {name})
             parcels += of_cohort
         return Uploads.gathered([parcel for parcel in parcels if parcel.clients], sizes, number)

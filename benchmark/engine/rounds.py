@@ -22,6 +22,7 @@ from benchmark.engine.plan.work import CohortWork
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.refusals.payload_checks import (
     check_complete,
+    check_draws,
     check_server_state,
     check_together,
     departed,
@@ -143,6 +144,7 @@ class Server(Callback):
         if refusal := self.rule.accept(method):
             raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
         check_together(self.rule, self.delivery)
+        check_draws(self.rule, ranks)
         terms = replace(simulation.terms, rounds=simulation.rounds)
         start(self.rule, method.initial_values(), terms)
         if stage == "fit":
@@ -259,15 +261,17 @@ class Server(Callback):
             raise ConfigurationError(self._diverged())
         new = self._arrivals.aggregate(self.rule, self.delivery, self._round, simulation)
         simulation.set_shared(self.rule, new)
-        self._take_facts(simulation.terms.num_clients)
-        check_server_state(self.rule, self._round, simulation.shared(), simulation.ranks)
-        if not self._arrivals.void and overrides(simulation.method, "take"):
+        void = self._take_facts(simulation.terms.num_clients)
+        check_server_state(self.rule, self.delivery, self._round, simulation.shared(), simulation.ranks)
+        if not void and overrides(simulation.method, "take"):
             self._answer(simulation)
+        reverted = self.delivery.reverted
         for before in self._arrivals.before:
-            simulation.revert(before, self.delivery.reverted)
+            simulation.revert(before, reverted)
+        self.delivery.close(self._round, void, reverted)
         self._count_missing(simulation)
         if self.trained is not None:
-            self.trained |= {*self._going.trained} - {*self._arrivals.missing} - self.delivery.reverted
+            self.trained |= {*self._going.trained} - {*self._arrivals.missing} - reverted
         simulation.store.send_home()
         self._arrivals = Arrivals()
         if self.account is not None:
@@ -288,8 +292,8 @@ class Server(Callback):
         sizes = simulation.ranks.everybody("bytes of answers", [size, numbers])
         self.traffic.answered(sum(size for size, _ in sizes), sum(numbers for _, numbers in sizes))
 
-    def _take_facts(self, num_clients: int) -> None:
-        """Take what the rule and the delivery report of the round, and say that it is void."""
+    def _take_facts(self, num_clients: int) -> bool:
+        """Take what the rule and the delivery report of the round; say, and return, whether it is void."""
         number = self._round.number
         found = facts_of(self._round, num_clients, self.rule, self.delivery)
         if self._arrivals.void:
@@ -300,6 +304,7 @@ class Server(Callback):
         for name, value in found.items():
             if not isinstance(value, Tensor):
                 self.facts.setdefault(name, {})[number] = value
+        return bool(found.get(VOID))
 
     def _diverged(self, choice: str = "") -> str:
         """Say who came to values that are not finite, and what to do."""

@@ -276,7 +276,9 @@ class Simulation:
         # Copies: the slots are the next cohort's soon.
         sent = {name: value.clone() if all(finite) else value[rows] for name, value in uploads.items()}
         waiting = {name: value[rows] for name, value in kept_for_answer.items()}
-        return Parcel(tuple(cohort.clients[k] for k in rows), sent, _begun(cohort.received, sent, rows), waiting)
+        began = _begun(cohort.received, sent, rows)
+        common = frozenset(began.keys() - cohort.received.own.keys())
+        return Parcel(tuple(cohort.clients[k] for k in rows), sent, began, waiting, common)
 
     def kept_by(self, clients: tuple[int, ...]) -> Parcel:
         """Copy what these clients keep of their own between rounds, by row, [K, ...] each, into host memory."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -137,14 +137,15 @@ class VirtualClock(Delivery):
 
     def arrive(self, round: Round, sent: Uploads) -> Uploads:
         """Move the clock to the round's end; return what has arrived by then."""
-        sent = super().arrive(round, sent)
+        common = sent.common & sent.now.keys()  # of the round, whatever an inner delivery makes of it
+        sent = replace(super().arrive(round, sent), common=common)
         compressed = self.upload_size({n: rows[:1] for n, rows in sent.values.items()}, frozenset(sent.received))
         down, up = _bytes_of(sent.received), compressed[0] if compressed else _bytes_of(sent.values)
         arrivals = [
             self.now + self.seconds(round, client, weight, down, up)
             for client, weight in zip(sent.clients, sent.weights.tolist(), strict=True)
         ]
-        end = self._end(arrivals)
+        end = self._end(round, arrivals)
         on_time = [place for place, arrival in enumerate(arrivals) if arrival <= end]
         late = [place for place, arrival in enumerate(arrivals) if arrival > end]
         self.now = end
@@ -158,17 +159,22 @@ class VirtualClock(Delivery):
             self._facts = {"stale": float(len(stale)), "discarded": float(len(landed) - len(stale))}
             here = self._with(here, stale) if stale else here
         self._facts |= {"clock": self.now, "late": float(len(late))}
-        self.version += bool(here.clients)
         return here
 
-    def _end(self, arrivals: list[float]) -> float:
-        """Return when the round closes: its own clients are there, or its time is up."""
+    def close(self, round: Round, void: bool, reverted: frozenset[int]) -> None:
+        """Count a version of the server, unless the round was void."""
+        super().close(round, void, reverted)
+        self.version += not void
+
+    def _end(self, round: Round, arrivals: list[float]) -> float:
+        """Return when the round closes: its own clients are there, or its time is up, also where all were lost."""
         if not arrivals:
+            if {*round.clients} - {flight.client for flight in self.flights} and self.deadline < math.inf:
+                return self.now + self.deadline
             return max(self.now, min((flight.arrival for flight in self.flights), default=self.now))
         return min(self.now + self.deadline, max(arrivals))
 
     def _flight(self, round: Round, sent: Uploads, place: int, arrival: float) -> Flight:
-        common = tuple(name for name, rows in sent.received.items() if name in sent.now and rows.stride(0) == 0)
         return Flight(
             sent.clients[place],
             arrival,
@@ -177,7 +183,7 @@ class VirtualClock(Delivery):
             float(sent.weights[place]),
             {name: rows[place].detach().clone() for name, rows in sent.values.items()},
             {name: rows[place].detach().clone() for name, rows in sent.received.items()},
-            common,
+            tuple(name for name in sent.received if name in sent.common),
         )
 
     def _with(self, here: Uploads, stale: list[Flight]) -> Uploads:
@@ -218,6 +224,7 @@ class VirtualClock(Delivery):
             torch.cat([fresh, torch.tensor([flight.round for flight in stale])])[order],
             here.misfits,
             here.now,
+            here.common,
         )
 
     def report(self, round: Round) -> Facts:

@@ -44,8 +44,17 @@ class InjectedFaults(Delivery):
         self.kind, self.clients, self.probability, self.rounds = kind, clients, probability, rounds
 
     def start(self, terms: Terms) -> None:
-        """Begin with no upload seen."""
+        """Check the clients, and begin with no upload seen.
+
+        Raises:
+            ConfigurationError: one of them does not train, so that nothing of it could be broken.
+        """
         super().start(terms)
+        if strangers := sorted({*(self.clients or ())} - {*terms.training_clients}):
+            raise ConfigurationError(
+                f"InjectedFaults: clients names client {strangers[0]}, which does not train; expected some of the "
+                f"{len(terms.training_clients)} clients that train"
+            )
         self._last: dict[int, Values] = {}
         self._count = 0
 
@@ -53,6 +62,11 @@ class InjectedFaults(Delivery):
     def each_by_itself(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def carries_over(self) -> bool:
+        """Return whether updates are sent again."""
+        return self.kind == "repeat_last" or super().carries_over
 
     def get_extra_state(self) -> dict[int, Values]:
         """Return the last updates of those who may repeat them."""

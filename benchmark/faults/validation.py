@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmark.delivery import Delivery
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Facts, Round, Terms, Uploads, Values
+from benchmark.federation import Facts, Round, Terms, Uploads, Values, flat
 from benchmark.ranges import PositiveFloat, PositiveInt
 
 
@@ -128,12 +128,12 @@ class Validation(Delivery):
         if not sent.clients:
             return found
         for name, rows in sent.values.items():
-            finite = rows.flatten(1).isfinite().all(1)
+            finite = flat(rows).isfinite().all(1)
             for place in (~finite).nonzero().flatten().tolist():
                 found.setdefault(sent.clients[place], f"{name!r} is not finite")
         if not sent.received or (self.max_norm is None and self.max_ratio is None):
             return found
-        squares = [rows.double().flatten(1).square().sum(1) for rows in sent.updates().values()]
+        squares = [flat(rows.double()).square().sum(1) for rows in sent.updates().values()]
         norms = dict(zip(sent.clients, torch.stack(squares).sum(0).sqrt().tolist(), strict=True))
         fine = torch.tensor([norm for client, norm in norms.items() if client not in found], dtype=torch.float64)
         limits = [self.max_norm] if self.max_norm is not None else []

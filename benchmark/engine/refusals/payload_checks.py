@@ -62,6 +62,18 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
             f"{delivery.title} hands over uploads of earlier rounds, and to {unfit.title} they mean nothing: what its "
             "clients train or send changes from round to round; take policy wait or drop"
         )
+    if unfit is not None and delivery.carries_over:
+        raise ConfigurationError(
+            f"{delivery.title} adds a part of a client's update to a later one, or sends one again, and to "
+            f"{unfit.title} that means nothing: what its clients train or send changes from round to round; set TopK's "
+            "error_feedback to false, and take another kind of fault than repeat_last"
+        )
+    noising = next((each for each in rule.modules() if isinstance(each, ServerRule) and each.noises_uploads), None)
+    if noising is not None and delivery.compresses:
+        raise ConfigurationError(
+            f"{delivery.title} compresses updates before {type(noising).__name__} noises each of them (noise: local), "
+            "and a noised update cannot be sent in fewer bytes; leave the compression out, or set noise to central"
+        )
     private = next(
         (type(each).__name__ for each in rule.modules() if isinstance(each, ServerRule) and each.outermost), ""
     )
@@ -71,6 +83,20 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
                 f"what {type(each).__name__} makes of an upload may depend on other clients', for which {private} "
                 "cannot account; leave it out, or set what looks at each upload by itself (docs/robustness.md)"
             )
+
+
+def check_draws(rule: ServerRule, ranks: Ranks) -> None:
+    """Refuse draws without a key where several processes have to make the same of the same uploads.
+
+    Raises:
+        ConfigurationError: there are some.
+    """
+    unkeyed = [each for each in rule.modules() if isinstance(each, ServerRule) and each.draws_without_key]
+    if unkeyed and ranks.count > 1:
+        raise ConfigurationError(
+            f"{type(unkeyed[0]).__name__}: noise_seed entropy gives each of {ranks.count} processes another noise; set "
+            "noise_seed to run, or trainer.devices to 1"
+        )
 
 
 @contextmanager
@@ -320,11 +346,12 @@ def check_aggregate(values: Values, title: str, shared: Values) -> None:
             )
 
 
-def check_server_state(rule: ServerRule, round: Round, shared: Values, ranks: Ranks) -> None:
-    """Refuse what a rule has made of finite uploads.
+def check_server_state(rule: ServerRule, delivery: Delivery, round: Round, shared: Values, ranks: Ranks) -> None:
+    """Refuse what a rule has made of uploads, which were finite as they left.
 
     Args:
         rule: with its own state.
+        delivery: that has handed the uploads over.
         round: after which.
         shared: the new shared values.
         ranks: the processes, which have made the same.
@@ -333,12 +360,16 @@ def check_server_state(rule: ServerRule, round: Round, shared: Values, ranks: Ra
         ConfigurationError: shared values or the rule's own are not finite, or others on another rank.
     """
     title = type(rule).__name__
-    made = [] if rule.takes_the_mean else [*shared.values()]  # a mean of finite numbers is finite
+    # A mean of finite numbers is finite.
+    made = [] if rule.takes_the_mean and delivery.is_plain else [*shared.values()]
+    of, advice = "finite uploads", "lower the server's learning rate, or the clients'"
+    if not delivery.is_plain:
+        of = f"what {delivery.title} hands over"
+        advice = f"have a delivery around it that refuses what is not finite (--delivery Validation), or {advice}"
     for values in (made, [*rule.parameters(), *rule.buffers()]):
         if not finite_rows([value.unsqueeze(0) for value in values], 1)[0]:
             raise ConfigurationError(
-                f"training diverged: values that {title} made of finite uploads were not finite in round "
-                f"{round.number}; lower the server's learning rate, or the clients'"
+                f"training diverged: values that {title} made of {of} were not finite in round {round.number}; {advice}"
             )
     if ranks.count > 1:
         ranks.agree(

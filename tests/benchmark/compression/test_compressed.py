@@ -10,9 +10,10 @@ from over_ranks import WholeStore, over_ranks
 
 from benchmark.compression import Quantized, TopK
 from benchmark.compression.compressed import Compressed
+from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.faults import VirtualClock
+from benchmark.faults import InjectedFaults, Validation, VirtualClock
 from benchmark.federation import Round, Uploads
 from benchmark.ranks.strategy import RanksStrategy
 
@@ -42,6 +43,42 @@ def test_the_largest_entries_arrive_and_the_rest_comes_later() -> None:
     forgetful = started(TopK(0.5, error_feedback=False))
     arrived(forgetful, [1.0, -4.0, 3.0, 2.0])
     assert arrived(forgetful, [1.0, 0.0, 0.0, 0.5], 2) == pytest.approx([1, 0, 0, 0.5])
+
+
+def test_shares_count_as_they_are_written() -> None:
+    kept = {(0.07, 100): 7, (0.29, 100): 29, (0.1, 30): 3, (0.5, 3): 2, (1e-9, 10): 1, (1.0, 4): 4}
+    for (share, entries), count in kept.items():
+        assert TopK(share).size([torch.zeros(entries)]) == (8 * count, 2 * count), share
+
+
+@pytest.mark.filterwarnings("ignore:.*is refused.*")
+def test_a_client_that_goes_back_has_left_to_send_what_it_had() -> None:
+    compressing = TopK(0.5)
+    delivery = Validation(personal_fault="revert", inner=InjectedFaults("nan", [0], rounds=[2], inner=compressing))
+    delivery.start(terms(2))
+    weights, left = torch.ones(2, dtype=torch.float64), []
+    for number in (1, 2, 3):
+        round, rows = Round(number, (0, 1), 0), torch.tensor([[1.0, 2.0], [1.0, 2.0]])
+        delivery.arrive(round, Uploads((0, 1), {"a": rows}, weights, {"a": torch.zeros(2, 2)}))
+        delivery.close(round, False, delivery.reverted)
+        left.append([compressing.get_extra_state()["left"][client].tolist() for client in (0, 1)])
+    assert left == [[[1, 0], [1, 0]], [[1, 0], [0, 2]], [[0, 2], [1, 0]]]
+
+
+def carrying(conf: str, delivery: Delivery) -> None:
+    method, data = build(conf, "--data.partition=federation.Few", "--data.clients_per_round=6")
+    fit(method, data, 2, [Server(method.make_server(), delivery)], evaluate=False)
+
+
+@pytest.mark.parametrize("conf", ["FLoRA", "HiLoRA", "PLAN"])
+def test_nothing_is_carried_over_between_rounds_of_other_values(conf: str) -> None:
+    for delivery in (TopK(0.3), InjectedFaults("repeat_last", [0]), Delivery(TopK(0.3))):
+        said = (
+            r"adds a part of a client's update to a later one.* to \w+Rule that means nothing.*error_feedback to false"
+        )
+        with pytest.raises(ConfigurationError, match=said):
+            carrying(conf, delivery)
+    carrying(conf, TopK(0.3, error_feedback=False))
 
 
 def test_over_rounds_everything_arrives_but_what_is_left() -> None:

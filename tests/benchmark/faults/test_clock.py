@@ -1,17 +1,20 @@
 """The simulated clock by hand: who is late, what stale uploads weigh, and that waiting changes nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from federation import build, fit, learned, terms
+from over_ranks import over_ranks
 
 from benchmark.compression import Quantized, TopK
 from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.faults import VirtualClock
-from benchmark.federation import Round, Uploads
+from benchmark.faults import Dropouts, InjectedFaults, Validation, VirtualClock
+from benchmark.federation import Parcel, Round, Uploads
+from benchmark.ranks.strategy import RanksStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
 #: Seconds of each client's round.
@@ -32,8 +35,11 @@ def a_round(delivery: VirtualClock, number: int, now: float = 0.0) -> tuple[Uplo
     values = received + torch.tensor([[client + 1.0] for client in going])
     weights = torch.ones(len(going), dtype=torch.float64)
     started = torch.full((len(going),), number)
-    sent = Uploads(going, {"a": values}, weights, {"a": received}, started, now=shared)
-    return delivery.arrive(Round(number, (0, 1, 2, 3), 0), sent), going
+    sent = Uploads(going, {"a": values}, weights, {"a": received}, started, now=shared, common=frozenset("a"))
+    round = Round(number, (0, 1, 2, 3), 0)
+    arrived = delivery.arrive(round, sent)
+    delivery.close(round, not arrived.clients, frozenset())
+    return arrived, going
 
 
 def shares(arrived: Uploads) -> dict[int, float]:
@@ -55,6 +61,63 @@ def test_late_uploads_join_when_they_arrive_with_less_weight() -> None:
     assert shares(third) == {0: 0.388, 2: 0.388, 3: 0.224}
     assert delivery.report(Round(3, (), 0)) == {"clock": 27, "late": 1, "stale": 1, "discarded": 0}
     assert a_round(delivery, 4)[1] == (0, 2, 3)
+
+
+def cohort(clients: tuple[int, ...], now: torch.Tensor) -> Parcel:
+    """Clients that were stepped together and have moved what they received by one."""
+    received = {"a": now.expand(len(clients), 2)}
+    return Parcel(clients, {"a": received["a"] + 1}, received, {}, frozenset("a"))
+
+
+@pytest.mark.filterwarnings("ignore:.*is refused.*")
+@pytest.mark.parametrize(
+    ("cohorts", "inner"),
+    [
+        ([(0, 1, 2, 3)], None),
+        ([(1,)], None),  # one row has no neighbour from whom it could be told that its value is common
+        ([(0, 1), (2, 3)], None),  # of two ranks, each with a copy
+        ([(0, 1, 2, 3)], Validation(inner=InjectedFaults("nan", clients=[2]))),
+    ],
+)
+def test_a_late_upload_joins_as_an_update(cohorts: list[tuple[int, ...]], inner: Delivery | None) -> None:
+    delivery = clock("buffer", inner=inner)
+    now, later, sizes = torch.zeros(2), torch.full((2,), 100.0), dict.fromkeys(range(4), 1)
+    first = Uploads.gathered([cohort(clients, now.clone()) for clients in cohorts], sizes, 1)
+    delivery.arrive(Round(1, first.clients, 0), replace(first, now={"a": now}))
+    second = Uploads.gathered([cohort((0, 2), later)], sizes, 2)
+    arrived = delivery.arrive(Round(2, (0, 2), 0), replace(second, now={"a": later}))
+    row = arrived.clients.index(1)
+    assert arrived.values["a"][row].tolist() == [101, 101]
+    assert arrived.received["a"][row].tolist() == [100, 100]
+
+
+def test_late_uploads_are_the_same_over_ranks() -> None:
+    def work(strategy: RanksStrategy, count: int = 2) -> Any:
+        method, data = build("FedVPT", "--data.clients_at_once=1", "--data.clients_per_round=11")
+        settings = {"devices": count, "strategy": strategy}
+        fit(method, data, 3, [Server(None, VirtualClock("buffer", 0.05))], settings=settings, evaluate=False)
+        return dict(method.simulation.shared()), method.server.facts
+
+    (expected, facts), (found, found_facts) = work(RanksStrategy(), count=1), over_ranks(2, work)[0]
+    assert sum(facts["stale"].values()) > 0
+    assert found_facts == facts
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_void_round_makes_no_version_of_the_server() -> None:
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    late = VirtualClock("buffer", 100.0)
+    voided = [Server(None, Validation(min_valid=12, inner=late))]
+    fit(method, data, 2, voided, evaluate=False)
+    assert late.version == 0
+
+
+def test_a_round_whose_uploads_are_all_lost_lasts_until_the_deadline() -> None:
+    for policy in ("drop", "buffer"):
+        delivery = clock(policy, inner=Dropouts(table={1: [0, 1, 2, 3]}))
+        delivery.arrive(Round(1, (0, 1, 2, 3), 0), Uploads.nobody({"a": torch.zeros(1)}))
+        assert delivery.now == 10
 
 
 def test_late_uploads_are_lost() -> None:

@@ -11,6 +11,7 @@ from federation import StopAfterTwo, build, fit, learned, terms
 from over_ranks import WholeStore, over_ranks
 
 import methods
+from benchmark.compression import Quantized, TopK
 from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
@@ -156,6 +157,38 @@ def test_an_unreadable_message_without_validation_ends_the_run_by_its_client() -
     method, data = build("FedVPT", "--data.clients_per_round=11")
     with pytest.raises(ConfigurationError, match=r"the message of client 3 in round 1 can't be read.*Validation"):
         fit(method, data, 1, [Server(None, InjectedFaults("wrong_shape", clients=[3]))], evaluate=False)
+
+
+@pytest.mark.parametrize("delivery", [InjectedFaults("nan", clients=[2]), Byzantine("nan", 0.2)])
+def test_a_mean_that_is_not_finite_ends_the_run_by_its_delivery(delivery: Delivery) -> None:
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    said = rf"made of what {delivery.title} hands over were not finite in round 1; .*--delivery Validation"
+    with pytest.raises(ConfigurationError, match=said):
+        fit(method, data, 1, [Server(None, delivery)], evaluate=False)
+
+
+def test_a_shared_number_is_delivered_as_a_tensor_is() -> None:
+    now = {"a": torch.tensor(1.0)}
+    rows, one = torch.tensor([1.5, 3.0, 2.0]), torch.ones(3, dtype=torch.float64)
+    sent = Uploads((0, 1, 2), {"a": rows}, one, {"a": now["a"].expand(3)}, now=now, common=frozenset("a"))
+    expected = {
+        Validation: [1.5, 3.0, 2.0],
+        TopK: [1.5, 3.0, 2.0],
+        Quantized: [1.5, 3.0, 2.0],
+        VirtualClock: [1.5, 3.0, 2.0],
+        Byzantine: [1.0, 1.0, 1.0],
+    }
+    for kind, values in expected.items():
+        delivery: Any = started(kind(**{"attack": "zero", "fraction": 1.0} if kind is Byzantine else {}))
+        assert delivery.arrive(ROUND, sent).values["a"].tolist() == pytest.approx(values), kind
+    assert started(Validation(max_norm=1.5)).arrive(ROUND, sent).values["a"].tolist() == [1.5, 2.0]
+    assert started(Validation()).arrive(ROUND, sent.of([])).clients == ()
+
+
+def test_faults_of_clients_that_do_not_train_are_refused() -> None:
+    said = "InjectedFaults: clients names client 99, which does not train; expected some of the 3 clients"
+    with pytest.raises(ConfigurationError, match=said):
+        started(InjectedFaults("nan", clients=[1, 99]))
 
 
 def test_an_upload_may_be_the_one_before() -> None:
