@@ -13,6 +13,8 @@ from benchmark.errors import ConfigurationError
 INTERVAL = 1e-3
 #: With less noise than that sampling gains next to nothing, and losses take minutes to add up.
 LEAST_AMPLIFIED = 0.3
+#: Noise multiplier beyond which none is looked for.
+MOST_NOISE = 1e5
 
 Sampling = Literal["full", "poisson", "fixed"]
 Relation = Literal["add_or_remove", "replace_one"]
@@ -116,15 +118,25 @@ class Mechanism:
         return float(accountant.compose(event, rounds).get_epsilon(self.delta))
 
     def noise_for(self, epsilon: float, rounds: int) -> float:
-        """Return the smallest noise multiplier, rounded up to 1e-4, with which rounds cost no more than epsilon."""
+        """Return the smallest noise multiplier, rounded up to 1e-4, with which rounds cost no more than epsilon.
+
+        Raises:
+            ConfigurationError: no noise is enough for the account.
+        """
         from scipy.optimize import brentq
 
         # Without amplification rounds cost at least as much, and one at most, so that these are around what is looked
         # for; a distribution of losses of very little noise takes long to make.
         twice = 2 if self.relation == "replace_one" else 1
         high = twice * dp_accounting().get_sigma_gaussian(epsilon, self.delta) * math.sqrt(rounds)
-        if self.epsilon(high, rounds) > epsilon:  # RDP's account is not exact
+        most = max(MOST_NOISE, 2 * high)
+        while self.epsilon(high, rounds) > epsilon:  # RDP's account is not exact
             high *= 2
+            if high > most:
+                raise ConfigurationError(
+                    f"no noise_multiplier up to {most:g} meets target_epsilon {epsilon:g} with sampling "
+                    f"{self.sampling}; give a larger target, or take another sampling"
+                )
         low = high / 2
         while self.epsilon(low, rounds) <= epsilon:
             low, high = low / 2, low

@@ -7,12 +7,9 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from benchmark.errors import ConfigurationError
-from benchmark.privacy.account import INTERVAL, LEAST_AMPLIFIED, dp_accounting, version
+from benchmark.privacy.account import INTERVAL, LEAST_AMPLIFIED, MOST_NOISE, dp_accounting, version
 from benchmark.privacy.user_level import KEYED, LOW_BITS
 from benchmark.ranges import InsideUnit, NonNegativeFloat, PositiveFloat, PositiveInt, checked
-
-#: Noise multiplier beyond which none is looked for.
-MOST_NOISE = 1e5
 
 COVERED = (
     "every message of a client, the shared tensors after every round, and the client's own tensors",
@@ -188,14 +185,21 @@ class RecordAccount:
         return [(one, rounds) for (_, _, rounds), one in found.items()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who has trained how often, and under which noise."""
-        return {"noise_multiplier": self.noise_multiplier, "trainings": dict(self.trainings)}
+        """Return who has trained how often, under which noise, and what a round of it was."""
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "trainings": dict(self.trainings),
+            "sampling": self.privacy.sampling,
+            "batch_size": self.batch_size,
+            "of_a_round": {client: tuple(one) for client, one in self.of_a_round.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave.
 
         Raises:
             ValueError: its rounds had another noise, or were of other clients.
+            ConfigurationError: a client's round was another, in what is accounted for; older states do not say it.
         """
         if state["noise_multiplier"] != self.noise_multiplier:
             raise ValueError(
@@ -205,6 +209,15 @@ class RecordAccount:
             )
         if {*state["trainings"]} != {*self.trainings}:
             raise ValueError("its account is of other clients")
+        settings = {"data.record_privacy.sampling": "sampling", "data.batch_size": "batch_size"}
+        mine = self.state_dict()
+        for option, name in settings.items():
+            if state.get(name, mine[name]) != mine[name]:
+                raise _other_round(option, state[name], mine[name])
+        for client, one in state.get("of_a_round", {}).items():
+            if tuple(one) != mine["of_a_round"][client]:
+                before, now = (f"{of[1]} steps on {of[0]} images a round" for of in (one, mine["of_a_round"][client]))
+                raise _other_round(f"client {client}'s training", before, now)
         self.trainings = dict(state["trainings"])
 
     def guarantee(self, num_clients: int) -> dict[str, object]:
@@ -236,6 +249,14 @@ class RecordAccount:
             "simulation": True,
             "epsilons": [spent.get(client) for client in range(num_clients)],
         }
+
+
+def _other_round(what: str, before: object, now: object) -> ConfigurationError:
+    """Return the refusal of a checkpoint whose rounds differ from this run's in what is accounted for."""
+    return ConfigurationError(
+        f"data.record_privacy: the checkpoint's rounds had {what} {before}, this run has {now}: all rounds are "
+        "accounted for together; go on as before, or start without --ckpt_path"
+    )
 
 
 @lru_cache(maxsize=4096)

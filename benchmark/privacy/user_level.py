@@ -4,7 +4,7 @@ import math
 import secrets
 import warnings
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmark.client_store import ClientStore
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Facts, Round, Terms, Uploads, Values
+from benchmark.federation import Facts, Round, Terms, Uploads, Values, flat
 from benchmark.privacy.account import Mechanism, version
 from benchmark.ranges import InsideUnit, NonNegativeFloat, PositiveFloat
 from benchmark.seeds import derived_seed, keyed_uniform
@@ -118,12 +118,26 @@ class UserLevelPrivacy(WrappedRule):
         self.norm: Tensor
         self._disclosed: tuple[str, ...] = ()
         self._clipped = self._below = 0.0
+        self._void = False
         self._last = (0, 0.0)
 
     @property
     def empty_rounds(self) -> Literal["void", "aggregate"]:  # type: ignore[override]
-        """Have rounds without uploads aggregated: to leave one out would tell that no client took part."""
-        return "aggregate" if self.noise == "central" else self.wrapped.empty_rounds
+        """Have rounds without uploads aggregated: to leave one out would tell that no client took part.
+
+        With local noise what clients have sent is spent, also where a delivery refuses or loses it.
+        """
+        return "aggregate"
+
+    @property
+    def noises_uploads(self) -> bool:  # type: ignore[override]
+        """Return whether noise is local."""
+        return self.noise == "local"
+
+    @property
+    def draws_without_key(self) -> bool:  # type: ignore[override]
+        """Return whether noise is the operating system's."""
+        return self.noise_seed == "entropy"
 
     def accept(self, method: Declared) -> str | None:
         """Refuse methods of which something would travel without noise."""
@@ -246,6 +260,10 @@ class UserLevelPrivacy(WrappedRule):
         """Clip, add noise, and have the inner rule make what it makes of that."""
         self.spent += 1
         self.participations[list(round.clients)] += 1
+        self._clipped = 0.0
+        self._void = not uploads.clients and self.noise == "local" and self.wrapped.empty_rounds == "void"
+        if self._void:
+            return {}
         ready = self._central(round, shared, uploads) if self.noise == "central" else self._local(round, uploads)
         return self.wrapped.aggregate(round, shared, ready)
 
@@ -278,9 +296,9 @@ class UserLevelPrivacy(WrappedRule):
 
     def _clip(self, updates: Values) -> Values:
         """Scale updates [S, ...] to the norm, rows that are not finite to zero; note how many were longer."""
-        finite = torch.stack([rows.flatten(1).isfinite().all(1) for rows in updates.values()]).all(0)
+        finite = torch.stack([flat(rows).isfinite().all(1) for rows in updates.values()]).all(0)
         updates = {name: torch.where(_along(finite, rows), rows, 0.0) for name, rows in updates.items()}
-        squares = torch.stack([rows.flatten(1).square().sum(1) for rows in updates.values()])  # [g, S]
+        squares = torch.stack([flat(rows).square().sum(1) for rows in updates.values()])  # [g, S]
         norm = float(self.norm)
         if self.scope == "joint":
             lengths = squares.sum(0, keepdim=True).sqrt().expand(len(updates), -1)
@@ -304,16 +322,8 @@ class UserLevelPrivacy(WrappedRule):
         return drawn * (self.z_of_updates * float(self.norm))
 
     def _generator(self, device: torch.device, *key: int | str) -> torch.Generator:
-        """Return a generator by a key, or by the operating system's entropy.
-
-        Raises:
-            ConfigurationError: several processes would draw different noise.
-        """
+        """Return a generator by a key, or by the operating system's entropy."""
         if self.noise_seed == "entropy":
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                raise ConfigurationError(
-                    "UserLevelPrivacy: noise_seed entropy gives every process another noise; use one process, or run"
-                )
             return torch.Generator(device).manual_seed(secrets.randbits(63))
         return torch.Generator(device).manual_seed(derived_seed(self.terms.seed, *key))
 
@@ -349,6 +359,8 @@ class UserLevelPrivacy(WrappedRule):
         found = super().report(round) | {"clipped_share": self._clipped, "noise_to_clip": self.noise_to_clip}
         if self.clip_quantile is not None:
             found["clip"] = float(self.norm)
+        if self._void:
+            found["void"] = 1.0
         return found | ({"epsilon": self.epsilon} if self.z else {})
 
     def guarantee(self) -> dict[str, object]:
@@ -378,21 +390,49 @@ class UserLevelPrivacy(WrappedRule):
             "simulation": self.noise_seed == "run",
         }
 
-    def get_extra_state(self) -> dict[str, float]:
-        """Return the noise multiplier."""
-        return {"noise_multiplier": self.z}
+    def _settings(self) -> dict[str, object]:
+        """Return what all rounds of a run must have in common, beside z: they are accounted for together."""
+        mechanism = self.mechanism
+        return {
+            "sampling": mechanism.sampling,
+            "clients": mechanism.clients,
+            "participants": mechanism.participants,
+            "relation": mechanism.relation,
+            "noise": self.noise,
+            "clip": self.clip,
+            "scope": self.scope,
+            "clip_quantile": self.clip_quantile,
+        }
 
-    def set_extra_state(self, state: dict[str, float]) -> None:
-        """Refuse a state that was made with another noise multiplier.
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the noise multiplier, and what else the rounds until now had in common."""
+        return {"noise_multiplier": self.z, "settings": self._settings()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state that was made with another noise multiplier, or other settings.
 
         Raises:
-            ValueError: it was.
+            ValueError: it was made with another noise multiplier.
+            ConfigurationError: with other settings; states of older versions hold the norm alone.
         """
         if state["noise_multiplier"] != self.z:
             raise ValueError(
                 f"its rounds had noise_multiplier {state['noise_multiplier']:g}, this run has {self.z:g}: a run with "
                 "target_epsilon goes on with the number of rounds that it was made for"
             )
+        held = {"clip": float(self.norm)} if self.clip_quantile is None else {}
+        for name, given in {**held, **state.get("settings", {})}.items():
+            if given != self._settings()[name]:
+                raise ConfigurationError(
+                    f"UserLevelPrivacy: the checkpoint's rounds had {name} {_said(given)}, this run has "
+                    f"{_said(self._settings()[name])}: all rounds are accounted for together; go on with {name} "
+                    f"{_said(given)}, or start without --ckpt_path"
+                )
+
+
+def _said(setting: object) -> str:
+    """Write a setting as a configuration has it."""
+    return "null" if setting is None else f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 def _along(rows: Tensor, like: Tensor) -> Tensor:

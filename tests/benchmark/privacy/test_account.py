@@ -90,6 +90,14 @@ def test_noise_for_a_target_is_the_smallest(epsilon: float, z: float) -> None:
         assert full().epsilon(found, rounds) <= epsilon
 
 
+def test_a_target_that_no_noise_meets_is_refused() -> None:
+    mechanism = Mechanism("fixed", 100, 10, "replace_one", DELTA)
+    said = r"no noise_multiplier up to 100000 meets target_epsilon 0.004 with sampling fixed; give a larger target"
+    with pytest.raises(ConfigurationError, match=said):
+        mechanism.noise_for(0.004, 10)
+    assert mechanism.epsilon(mechanism.noise_for(0.1, 10), 10) <= 0.1
+
+
 def test_noise_for_a_target_under_poisson_sampling() -> None:
     assert poisson(0.1).noise_for(8, 150) == pytest.approx(1.0398, rel=1e-3)
 

@@ -355,6 +355,29 @@ def test_a_target_is_met_by_the_client_that_pays_most() -> None:
         RecordAccount(RecordLevelPrivacy(1.0, 1.0, delta=1 / 413), 32, of_a_round, {})
 
 
+def test_an_account_goes_on_with_rounds_of_one_kind() -> None:
+    def of(sampling: Any = "epochs", batch: int = 32, epochs: int = 2) -> RecordAccount:
+        training = {0: Training(413, 13 * epochs, epochs)}
+        return RecordAccount(RecordLevelPrivacy(1.0, 1.0, sampling=sampling), batch, training, {0: 3})
+
+    made = of()
+    made.count((0,))
+    state = made.state_dict()
+    for other, said in (
+        (of("poisson"), "sampling epochs, this run has poisson"),
+        (of(batch=20), "data.batch_size 32, this run has 20"),
+        (of(epochs=1), "client 0's training 26 steps on 413 images a round, this run has 13 steps on 413 images"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            other.load_state_dict(state)
+        older = {name: state[name] for name in ("noise_multiplier", "trainings")}
+        other.load_state_dict(older)
+        assert other.trainings == {0: 1}
+    again = of()
+    again.load_state_dict(state)
+    assert again.guarantee(1) == made.guarantee(1)
+
+
 def test_half_a_setting_is_refused() -> None:
     for given in ({}, {"noise_multiplier": 1.0, "target_epsilon": 1.0}):
         with pytest.raises(ConfigurationError, match="either noise_multiplier, or target_epsilon"):

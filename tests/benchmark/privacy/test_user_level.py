@@ -12,10 +12,11 @@ from federation import StopAfterTwo, Witness, build, fit, learned, terms
 from over_ranks import WholeStore, over_ranks
 
 import methods
+from benchmark.compression import Quantized, TopK
 from benchmark.delivery import Delivery
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
-from benchmark.faults import Dropouts, Validation, VirtualClock
+from benchmark.faults import Dropouts, InjectedFaults, Validation, VirtualClock
 from benchmark.federation import Round, Uploads, Values
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.ranks.strategy import RanksStrategy
@@ -131,6 +132,45 @@ def test_local_noise_is_on_each_upload_and_the_inner_rule_sees_the_clients() -> 
     assert seen.weights.tolist() == [1, 1, 1]
     assert len({tuple(row) for row in (seen.values["a"] - torch.tensor([0.6, 0.8])).tolist()}) == 3
     assert rule.guarantee()["trusted_server"] is False
+
+
+@pytest.mark.filterwarnings("ignore:.*is void.*", "ignore:.*is refused.*")
+@pytest.mark.parametrize(
+    "delivery", [VirtualClock("drop", 1e-6), Validation(inner=InjectedFaults("nan", clients=list(range(11))))]
+)
+def test_what_is_sent_with_local_noise_is_spent_also_where_it_is_lost(delivery: Delivery) -> None:
+    rule = UserLevelPrivacy(noise_multiplier=1.0, noise="local")
+    method, data = build("FedVPT", "--data.clients_per_round=11")
+    before = {name: value.clone() for name, value in method.named_parameters()}
+    fit(method, data, 2, [Server(rule, delivery)], evaluate=False)
+    assert rule.releases == 2
+    assert rule.epsilon == rule.mechanism.epsilon(1.0, 2)
+    assert method.server.facts["void"] == {1: 1.0, 2: 1.0}
+    assert all(torch.equal(value, before[name]) for name, value in method.simulation.shared().items())
+
+
+def test_a_round_in_which_nothing_arrives_clips_nothing() -> None:
+    rule = started(UserLevelPrivacy(noise_multiplier=1.0, noise="local"), ORIGIN, 3)
+    rule.aggregate(Round(1, (0, 1, 2), 0), ORIGIN, uploads(ORIGIN, HAND))
+    assert rule.report(Round(1, (), 0))["clipped_share"] == pytest.approx(2 / 3)
+    assert rule.aggregate(Round(2, (0, 1, 2), 0), ORIGIN, uploads(ORIGIN, {})) == {}
+    assert rule.report(Round(2, (), 0))["clipped_share"] == 0
+
+
+@NO_NOISE
+def test_a_shared_number_is_clipped_as_a_tensor_is() -> None:
+    shared = {"a": torch.tensor(1.0)}
+    rule = started(UserLevelPrivacy(clip=1.0, noise_multiplier=0.0), shared, 2)
+    sent = uploads(shared, {0: {"a": torch.tensor(3.0)}, 1: {"a": torch.tensor(0.5)}})
+    assert delta(rule, shared, sent, of=(0, 1))["a"].item() == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("delivery", [TopK(0.1), Quantized(8), Validation(inner=TopK(0.1))])
+def test_noised_uploads_are_not_compressed(delivery: Delivery) -> None:
+    method, data = build("FedVPT")
+    rule = UserLevelPrivacy(noise_multiplier=1.0, noise="local")
+    with pytest.raises(ConfigurationError, match=r"compresses updates before UserLevelPrivacy noises each of them"):
+        fit(method, data, 1, [Server(rule, delivery)], evaluate=False)
 
 
 def test_an_adaptive_norm_moves_towards_the_quantile() -> None:
@@ -324,6 +364,72 @@ def test_a_resume_and_the_width_change_no_bit(conf: str, given: dict[str, Any], 
     wide = run(conf, rule(), 3, *FEW, "--data.clients_at_once=3")
     for name, value in learned(wide).items():
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+
+
+def test_noise_without_a_key_is_refused_over_ranks_before_training() -> None:
+    def work(strategy: RanksStrategy) -> None:
+        method, data = build("FedVPT")
+        rule = UserLevelPrivacy(noise_multiplier=1.0, noise_seed="entropy", sampling="full")
+        fit(method, data, 1, [Server(rule)], settings={"devices": 2, "strategy": strategy}, evaluate=False)
+
+    for error in over_ranks(2, work):
+        assert isinstance(error, ConfigurationError)
+        assert str(error).startswith(
+            "UserLevelPrivacy: noise_seed entropy gives each of 2 processes another noise; set"
+        )
+
+
+@pytest.mark.parametrize(
+    ("other", "options", "said"),
+    [
+        ({"sampling": "poisson"}, (), "sampling full, this run has poisson"),
+        ({}, ("--data.clients_per_round=1",), "participants 4, this run has 1"),
+        ({"clip": 9.0}, (), "clip 1, this run has 9"),
+        ({"noise": "local"}, (), "noise central, this run has local"),
+        ({"clip_quantile": 0.5, "noise_multiplier": 0.1}, (), "its rounds had noise_multiplier 1, this run has 0.1"),
+        ({"scope": "per_tensor"}, (), "scope joint, this run has per_tensor"),
+        ({"relation": "replace_one"}, (), "relation add_or_remove, this run has replace_one"),
+    ],
+)
+def test_a_resume_accounts_for_all_rounds_alike(
+    other: dict[str, Any], options: tuple[str, ...], said: str, two_rounds: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        going_on(two_rounds, other, *options)
+
+
+def test_a_resume_may_have_another_delta(two_rounds: str) -> None:
+    (releases, epsilon), (of_other, lower) = going_on(two_rounds, {}), going_on(two_rounds, {"delta": 1e-3})
+    assert releases == of_other
+    assert lower < epsilon
+
+
+def test_states_of_older_versions_hold_the_norm_alone() -> None:
+    state = started(UserLevelPrivacy(noise_multiplier=1.0), ORIGIN, 3).state_dict()
+    del state["_extra_state"]["settings"]
+    started(UserLevelPrivacy(noise_multiplier=1.0, noise="local"), ORIGIN, 3).load_state_dict(state)
+    with pytest.raises(ConfigurationError, match="had clip 1, this run has 9: all rounds are accounted for together"):
+        started(UserLevelPrivacy(clip=9.0, noise_multiplier=1.0), ORIGIN, 3).load_state_dict(state)
+
+
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Checkpoint of two rounds of a schedule."""
+    at = tmp_path_factory.mktemp("two rounds")
+    method, data = build("FedVPT", "--data.clients_per_round=4")
+    rule = UserLevelPrivacy(noise_multiplier=1.0, sampling="full")
+    fit(method, data, 3, [Server(rule), StopAfterTwo()], save_to=at, evaluate=False)
+    assert method.server.finished_rounds == 2
+    return str(at / "checkpoints" / "last.ckpt")
+
+
+def going_on(path: str, given: dict[str, Any], *options: str) -> tuple[int, float]:
+    """Go on to a third round; return releases and epsilon."""
+    method, data = build("FedVPT", "--data.clients_per_round=4", *options)
+    sampling = {} if given.get("noise") else {"sampling": "full"}
+    rule = UserLevelPrivacy(**{"noise_multiplier": 1.0, **sampling, **given})
+    fit(method, data, 3, [Server(rule)], path, evaluate=False)
+    return rule.releases, rule.epsilon
 
 
 def test_the_number_of_ranks_changes_no_bit() -> None:
