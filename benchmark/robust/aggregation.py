@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import FewOrNone
-from benchmark.robust.byzfl import Aggregator, PreAggregator, aggregator, byzfl, pre_aggregator
+from benchmark.robust.byzfl import Aggregator, PreAggregator, aggregator, byzfl, pre_aggregator, rows_after
 from benchmark.seeds import derived_seed
 from benchmark.server import Declared, ServerRule, WrappedRule
 
@@ -20,8 +20,8 @@ class RobustAggregation(WrappedRule):
 
     Its rows are the clients' updates of all shared tensors, end less received, ascending by client; all weigh the same.
     What it makes of them is the inner rule's only upload, so that a server's optimizer takes its step from there.
-    Updates that are not finite are left out first. Where the others are not more than twice as many as hostile ones are
-    tolerated, the round is void.
+    Updates that are not finite are left out first. Where the rows that are aggregated, half as many after bucketing,
+    are not more than twice as many as hostile ones are tolerated, the round is void.
 
     Args:
         tolerated: f, the hostile clients of a round that are borne.
@@ -43,6 +43,8 @@ class RobustAggregation(WrappedRule):
         self.tolerated, self.aggregator, self.pre, self.scope = tolerated, aggregator, tuple(pre), scope
         self.momentum: Tensor
         self._refused, self._void = 0, False
+        #: what these two are of; a round in which nothing arrives is not aggregated
+        self._of_round = 0
 
     def accept(self, method: Declared) -> str | None:
         """Refuse methods whose server looks at single uploads."""
@@ -61,10 +63,12 @@ class RobustAggregation(WrappedRule):
             ConfigurationError: a round has too few clients for so many hostile ones.
         """
         super().start(initial, terms)
-        if 2 * self.tolerated >= terms.participants:
+        rows = rows_after(self.pre, terms.participants)
+        if 2 * self.tolerated >= rows:
+            left = f", of which bucketing makes {rows} rows" if rows < terms.participants else ""
             raise ConfigurationError(
                 f"RobustAggregation: tolerated={self.tolerated} hostile clients need more than {2 * self.tolerated} in "
-                f"a round, and it has {terms.participants}; tolerate fewer, or take more clients a round"
+                f"a round, and it has {terms.participants}{left}; tolerate fewer, or take more clients a round"
             )
         byzfl()
         floats = sum(value.numel() for value in initial.values()) if self.aggregator == "centered_clipping" else 0
@@ -76,11 +80,13 @@ class RobustAggregation(WrappedRule):
         rows = uploads.only(names).matrix(names).float().cpu()
         finite = rows.isfinite().all(1)
         rows, self._refused = rows[finite], int((~finite).sum())
-        self._void = 2 * self.tolerated >= len(rows)
+        left = rows_after(self.pre, len(rows))
+        self._void, self._of_round = 2 * self.tolerated >= left, round.number
         if self._void:
+            buckets = f" in {left} buckets" if left < len(rows) else ""
             warnings.warn(
                 f"round {round.number} is void: {self.tolerated} hostile clients cannot be borne among {len(rows)} "
-                "valid uploads; the server's values stay as they were",
+                f"valid uploads{buckets}; the server's values stay as they were",
                 stacklevel=1,
             )
             return {}
@@ -114,5 +120,6 @@ class RobustAggregation(WrappedRule):
 
     def report(self, round: Round) -> Facts:
         """Report how many updates were left out, and that the round was void."""
-        found = super().report(round) | {"left_out": float(self._refused)}
-        return found | ({"void": 1.0} if self._void else {})
+        mine = self._of_round == round.number
+        found = super().report(round) | {"left_out": float(self._refused) if mine else 0.0}
+        return found | ({"void": 1.0} if mine and self._void else {})

@@ -19,7 +19,7 @@ from benchmark.hostile import hostile_clients
 from benchmark.privacy import UserLevelPrivacy
 from benchmark.ranks.strategy import RanksStrategy
 from benchmark.robust import Byzantine, RobustAggregation
-from benchmark.robust.byzfl import aggregator, attack, pre_aggregator
+from benchmark.robust.byzfl import aggregator, attack, byzfl, caf, pre_aggregator
 from benchmark.server import ServerRule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*eval mode.*")
@@ -112,6 +112,71 @@ def test_attacks_that_know_the_aggregator() -> None:
     assert torch.as_tensor(made).tolist() == pytest.approx((10.1650, 10.1650), rel=1e-4)
 
 
+def test_the_strength_is_searched_for_the_hostile_rows_that_there_are() -> None:
+    honest = torch.randn(8, 30, generator=torch.Generator().manual_seed(0))
+    known = aggregator("trmean", 2)
+
+    def moved(hostile: int) -> float:
+        made = torch.as_tensor(attack("optimal_alie", None, "trmean", (), 2, hostile)(honest.clone()))
+        found = torch.as_tensor(known(torch.cat([honest, made.expand(2, -1)])))
+        return float((found - honest.mean(0)).norm())
+
+    assert moved(2) >= max(moved(1), moved(4))
+    origin, sent = torch.zeros(2), []
+    for tolerated in (1, 2, 4):  # of which a median knows nothing
+        delivery = Byzantine("optimal_alie", 0.2, against="median", tolerated=tolerated)
+        delivery.start(terms(10))
+        arrived = delivery.arrive(round_of(10), uploads(ROWS[:4].repeat(3, 1)[:10], origin))
+        sent.append(arrived.values["a"][delivery.hostile[0]].tolist())
+    assert sent[0] == sent[1] == sent[2] != [0, 0]
+
+
+def test_an_aggregator_that_cannot_be_asked_is_not_attacked() -> None:
+    delivery = Byzantine("optimal_alie", 0.4, against="trmean", tolerated=2)
+    with pytest.raises(ConfigurationError, match="trmean with tolerated=2 needs more than 4 rows, and of 4 clients"):
+        delivery.start(terms(4))
+    halved = Byzantine("optimal_ipm", 0.4, against="trmean", pre=["bucketing"], tolerated=3)
+    with pytest.raises(ConfigurationError, match=r"of 11 clients in a round pre=.'bucketing'. leaves 6"):
+        halved.start(terms(11))
+    delivery.start(terms(5))
+    origin = torch.tensor([10.0, 10.0])
+    few = uploads(ROWS, origin).of([0, delivery.hostile[0]] if delivery.hostile[0] else [0, 1])
+    made = delivery.arrive(round_of(5), few)
+    hostile = made.clients.index(next(client for client in made.clients if client in delivery.hostile))
+    assert torch.equal(made.values["a"][hostile], origin)
+
+
+@pytest.mark.parametrize("name", ["alie", "optimal_alie"])
+def test_a_single_honest_update_has_no_spread(name: Any) -> None:
+    assert torch.as_tensor(attack(name, None, "average", (), 1)(ROWS[:1].clone())).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["alie", "huge", "zero"])
+def test_caf_ends_also_where_nothing_moves_any_more(name: Any) -> None:
+    rows = torch.randn(10, 300, generator=torch.Generator().manual_seed(0))
+    rows[:2] = torch.as_tensor(attack(name, None, "average", (), 2)(rows[2:].clone()))
+    origin = torch.zeros(300)
+    for pre in ([], ["nnm"]):
+        rule = started(RobustAggregation(2, aggregator="caf", pre=pre), {"a": origin}, 10)  # type: ignore[arg-type]
+        made = rule.aggregate(round_of(10), {"a": origin}, uploads(rows, origin))["a"]
+        assert (made - rows[2:].mean(0)).norm() < 0.6 * rows[2:].mean(0).norm()
+    for tolerated in (0, 2):
+        torch.testing.assert_close(caf(torch.ones(5, 4), tolerated), torch.ones(4))
+    torch.testing.assert_close(caf(ROWS, 0), ROWS.mean(0))
+
+
+def test_caf_is_byzfls_where_that_ends() -> None:
+    for hostile, seed in ((1, 0), (2, 1), (4, 2)):
+        torch.manual_seed(seed)
+        rows = torch.randn(10, 50)
+        torch.manual_seed(seed)
+        expected = byzfl().CAF(hostile)(rows)
+        torch.manual_seed(seed)
+        assert torch.equal(caf(rows, hostile), expected)
+    torch.manual_seed(0)
+    assert caf(ROWS, 1).tolist() == pytest.approx((1.9916, 1.9899), abs=1e-4)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("name", ["average", "median", "geometric_median", "krum"])
 def test_updates_that_are_not_finite_are_left_out_first(name: Any, broken: float) -> None:
@@ -137,6 +202,36 @@ def test_more_hostile_clients_than_a_round_can_bear_are_refused_at_the_start() -
         with pytest.raises(ConfigurationError, match=f"tolerated=2 .* need more than 4 in a round, .* {participants};"):
             RobustAggregation(2, ServerRule()).start({"a": torch.zeros(2)}, terms(9, participants))
     RobustAggregation(2, ServerRule()).start({"a": torch.zeros(2)}, terms(9, 5))
+
+
+@pytest.mark.parametrize("name", ["trmean", "krum", "multikrum", "meamed", "caf", "mda"])
+def test_bucketing_halves_the_rows_that_bear_hostile_clients(name: Any) -> None:
+    rule, shared = RobustAggregation(3, ServerRule(), name, ["bucketing"]), {"a": torch.zeros(2)}
+    said = "need more than 6 in a round, and it has 12, of which bucketing makes 6 rows; tolerate fewer"
+    with pytest.raises(ConfigurationError, match=said):
+        rule.start(shared, terms(12))
+    rule = started(RobustAggregation(2, aggregator=name, pre=["bucketing"]), shared, 9)
+    nine = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
+    assert rule.aggregate(round_of(9), shared, uploads(nine, shared["a"])).keys() == {"a"}
+    with pytest.warns(UserWarning, match="cannot be borne among 8 valid uploads in 4 buckets"):
+        assert rule.aggregate(round_of(9, 2), shared, uploads(nine[:8], shared["a"])) == {}
+
+
+def test_a_round_that_is_not_aggregated_reports_nothing_of_the_one_before() -> None:
+    rows, origin = ROWS.clone(), torch.zeros(2)
+    rows[:3] = math.nan
+    rule = started(RobustAggregation(1, aggregator="median"), {"a": origin})
+    with pytest.warns(UserWarning, match="is void"):
+        rule.aggregate(round_of(5), {"a": origin}, uploads(rows, origin))
+    assert rule.report(round_of(5)) == {"left_out": 3, "void": 1}
+    assert rule.report(round_of(5, 2)) == {"left_out": 0}
+
+
+def test_a_shared_number_is_aggregated_as_a_tensor_is() -> None:
+    shared = {"a": torch.tensor(1.0)}
+    rule = started(RobustAggregation(1, aggregator="median"), shared, 3)
+    made = rule.aggregate(round_of(3), shared, uploads(torch.tensor([2.0, 3.0, 100.0]), shared["a"]))
+    assert made["a"].item() == 4
 
 
 @pytest.mark.parametrize("name", ["median", "trmean", "multikrum", "meamed", "mda", "caf"])
