@@ -74,6 +74,11 @@ class Delivery(Checked, nn.Module):
         return self.inner is not None and self.inner.compresses
 
     @property
+    def stands_in(self) -> bool:
+        """Return whether what a client received may be handed over in place of what it sent."""
+        return self.inner is not None and self.inner.stands_in
+
+    @property
     def attackers(self) -> frozenset[int]:
         """Return the clients that are hostile on purpose; known once it is started."""
         return frozenset() if self.inner is None else self.inner.attackers

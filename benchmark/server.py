@@ -82,6 +82,8 @@ class ServerRule(Checked, nn.Module):
     #: where clients begin anew in each round, nor where they send other values in other rounds; so with what a delivery
     #: carries over from a client's update to its next one
     takes_stale: bool = True
+    #: whether what a client sends is what it received, moved by its training: not of sums over its images, for example
+    takes_updates: bool = True
     #: whether clients noise the whole of what they send, so that nothing of it could be sent in fewer bytes
     noises_uploads: bool = False
     #: whether draws have no key, so that processes would draw differently

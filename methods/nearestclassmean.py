@@ -25,6 +25,7 @@ def nearness(features: Tensor, means: Tensor, there: Tensor) -> Tensor:
 class SumRule(ServerRule):
     """Adds up what the clients send: each of them once, as their images do not change."""
 
+    takes_updates = False
     seen: Tensor
 
     def start(self, initial: Values, terms: Terms) -> None:

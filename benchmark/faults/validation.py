@@ -70,6 +70,11 @@ class Validation(Delivery):
         self._refused_now: frozenset[int] = frozenset()
 
     @property
+    def stands_in(self) -> bool:
+        """Return whether a refused upload counts as no change."""
+        return self.on_invalid == "zero" or super().stands_in
+
+    @property
     def may_revert(self) -> bool:
         """Return whether refused clients go back."""
         return self.personal_fault == "revert" or super().may_revert

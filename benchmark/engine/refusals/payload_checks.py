@@ -56,6 +56,15 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
                 f"{outer} stands around {hiding} and sees what that one hides; put {hiding} outside: --server {hiding} "
                 f"--server.inner {outer}"
             )
+    sums = next((each for each in rule.modules() if isinstance(each, ServerRule) and not each.takes_updates), None)
+    if sums is not None and (
+        delivery.sends_stale or delivery.carries_over or delivery.compresses or delivery.stands_in
+    ):
+        raise ConfigurationError(
+            f"{delivery.title} takes what a client sends for what it received and an update, and to {sums.title} "
+            "clients send sums over their images; leave compression and repeat_last out, and take policy wait or drop, "
+            "and on_invalid drop or raise"
+        )
     unfit = next((each for each in rule.modules() if isinstance(each, ServerRule) and not each.takes_stale), None)
     if unfit is not None and delivery.sends_stale:
         raise ConfigurationError(

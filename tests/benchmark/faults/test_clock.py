@@ -156,9 +156,7 @@ def held_up(conf: str) -> Any:
     return method.server
 
 
-@pytest.mark.parametrize(
-    "conf", ["SGPT", "FedMGP", "PEPFedPT", "NearestClassMean", "PFedPG", "FedRoD", "FedMTL", "PromptAMP"]
-)
+@pytest.mark.parametrize("conf", ["SGPT", "FedMGP", "PFedPG", "FedRoD", "FedMTL", "PromptAMP"])
 def test_a_round_may_have_late_uploads_alone(conf: str) -> None:
     server = held_up(conf)
     assert server.facts["late"] == {1: 6, 2: 0}
@@ -170,6 +168,20 @@ def test_where_uploads_of_earlier_rounds_mean_nothing_they_are_refused(conf: str
     said = r"VirtualClock hands over uploads of earlier rounds, and to \w+Rule they mean nothing.* wait or drop"
     with pytest.raises(ConfigurationError, match=said):
         held_up(conf)
+
+
+@pytest.mark.parametrize("conf", ["FederatedRidge", "NearestClassMean", "PEPFedPT"])
+@pytest.mark.parametrize(
+    "delivery",
+    [VirtualClock("buffer", 10.0), TopK(0.5, error_feedback=False), Quantized(8), Validation(on_invalid="zero")],
+    ids=lambda each: type(each).__name__,
+)
+def test_sums_are_refused_what_takes_them_for_updates(conf: str, delivery: Delivery) -> None:
+    method, data = build(conf)
+    with pytest.raises(
+        ConfigurationError, match=r"takes what a client sends for .* clients send sums over their images"
+    ):
+        fit(method, data, 1, [Server(method.make_server(), delivery)], evaluate=False)
 
 
 def test_late_uploads_of_other_values_are_refused() -> None:

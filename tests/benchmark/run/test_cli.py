@@ -151,7 +151,8 @@ def test_an_unfinished_run_is_continued_and_not_started_over(capsys: pytest.Capt
     (run / "record.json").unlink()
     with pytest.raises(SystemExit):
         fit()
-    assert "continue it with benchmark resume run, or with --ckpt_path=run/checkpoints/last.ckpt; or" in capsys.readouterr().err
+    said = "continue it with benchmark resume run, or with --ckpt_path=run/checkpoints/last.ckpt; or"
+    assert said in capsys.readouterr().err
     fit("--trainer.max_epochs=2", "--ckpt_path=run/checkpoints/last.ckpt")
     assert read_record(run).rounds_trained == 2
     assert set(pd.read_parquet(run / "metrics.parquet")["round"]) == {0, 1, 2}
