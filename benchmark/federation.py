@@ -130,6 +130,7 @@ class Uploads:
             delivery that validates refuses them, and without one the run ends.
         now: the server's shared values, for a delivery that hands over uploads of rounds before.
         common: names of ``received`` of which all clients of the round had one value.
+        factors: float64 [S], what ``weights`` have been multiplied with, as late uploads count less; empty: nothing.
     """
 
     clients: tuple[int, ...]
@@ -140,6 +141,12 @@ class Uploads:
     misfits: Mapping[int, Values] = field(default_factory=dict)
     now: Values = field(default_factory=dict)
     common: frozenset[str] = frozenset()
+    factors: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+
+    @property
+    def equal_weights(self) -> Tensor:
+        """Return weights of clients that count alike, whatever their numbers of images: float64 [S]."""
+        return self.factors if len(self.factors) else torch.ones_like(self.weights)
 
     @classmethod
     def gathered(cls, parcels: Sequence[Parcel], sizes: Mapping[int, int], number: int = 1) -> "Uploads":
@@ -213,6 +220,7 @@ class Uploads:
             self.misfits,
             self.now,
             self.common,
+            self.factors[rows] if len(self.factors) else self.factors,
         )
 
     def updates(self) -> Values:

@@ -26,8 +26,8 @@ class ExpertRule(ServerRule):
     def start(self, initial: Values, terms: Terms) -> None:
         """Begin with no uploads."""
         super().start(initial, terms)
-        #: who has uploaded until now, before the last round, and in it
-        self.known: dict[str, list[int]] = {"now": [], "before": [], "last": []}
+        #: who has uploaded until now and before the last round, who was in it, and its number
+        self.known: dict[str, list[int]] = {"now": [], "before": [], "last": [], "round": [0]}
         self.prompts = ClientStore(dict.fromkeys(("now", "before"), initial["context"]), terms.num_clients)
 
     def get_extra_state(self) -> dict[str, list[int]]:
@@ -37,6 +37,10 @@ class ExpertRule(ServerRule):
     def set_extra_state(self, state: dict[str, list[int]]) -> None:
         """Take what ``get_extra_state`` gave."""
         self.known = state
+
+    def was_in(self, client: int, number: int) -> bool:
+        """Return whether a client was given the prompts before the last ones in a round; a void one moves none."""
+        return client in self.known["last"] and self.known.get("round", [number]) == [number]
 
     def nearest(self, client: int, when: str) -> list[int]:
         """Return whose prompts were nearest to a client's at a time, nearest first; of equals the lower id."""
@@ -55,7 +59,7 @@ class ExpertRule(ServerRule):
         experts = prompts.new_zeros(len(clients), most, *prompts.shape[1:])
         mask = torch.zeros(experts.shape[:2], dtype=torch.bool)
         for k, client in enumerate(clients):
-            when = "before" if not round.clients and client in self.known["last"] else "now"
+            when = "before" if not round.clients and self.was_in(client, round.number) else "now"
             chosen = self.nearest(client, when)
             experts[k, : len(chosen)], mask[k, : len(chosen)] = self.prompts.all_rows(when)[chosen], True
         return Broadcast(dict(shared), {"experts": experts}, {"experts": mask})
@@ -64,8 +68,13 @@ class ExpertRule(ServerRule):
         """Average, and replace the old prompts by the uploads."""
         self.prompts.write("before", range(self.terms.num_clients), self.prompts.all_rows("now"))
         self.prompts.write("now", uploads.clients, uploads.values["context"])
-        last, before = list(uploads.clients), self.known["now"]
-        self.known = {"now": sorted({*before, *last}), "before": before, "last": last}
+        before = self.known["now"]
+        self.known = {
+            "now": sorted({*before, *uploads.clients}),
+            "before": before,
+            "last": list(round.clients),  # also those whose uploads were lost
+            "round": [round.number],
+        }
         return super().aggregate(round, shared, uploads)
 
 

@@ -34,7 +34,7 @@ class EqualMean(ServerRule):
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Return the plain mean."""
-        return super().aggregate(round, shared, replace(uploads, weights=torch.ones_like(uploads.weights)))
+        return super().aggregate(round, shared, replace(uploads, weights=uploads.equal_weights))
 
 
 class FedTPG(TextPromptMethod):

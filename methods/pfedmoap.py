@@ -52,7 +52,7 @@ class PFedMoAP(TextPromptMethod):
         ConfigurationError: ``gate_width`` does not divide the features' width, or ``heads`` not ``gate_width``.
     """
 
-    personal = ("gate",)
+    personal: tuple[str, ...] = ("gate",)
     remembers = ("context",)
     per_example = True
     evaluate_local = True
@@ -78,6 +78,8 @@ class PFedMoAP(TextPromptMethod):
         self.stride = self.clip.embed_dim // gate_width
         with keyed_initialization("gate"):
             self.gate = ExpertAttention(gate_width, heads, scaling)
+        if num_experts == 1:
+            self.personal = ()  # a client is its only expert, so that nothing uses the gate
 
     def local_phases(self) -> list[Phase]:
         """Train the context and, where there can be experts, the gate with its own rate."""

@@ -85,7 +85,7 @@ class SlotRule(ServerRule):
 
     def aggregate(self, round: Round, shared: Values, uploads: Uploads) -> Values:
         """Make the new slots."""
-        weights = uploads.weights if self.by_images else torch.ones_like(uploads.weights)
+        weights = uploads.weights if self.by_images else uploads.equal_weights
         self.slots = weighted_mean(uploads.values, weights)
         return {}
 

@@ -214,17 +214,19 @@ class VirtualClock(Delivery):
                 began = here.now[name] if name in flight.common else before
                 values[name].append(began + (end - before) if name in flight.common else end)
                 received.setdefault(name, []).append(began)
-        weights = [flight.weight * (1 + self.version - flight.version) ** -self.staleness for flight in stale]
+        late = [((1 + self.version - flight.version) ** -self.staleness, flight.weight) for flight in stale]
+        factors, weights = torch.tensor(late, dtype=torch.float64).reshape(-1, 2).unbind(1)
         fresh = here.started if len(here.started) else torch.full((len(here.clients),), 0)
         return Uploads(
             tuple(sorted(clients)),
             {name: torch.stack(rows)[order] for name, rows in values.items()},
-            torch.cat([here.weights, torch.tensor(weights, dtype=torch.float64)])[order],
+            torch.cat([here.weights, factors * weights])[order],
             {name: torch.stack(rows)[order] for name, rows in received.items()},
             torch.cat([fresh, torch.tensor([flight.round for flight in stale])])[order],
             here.misfits,
             here.now,
             here.common,
+            torch.cat([here.equal_weights, factors])[order],
         )
 
     def report(self, round: Round) -> Facts:

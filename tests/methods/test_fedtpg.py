@@ -57,6 +57,8 @@ def test_the_server_takes_the_plain_mean() -> None:
     rule.start({"w": torch.zeros(1)}, terms(2))
     uploads = Uploads((0, 1), {"w": torch.tensor([[1.0], [4.0]])}, torch.tensor([1.0, 5.0]).double())
     assert rule.aggregate(Round(1, (0, 1), 0), {"w": torch.zeros(1)}, uploads)["w"].item() == 2.5
+    late = replace(uploads, factors=torch.tensor([1.0, 0.5]).double())
+    assert rule.aggregate(Round(1, (0, 1), 0), {"w": torch.zeros(1)}, late)["w"].item() == 2.0
     private = UserLevelPrivacy(clip=1e6, noise_multiplier=0.0, inner=EqualMean())
     with pytest.warns(UserWarning, match="nothing is private"):
         private.start({"w": torch.zeros(1)}, terms(2))

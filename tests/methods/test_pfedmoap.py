@@ -87,10 +87,13 @@ def rule_of(count: int, prompts: Tensor) -> ExpertRule:
     return rule
 
 
-def upload(rule: ExpertRule, number: int, clients: tuple[int, ...], prompts: Tensor) -> dict[str, Tensor]:
+def upload(
+    rule: ExpertRule, number: int, clients: tuple[int, ...], prompts: Tensor, selected: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
     weights = torch.ones(len(clients), dtype=torch.float64)
     shared = {"context": torch.zeros_like(prompts[0])}
-    return rule.aggregate(Round(number, clients, 3), shared, Uploads(clients, {"context": prompts}, weights))
+    round = Round(number, selected or clients, 3)
+    return rule.aggregate(round, shared, Uploads(clients, {"context": prompts}, weights))
 
 
 def sent_to(rule: ExpertRule, number: int, clients: tuple[int, ...], *of_round: int) -> list[list[float]]:
@@ -123,6 +126,15 @@ def test_experts_are_of_earlier_rounds_and_of_the_round_in_an_evaluation() -> No
     assert sent_to(rule, 3, (0, 1, 2), 0, 1, 2) == [[4, 20], [10, 4], [10, 20]]
 
 
+def test_an_evaluation_has_the_experts_of_training_also_where_uploads_are_lost() -> None:
+    rule = rule_of(1, torch.tensor([[[1.0, 0.0]], [[2.0, 0.0]], [[5.0, 0.0]]]))
+    assert sent_to(rule, 2, (0, 1, 2), 0, 1, 2) == [[2], [1], [2]]
+    assert sent_to(rule, 2, (0, 1, 2)) == [[2], [1], [2]], "a void round moves nothing"
+    upload(rule, 3, (1, 2), torch.tensor([[[9.0, 0.0]], [[1.5, 0.0]]]), selected=(0, 1, 2))
+    assert sent_to(rule, 3, (0, 1, 2)) == [[2], [1], [2]], "client 0 trained with them, though its upload was lost"
+    assert sent_to(rule, 4, (0, 1, 2), 0, 1, 2) == [[1.5], [1.5], [1]]
+
+
 def test_who_has_not_uploaded_gets_none_and_before_anybody_has_nothing_is_sent() -> None:
     method, data = build("PFedMoAP", "--data.clients_per_round=3")
     fit(method, data, 0)
@@ -132,7 +144,7 @@ def test_who_has_not_uploaded_gets_none_and_before_anybody_has_nothing_is_sent()
     fit(method, data, 1)
     rule = method.server.rule
     chosen = rule.select(1)
-    assert rule.known == {"now": chosen, "before": [], "last": chosen}
+    assert rule.known == {"now": chosen, "before": [], "last": chosen, "round": [1]}
     sent = rule.broadcast(Round(2, tuple(range(11)), 3), shared, tuple(range(11)))
     assert sent.masks["experts"].sum(1).tolist() == [2 * (client in chosen) for client in range(11)]
 
@@ -234,8 +246,8 @@ def test_a_client_that_never_took_part_is_scored_with_the_average() -> None:
 def test_with_one_expert_it_is_promptfl_bit_for_bit_and_the_gate_never_moves() -> None:
     method, promptfl = run("PFedMoAP", "--model.init_args.num_experts=1"), run("PromptFL")
     assert torch.equal(method.get_parameter("context"), promptfl.get_parameter("context"))
-    gates = method.store.all_rows("gate.out.weight")
-    assert torch.equal(gates, method.get_parameter("gate.out.weight").expand_as(gates))
+    assert "gate.out.weight" not in method.roles.trained
+    assert torch.equal(method.gate.out.weight, constructed("PFedMoAP", num_experts=1).gate.out.weight)
     made, expected = metrics(method), metrics(promptfl)
     for name, value in expected.items():
         if "accuracy" in name:

@@ -160,10 +160,9 @@ FAULTS: dict[str, tuple[Callable[[MethodUnderCheck], None], MethodUnderCheck, st
     "untrained": (check_roles, subject(Resting), r"\['head.weight', 'head.bias'\] are never trained"),
     "resting": (check_resting_clients, subject(Touching), "head.bias of clients that were not selected moved"),
     "sent": (check_messages, subject(Sending), "copy, which is uploaded, is head.weight of a client"),
-    "left out": (check_images, subject(FedPer, "--data.drop_last=true"), "images train that should not"),
     "resume": (check_resume, subject(WithForgettingServer), "something that lasts between rounds is not in the"),
 }
-CHECKS = {check: name for name, (check, _, _) in FAULTS.items()}
+CHECKS = {check: name for name, (check, _, _) in FAULTS.items()} | {check_images: "images"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -176,6 +175,8 @@ def test_a_fault_fails_its_check(fault: str) -> None:
 #: What the contract allows; once refused by these checks.
 ALLOWED: dict[str, tuple[Callable[[MethodUnderCheck], None], MethodUnderCheck]] = {
     "steps below an epoch": (check_images, subject(FedPer, steps=2)),
+    "whole batches": (check_images, subject(FedPer, "--data.drop_last=true")),
+    "lots": (check_images, subject(FedPer, "--data.record_privacy={clip: 1.0, noise_multiplier: 1.0}")),
     "fewer clients, images": (check_images, subject(with_rule(FewerAndOthers))),
     "fewer clients, messages": (check_messages, subject(with_rule(FewerAndOthers))),
     "fewer clients, resting": (check_resting_clients, subject(with_rule(FewerAndOthers))),
@@ -194,15 +195,31 @@ def test_a_rule_that_needs_every_client_is_not_checked_with_fewer() -> None:
         check_resting_clients(subject(with_rule(lambda: TrimmedMean(5))))
 
 
-def test_a_foreign_image_is_found_even_of_phases_of_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("shown", "steps"),
+    [
+        (lambda client, rows: rows[(client + 1) % 11], 2),
+        (lambda client, rows: rows[client][1:] if client == 0 else rows[client], None),
+    ],
+    ids=["foreign, of some steps", "left out"],
+)
+def test_wrong_images_are_found(shown: Any, steps: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_out = RoundPlan.__init__
 
-    def rotated(self: Any, clients: Any, indices: Any, *rest: Any, **named: Any) -> None:
-        lay_out(self, clients, {client: indices[(client + 1) % 11] for client in clients}, *rest, **named)
+    def otherwise(self: Any, clients: Any, indices: Any, *rest: Any, **named: Any) -> None:
+        lay_out(self, clients, {client: shown(client, indices) for client in clients}, *rest, **named)
 
-    monkeypatch.setattr(RoundPlan, "__init__", rotated)
+    monkeypatch.setattr(RoundPlan, "__init__", otherwise)
     with pytest.raises(FailedCheck, match="images train that should not"):
-        check_images(subject(FedPer, steps=2))
+        check_images(subject(FedPer, steps=steps))
+
+
+def test_images_that_are_held_out_need_not_train() -> None:
+    def make(*options: str) -> tuple[Any, Any]:
+        template, data = build("FedPer", "--data.partition=federation.Even", "--data.val_fraction=0.3", *options)
+        return FedPer(8, 6, template.backbone, training=LocalTraining(lr=0.02, epochs=1)), data
+
+    check_images(MethodUnderCheck(make))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=CHECKS.values())

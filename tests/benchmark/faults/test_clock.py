@@ -120,6 +120,18 @@ def test_a_round_whose_uploads_are_all_lost_lasts_until_the_deadline() -> None:
         assert delivery.now == 10
 
 
+def test_a_late_upload_counts_less_also_where_clients_count_alike() -> None:
+    delivery = clock("buffer")
+    a_round(delivery, 1)
+    arrived, _ = a_round(delivery, 2)
+    fresh = [place for place, started in enumerate(arrived.started.tolist()) if started == 2]
+    (stale,) = (place for place in range(len(arrived.clients)) if place not in fresh)
+    assert arrived.equal_weights[fresh].tolist() == [1.0] * len(fresh)
+    assert arrived.equal_weights[stale].item() == pytest.approx(2**-delivery.staleness)
+    assert arrived.weights[stale].item() == pytest.approx(arrived.weights[fresh[0]].item() * 2**-delivery.staleness)
+    assert arrived.of([stale]).equal_weights.tolist() == [arrived.equal_weights[stale].item()]
+
+
 def test_late_uploads_are_lost() -> None:
     delivery = clock("drop")
     for number in (1, 2, 3):

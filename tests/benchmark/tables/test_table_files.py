@@ -4,6 +4,7 @@ The YAML is read as it is; ``load_table``, which checks it, takes seconds for th
 """
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,28 @@ def test_the_last_round_of_every_cell_is_evaluated(name: str) -> None:
                 rounds = trainer_value("max_epochs", config, overrides, 0)
                 every = trainer_value("check_val_every_n_epoch", config, overrides, 1)
                 assert rounds % every == 0, (group["name"], row["label"])
+
+
+def last_given(overrides: Sequence[str], name: str) -> str | None:
+    """The value of an option that wins, if there is one."""
+    return next((entry.partition("=")[2] for entry in reversed(overrides) if entry.startswith(f"--{name}=")), None)
+
+
+#: Methods that add up what all clients send once.
+SUMS = ("nearestclassmean", "federatedridge")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, table in TABLES.items() if any(r.get("method") in SUMS for r in table["rows"])]
+)
+def test_floors_that_are_sums_see_every_client(name: str) -> None:
+    """They are exact after one round of all clients; a number of clients a round wins over their participation."""
+    table = load_table(name)
+    sums = {row.label for row in table.rows if row.method in SUMS}
+    for preset_name, preset in table.presets.items():
+        for (group, label, _), cell in make_cells(table, preset_name, preset).items():
+            if label in sums and (few := last_given(cell.overrides, "data.clients_per_round")):
+                assert few == last_given(cell.overrides, "data.partition.init_args.num_clients"), (group, label)
 
 
 def left_unread() -> list[tuple[str, str, str]]:
