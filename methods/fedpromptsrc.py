@@ -45,7 +45,8 @@ class FedPromptSRC(TaughtByTemplates):
         image_weight: of the distance of image features.
         logit_weight: of the divergence.
         trajectory: ``server``, the mean over the rounds; ``none`` evaluates the last round's prompts.
-        trajectory_mean: the round with the greatest weight; None is 0.75 T.
+        trajectory_mean: the round with the greatest weight; None is 0.75 T. A run that may be continued beyond T rounds
+            says both.
         trajectory_spread: in rounds; None is 0.05 T.
 
     Raises:

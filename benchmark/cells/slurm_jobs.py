@@ -95,7 +95,7 @@ class SlurmJobs:
             job = self.executor.submit(run_as_job, cell, for_another_machine(self.work))
         except Exception as error:  # sbatch refuses it, or does not answer; submitit says so in several ways
             raise ConfigurationError(
-                f"Slurm does not take the job: {_last_line(error)} (--jobs has fewer jobs at a time)"
+                f"Slurm does not take the job: {_last_line(error)}; if it limits jobs, give fewer at a time (--jobs)"
             ) from error
         return SlurmJob(cell, self.work.runs_dir / cell.name / "log.txt", job)
 

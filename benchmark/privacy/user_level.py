@@ -263,6 +263,11 @@ class UserLevelPrivacy(WrappedRule):
         self._clipped = 0.0
         self._void = not uploads.clients and self.noise == "local" and self.wrapped.empty_rounds == "void"
         if self._void:
+            warnings.warn(
+                f"round {round.number} is void: nothing has arrived; the server's values stay as they were, and what "
+                "was sent is accounted for",
+                stacklevel=1,
+            )
             return {}
         ready = self._central(round, shared, uploads) if self.noise == "central" else self._local(round, uploads)
         return self.wrapped.aggregate(round, shared, ready)

@@ -23,8 +23,9 @@ RESULT_FREE = {
     ),
 }
 
-#: Where images are read from and kept decoded, of sources at any depth of ``data``.
+#: Where images are read from and kept decoded, of sources at any depth of :data:`SOURCES`.
 FOLDERS_OF_IMAGES = frozenset({"root", "cache"})
+SOURCES = ("data.source.", "data.ood.")
 
 #: A key of one of these names with None is as good as absent: older configurations do not have it.
 LATER_KEYS = frozenset(
@@ -86,7 +87,7 @@ def is_result_free(key: str) -> bool:
     It depends on the place: ``data.subgroups`` cannot, and an argument ``subgroups`` of a class can.
     """
     section, _, name = key.rpartition(".")
-    return name in RESULT_FREE.get(section, ()) or (name in FOLDERS_OF_IMAGES and section.startswith("data."))
+    return name in RESULT_FREE.get(section, ()) or (name in FOLDERS_OF_IMAGES and section.startswith(SOURCES))
 
 
 def config_hash(config: dict[str, Any]) -> str:

@@ -52,7 +52,16 @@ def caf(rows: Tensor, tolerated: int) -> Tensor:
     Rows lose weight by their distance along a random direction until n - 2f of it is left; the result is the weighted
     mean whose rows lay nearest to it. Where rows that have no weight any more are so far away that no other loses any,
     nothing moves further, and the mean reached is the result; so with all rows alike, and with f = 0.
+
+    Fourth powers of huge numbers, which a hostile client may send, and of tiny ones are none in single precision: such
+    rows are taken in double precision.
     """
+    fits = 1e-6 < rows.abs().max() < 1e6
+    return _caf(rows if fits else rows.double(), tolerated).to(rows)
+
+
+def _caf(rows: Tensor, tolerated: int) -> Tensor:
+    """Return CAF of rows whose fourth powers are numbers of their precision."""
     count = len(rows)
     weights = rows.new_ones(count)
     result, least = rows.mean(0), torch.inf
@@ -61,7 +70,7 @@ def caf(rows: Tensor, tolerated: int) -> Tensor:
             break
         mean = (weights[:, None] * rows).sum(0) / weights.sum()
         away = rows - mean
-        direction = torch.randn(rows.shape[1], device=rows.device)
+        direction = torch.randn(rows.shape[1], device=rows.device).to(rows)
         direction = direction / direction.norm()
         moved = (weights[:, None] * away * (away @ direction)[:, None]).sum(0) / weights.sum()
         axis = moved / moved.norm()

@@ -6,13 +6,16 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 
-def was_stopped(trainer: Trainer, made_with: dict[str, Any]) -> bool:
+def was_stopped(trainer: Trainer, made_with: dict[str, Any], finished: int) -> bool:
     """Return whether ``EarlyStopping`` had ended a run of as many rounds as this one, which would go on otherwise.
 
     Args:
         trainer: with the callbacks as the checkpoint has them.
         made_with: the configuration that the checkpoint was made with.
+        finished: rounds of the checkpoint; it may have been gone on from since a stop.
     """
     stops = (each for each in trainer.callbacks if isinstance(each, EarlyStopping))  # type: ignore[attr-defined]
-    ended = any(each.stopped_epoch or each.wait_count >= each.patience for each in stops)
+    # Older versions of Lightning do not say why they stopped.
+    reasons = ((each.state_dict().get("stopping_reason", each.stopped_epoch), each.stopped_epoch) for each in stops)
+    ended = any(reason and epoch + 1 == finished for reason, epoch in reasons)
     return ended and bool(made_with) and made_with.get("trainer", {}).get("max_epochs") == trainer.max_epochs

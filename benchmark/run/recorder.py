@@ -146,7 +146,8 @@ class Recorder(Callback):
         data = cast("FederatedDataModule", trainer.datamodule)  # type: ignore[attr-defined]
         method = cast("FederatedMethod", pl_module)
         self._keep(trainer, method, data)
-        if self._loaded is not None and was_stopped(trainer, _made_with(self._loaded)):
+        before, finished = self._loaded, method.server.finished_rounds
+        if before is not None and was_stopped(trainer, _made_with(before), finished):
             trainer.should_stop = True
         self._take_up(method)
         tell_who_looks_at_test_images(trainer)

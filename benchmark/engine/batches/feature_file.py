@@ -5,7 +5,7 @@ import logging
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 
 import numpy as np
@@ -85,7 +85,8 @@ class FeatureFile:
         try:
             yield
         finally:
-            lock.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                lock.path.unlink()
             lock.release()
 
     def _lock(self) -> FileLock:
@@ -96,8 +97,6 @@ class FeatureFile:
                 log.info("  waiting for another run, which reads or makes the same (%s)", path)
                 told = True
             time.sleep(PAUSE)
-        with lock.released_on_error():
-            lock.write("held")
         return lock
 
     def write(self, made: Values) -> None:

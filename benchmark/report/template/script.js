@@ -147,7 +147,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 const words = (cell) => [...cell.childNodes].map((node) => (node.nodeName === "SMALL" ? ` (${node.textContent})` : node.textContent)).join("").replace(/\s+/g, " ").trim();
 const texts = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => words(cell).replace(/^–$/, "").replace(/(\d),(?=\d{3})/g, "$1").replaceAll("\u2212", "-")));
 // A spreadsheet would run what begins like a formula; names come from others.
-const harmless = (text) => (/^(?:[=@]|[+-](?![\d.]))/.test(text) ? "'" + text : text);
+const harmless = (text) => (/^[=@+-]/.test(text) && !/^[+-][\d.][\d\s.,±%()to+-]*$/.test(text) ? "'" + text : text);
 const forms = {
   csv: (rows) => rows.map((row) => row.map(harmless).map((text) => (/[",]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)).join(",") + "\r\n").join(""),
   tex: ([head, ...rows]) => {

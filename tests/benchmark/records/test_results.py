@@ -368,8 +368,9 @@ def test_config_hash_leaves_out_where_images_lie() -> None:
         for there in ("a", "b")
     )
     assert config_hash(one) == config_hash(other)
-    sections = [{"data": {"source": {"init_args": {"config": name}}}} for name in ("plain_text", "fine")]
-    assert config_hash(sections[0]) != config_hash(sections[1])
+    for part, name in (("source", "config"), ("partition", "cache"), ("transform", "root")):
+        one, other = ({"data": {part: {"init_args": {name: given}}}} for given in ("a", "b"))
+        assert config_hash(one) != config_hash(other)
 
 
 def test_environment_names_versions_and_hardware() -> None:

@@ -165,6 +165,13 @@ def test_caf_ends_also_where_nothing_moves_any_more(name: Any) -> None:
     torch.testing.assert_close(caf(ROWS, 0), ROWS.mean(0))
 
 
+@pytest.mark.parametrize("huge", [1e10, 3e38])
+def test_one_huge_upload_does_not_move_caf(huge: float) -> None:
+    rows = torch.linspace(-1, 1, 400).reshape(8, 50).clone()
+    rows[7] = huge
+    assert caf(rows, 2).abs().max() <= 1
+
+
 def test_caf_is_byzfls_where_that_ends() -> None:
     for hostile, seed in ((1, 0), (2, 1), (4, 2)):
         torch.manual_seed(seed)

@@ -1,18 +1,22 @@
 """``benchmark resume`` and ``lightning-cli test --run_dir``: all they need is the run's directory."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 from federation import CONF
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from refusal import refused
 
 from benchmark import commands
 from benchmark.config.parser import FederatedParser
 from benchmark.records.record_file import read_record
 from benchmark.run import cli
+from benchmark.run.recorder import Recorder
 from benchmark.signals import Interrupted
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]
@@ -41,10 +45,31 @@ def test_a_run_goes_on_from_its_directory_alone(capsys: pytest.CaptureFixture[st
     assert read_record("more").rounds_trained == 3
 
 
-def test_a_run_that_early_stopping_ended_does_not_train_on(tmp_path: Path) -> None:
-    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "train/loss", "patience": 1, "min_delta": 9.0}}
+def stopping(**given: Any) -> list[str]:
+    """Arguments of a fit that ``EarlyStopping`` may end."""
+    stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "train/loss", **given}}
     Path("stop.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [stop], "check_val_every_n_epoch": 1}}))
-    cli.main(["fit", *BASE, "--config=stop.yaml", "--trainer.max_epochs=6", "--run_dir=run"])
+    return ["fit", *BASE, "--config=stop.yaml"]
+
+
+def killed_in_round(number: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> None:
+    """Run until a round begins."""
+    begun = Recorder.on_train_epoch_start
+
+    def ended(recorder: Recorder, trainer: Trainer, method: Any) -> None:
+        begun(recorder, trainer, method)
+        if trainer.current_epoch == number - 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "on_train_epoch_start", ended)
+        with pytest.raises(SystemExit):
+            call()
+
+
+@pytest.mark.parametrize("given", [{"patience": 1, "min_delta": 9.0}, {"patience": 3, "stopping_threshold": 100.0}])
+def test_a_run_that_early_stopping_ended_does_not_train_on(given: dict[str, Any]) -> None:
+    cli.main([*stopping(**given), "--trainer.max_epochs=6", "--run_dir=run"])
     trained = read_record("run").rounds_trained
     assert trained < 6
     whole = Path("run/metrics.parquet").read_bytes()
@@ -53,9 +78,27 @@ def test_a_run_that_early_stopping_ended_does_not_train_on(tmp_path: Path) -> No
     assert read_record("run").rounds_trained == trained
     assert Path("run/metrics.parquet").read_bytes() == whole
 
+
+def test_a_run_that_early_stopping_did_not_end_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = [*stopping(patience=0), "--trainer.max_epochs=3", "--run_dir=run"]
+    killed_in_round(2, monkeypatch, lambda: cli.main(args))
+    assert commands.main(["resume", "run"]) == 0
+    assert read_record("run").rounds_trained == 3
+
+
+def test_a_run_that_went_on_after_a_stop_goes_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def improves(stop: EarlyStopping, current: Any) -> tuple[bool, str]:
+        stop.wait_count = 0
+        return False, "it improves"
+
+    cli.main([*stopping(patience=1, min_delta=9.0), "--trainer.max_epochs=4", "--run_dir=run"])
+    stopped = read_record("run").rounds_trained
     Path("run/record.json").unlink()
-    assert commands.main(["resume", "run", "--trainer.max_epochs=7"]) == 0
-    assert read_record("run").rounds_trained == trained + 1
+    monkeypatch.setattr(EarlyStopping, "_evaluate_stopping_criteria", improves)
+    more = ["resume", "run", "--trainer.max_epochs=5"]
+    killed_in_round(stopped + 2, monkeypatch, lambda: commands.main(more))
+    assert commands.main(["resume", "run"]) == 0
+    assert read_record("run").rounds_trained == 5
 
 
 def test_what_cannot_go_on_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
