@@ -34,7 +34,8 @@ def projected(own: Tensor, shared: Tensor, ratio: float, complement: bool, throu
     """
     cut = int(len(shared) * (1 - ratio))
     of = at_least_float32(shared if through else shared.detach())
-    rows = torch.linalg.svd(of, full_matrices=False).Vh
+    finite = of.isfinite().all()  # of a client that has diverged there is no decomposition: NaN says so
+    rows = torch.where(finite, torch.linalg.svd(torch.where(finite, of, 0.0), full_matrices=False).Vh, torch.nan)
     if complement:
         return own - own @ rows[:cut].mT @ rows[:cut]
     return own @ rows[cut:].mT @ rows[cut:]

@@ -118,8 +118,10 @@ def _of_clients(entry: Entry, record: RunRecord) -> str:
 
 
 def _numbers(values: dict[str, Any], metric: str, statistics: list[Statistic]) -> list[str]:
-    """Write the statistics; nothing where one is not defined."""
-    return ["" if values.get(each.name) is None else metric_number(values[each.name], metric) for each in statistics]
+    """Write the statistics; nothing where one is not defined, or nobody knows which clients are worst."""
+    shown = [each.name for each in statistics if metric in METRICS or not each.name.startswith("worst")]
+    known = {name: metric_number(values[name], metric) for name in shown if values.get(name) is not None}
+    return [known.get(each.name, "") for each in statistics]
 
 
 def _text(said: str) -> str:

@@ -21,7 +21,9 @@ def metric_words(split: str, metric: str, point: str) -> str:
 
 def place_words(split: str, point: str) -> str:
     """Return where metrics were measured, such as ``test after aggregation``."""
-    return "in local training" if split == "train" else f"{split} {POINT_WORDS[point]}"
+    if split == "train":
+        return "in local training" if point == "local" else "at the server"
+    return f"{split} {POINT_WORDS[point]}"
 
 
 def metric_number(value: float, metric: str) -> str:

@@ -161,12 +161,15 @@ class RoundProgress(ProgressBar):
 
 def _scores(trainer: Trainer) -> dict[str, float]:
     """Averages over clients of the last evaluation in per cent, by title; those of the test images stand first."""
-    names = [name for name in trainer.callback_metrics if name.endswith("/accuracy")]
-    names.sort(key=lambda name: not name.startswith("test/"))
-    return {_title(name): 100 * trainer.callback_metrics[name].item() for name in names[:SCORES]}
-
-
-def _title(name: str) -> str:
-    """Name a logged metric's split, unless it is ``test``, and its point in words."""
-    split, point, _ = name.split("/")
-    return POINT_WORDS[point] if split == "test" else f"{split} {POINT_WORDS[point]}"
+    parts = {name: name.split("/") for name in trainer.callback_metrics}
+    # Methods, rules and deliveries may report a number of that name, too: train/accuracy, server/accuracy.
+    scores = [
+        (split, POINT_WORDS[point], name)
+        for name, (split, *rest) in parts.items()
+        if rest[1:] == ["accuracy"] and (point := rest[0]) in POINT_WORDS and split != "train"
+    ]
+    scores.sort(key=lambda score: score[0] != "test")
+    return {
+        (point if split == "test" else f"{split} {point}"): 100 * trainer.callback_metrics[name].item()
+        for split, point, name in scores[:SCORES]
+    }

@@ -366,3 +366,17 @@ def test_without_a_command_those_that_there_are_are_listed(
     said = capsys.readouterr().err
     assert command in said
     assert said.splitlines()[-1].endswith("no command is given; it is one of those above")
+
+
+def test_show_knows_no_worst_client_of_what_a_method_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [("server", "test", "accuracy"), ("local", "train", "entropy"), ("server", "train", "cluster")]
+    rows = [(1, client, *place, 0.25 + client / 2) for place in told for client in (0, 1)]
+    record = record_of("ab", 0, manifest_hash="", rounds=1, rounds_trained=1)
+    write_finished_run(tmp_path / "run", record, pd.DataFrame(rows, columns=list(COLUMNS)))
+    assert main(["show", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert [shown.count(words) for words in ("in local training, last round", "at the server, last round")] == [1, 1]
+    (entropy,) = (line for line in shown.splitlines() if "entropy" in line)
+    assert [word for word in entropy.replace("│", " ").split() if word[0].isdigit()] == ["0.5000", "0.3536"]

@@ -36,6 +36,14 @@ def test_the_projection_by_hand() -> None:
         torch.testing.assert_close(made, torch.tensor([expected]))
 
 
+def test_what_has_diverged_has_no_projection_and_moves_no_others() -> None:
+    shared, own = torch.eye(3).repeat(2, 1, 1), torch.ones(2, 4, 3)
+    shared[1, 0, 0] = torch.inf
+    made = torch.func.vmap(lambda a, g: projected(a, g, 0.5, True, through=False))(own, shared)
+    assert torch.equal(made[0], projected(own[0], shared[0], 0.5, True, through=False))
+    assert made[1].isnan().all()
+
+
 @pytest.mark.parametrize(("rows", "kept"), [(16, 3), (32, 6), (20, 3), (10, 1), (4, 0)])
 def test_the_cut_is_the_floor_of_a_floating_point_product(rows: int, kept: int) -> None:
     assert int(rows * (1 - 0.8)) == kept

@@ -297,8 +297,8 @@ def test_a_job_that_slurm_refuses_stops_no_other(place: Path) -> None:
     first, second = (outcomes[cell.name] for cell in cells)
     assert first.error == "no memory"
     assert second.error == (
-        "it does not start: Slurm does not take the job: sbatch: error: QOSMaxSubmitJobPerUserLimit; if it limits jobs, "
-        "give fewer at a time (--jobs)"
+        "it does not start: Slurm does not take the job: sbatch: error: QOSMaxSubmitJobPerUserLimit; if it limits "
+        "jobs, give fewer at a time (--jobs)"
     )
     assert cancelled == []
 

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ from benchmark.run.display import Lines, RoundRow, Screen
 from benchmark.run.ending import score_lines
 from benchmark.run.pace import Pace, clock
 from benchmark.run.phases import phases_printed
+from benchmark.run.progress import _scores
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}", "--trainer.max_epochs=3"]
 
@@ -198,6 +200,19 @@ def test_a_table_of_rounds_has_as_many_scores_as_fit(monkeypatch: pytest.MonkeyP
         assert max(map(len, lines)) <= columns
         assert sum(line.count("12.3") for line in lines) == shown
         assert "…" not in capture.get()
+
+
+def test_what_methods_and_rules_report_is_no_score() -> None:
+    names = [
+        "train/accuracy",
+        "server/accuracy",
+        "train/a/accuracy",
+        "train/test/local/accuracy",
+        "train/local/accuracy",
+    ]
+    found = dict.fromkeys([*names, "val/local/accuracy", "test/server/accuracy"], torch.tensor(0.5))
+    shown = _scores(SimpleNamespace(callback_metrics=found))  # type: ignore[arg-type]
+    assert shown == {"after aggregation": 50.0, "val after local training": 50.0}
 
 
 @pytest.mark.parametrize(("kind", "terminal"), [("xterm-256color", True), ("dumb", False)])
