@@ -261,10 +261,22 @@ class Simulation:
         check_reported(cohort.totals, self.method, self.roles)
         values = self.slots.detached()
         reported = {name: cohort.totals[name][0] for name in self.roles.reported if name in cohort.totals}
-        message, kept_for_answer = self._message(cohort, values)
+        losses = [cohort.totals["loss"][0]] if cohort.totals else []
+        broken: list[torch.Tensor] = []
+        try:
+            message, kept_for_answer = self._message(cohort, values)
+        except torch.linalg.LinAlgError:  # a decomposition fails for all where one client's values are not finite
+            finite, _ = finite_rows_and([*values.values(), *losses], len(cohort.clients), {})
+            if all(finite):
+                raise
+            out = torch.tensor(finite, device=self.device).logical_not()
+            for value in values.values():
+                value[out] = 0.0
+            broken = [torch.where(out, torch.nan, 0.0)]
+            message, kept_for_answer = self._message(cohort, values)
         uploads = message | reported
         made = [value for name, value in uploads.items() if value is not values.get(name)]
-        numbers = [*values.values(), *made, *([cohort.totals["loss"][0]] if cohort.totals else [])]
+        numbers = [*values.values(), *made, *losses, *broken]
         finite, totals = finite_rows_and(numbers, len(cohort.clients), cohort.scalars())
         rows = [k for k, of_row in enumerate(finite) if of_row]
         kept = {row: (cohort.clients, values[name]) for row, name in self._trained_rows.items()}

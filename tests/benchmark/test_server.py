@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from benchmark.contract import Stage
+from benchmark.contract import Client, Stage
 from benchmark.engine import simulation
 from benchmark.engine.batches import loaders
 from benchmark.engine.rounds import Server
@@ -19,6 +19,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.federation import Round, Uploads, Values
 from benchmark.run.recorder import Recorder
 from benchmark.server import ServerRule, weighted_mean
+from methods import FedVPT
 
 
 def test_weighted_mean_by_hand() -> None:
@@ -248,6 +249,23 @@ def test_a_client_of_damaged_images_is_left_out_and_changes_nothing_else(
         torch.testing.assert_close(
             value, results[1][name], rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+class OfLowRank(FedVPT):
+    """Sends what a decomposition makes of its prompt."""
+
+    def message(self, client: Client, noise: Values) -> Values:
+        u, s, v = torch.linalg.svd(client.parameters["prompt.tokens"], full_matrices=False)
+        return {"prompt.tokens": (u * s.unsqueeze(-2)) @ v}
+
+
+def test_a_message_is_made_of_the_others_where_one_has_no_decomposition() -> None:
+    method, data = build("FedVPT", "--data.clients_at_once=3", "--data.clients_per_round=11")
+    method.__class__ = OfLowRank
+    with pytest.warns(UserWarning, match=r"of 1 clients were not finite in round 1 \(clients \[5\]\)"):
+        fit(method, data, 1, [Damage((5,))], settings=EACH_ROUND)
+    assert method.server.dropped == {5: 1}
+    assert method.get_parameter("prompt.tokens").isfinite().all()
 
 
 def test_the_count_of_rounds_without_a_client_survives_a_resume() -> None:
