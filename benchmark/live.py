@@ -13,7 +13,7 @@ from benchmark.contract import Stage
 from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.batches.pool import Images, Transform
 from benchmark.engine.plan.work import Shown
-from benchmark.engine.refusals.payload_checks import start
+from benchmark.engine.refusals.payload_checks import own_rule, start
 from benchmark.engine.roles import overrides
 from benchmark.engine.scores import ClientScores
 from benchmark.errors import ConfigurationError
@@ -285,7 +285,7 @@ def message_form(
     images = torch.randint(256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     own = OwnImages(_MadeUp(images, labels), transform, np.arange(len(labels)), {}, cache_features=False)
     client = LocalClient(method, first, own, terms, max(terms.rounds, 1))
-    rule.complete(method.make_server)
+    rule.complete(lambda: own_rule(method))
     initial = method.initial_values()
     start(rule, dict(initial), terms)
     round = Round(number, (first,), terms.seed)

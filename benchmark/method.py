@@ -26,6 +26,7 @@ from benchmark.engine.plan.work import CohortWork
 from benchmark.engine.ranks.placed_store import PlacedStore
 from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.refusals.author_errors import authors_line, place
+from benchmark.engine.refusals.part_checks import check_parts
 from benchmark.engine.refusals.privacy_checks import check_private
 from benchmark.engine.roles import Roles, overrides, read_roles, untrained
 from benchmark.engine.rounds import Server
@@ -181,6 +182,7 @@ class FederatedMethod(Checked, ClientMethod, LightningModule):
                 "training left them; set data.evaluate_local to false"
             )
         self.roles = read_roles(self)
+        check_parts(self)
         # A method that makes its message itself may send parameters that no phase trains.
         if (idle := untrained(self, self.roles)) and not self.sends_of_its_own:
             warnings.warn(

@@ -178,7 +178,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.partition_seed = seed if partition_seed is None else partition_seed
-        self.client_names = partition.client_names(source)
+        self.client_names = partition.named_clients(source)
         self.num_clients = len(self.client_names)
         self.num_classes = len(source.class_names)
         self.class_names = list(source.class_names)

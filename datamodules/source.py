@@ -64,13 +64,18 @@ class ImagePool:
         """Refuse labels and domains that the source has no names for.
 
         Raises:
-            ConfigurationError: such a label or domain.
+            ConfigurationError: such a label or domain, or no image.
         """
+        if not len(self.labels):
+            raise ConfigurationError(
+                f"{type(source).__name__}.load gives no images; expected at least one to train on and one to test on: "
+                "see that it reads the right folder"
+            )
         for name, values, names in (
             ("labels", self.labels, source.class_names),
             ("domains", self.domains, source.domain_names),
         ):
-            least, most = (int(end) for end in values.aminmax()) if len(values) else (0, 0)
+            least, most = (int(end) for end in values.aminmax())
             if least < 0 or most >= len(names):
                 raise ConfigurationError(
                     f"{type(source).__name__} has {name} from {least} to {most}, and names for {len(names)} of them; "
@@ -164,7 +169,7 @@ class ImageSource(Checked):
 
 
 def require_names(source: ImageSource) -> None:
-    """Refuse a source without names of its classes, or with one name of two classes or domains.
+    """Refuse a source without names of its classes, with names that are no texts, or with one name twice.
 
     Raises:
         ConfigurationError: it is so.
@@ -173,6 +178,14 @@ def require_names(source: ImageSource) -> None:
         raise ConfigurationError(
             f"{type(source).__name__} has no class_names; a source sets them, in the class or in its constructor"
         )
+    for kind, given in (("class_names", source.class_names), ("domain_names", source.domain_names)):
+        odd = given if isinstance(given, str) else next((name for name in given if not isinstance(name, str)), None)
+        if odd is not None:
+            found = f"the text {odd!r:.80}" if odd is given else f"{odd!r:.80} ({type(odd).__name__})"
+            raise ConfigurationError(
+                f"{type(source).__name__} has {found} {'as' if odd is given else 'in'} its {kind}; expected a tuple of "
+                "texts, such as ('cat', 'dog')"
+            )
     of_each = [("class_names", [source.class_names[label] for label in labels]) for labels in source.data_sets.values()]
     for kind, names in [*of_each, ("domain_names", [*source.domain_names])]:
         twice = next((name for place, name in enumerate(names) if name in names[:place]), None)

@@ -37,7 +37,7 @@ class Changes:
         """Return the output of a projection, of its input and its own output, part by part."""
         for part in self.parts:
             if name in part.projections:
-                y = part.linear(self.layer, name, x, y)
+                y = made_by(part, "linear", part.linear(self.layer, name, x, y), 1)
         return y
 
     def norm(self, name: Norm, x: Tensor, module: nn.Module) -> Tensor:
@@ -57,7 +57,7 @@ class Changes:
             )
         standardised = F.layer_norm(x, module.normalized_shape, eps=module.eps).to(y.dtype)
         for part in changing:
-            y = part.norm(self.layer, name, standardised, y)
+            y = made_by(part, "norm", part.norm(self.layer, name, standardised, y), 1)
         return y
 
     def mlp(self, x: Tensor, mlp: nn.Module, steps: Callable[[], Steps]) -> Tensor:
@@ -84,6 +84,25 @@ class Changes:
                 added = part.beside(self.layer, normed)
                 made = made if added is None else made + added
         return made
+
+
+def made_by(part: TowerPart, name: str, made: Tensor, least: int) -> Tensor:
+    """Return what a function of a part has made.
+
+    Args:
+        part: whose.
+        name: of the function.
+        made: by it.
+        least: number of its dimensions.
+
+    Raises:
+        ConfigurationError: it is no tensor, or has fewer.
+    """
+    if isinstance(made, Tensor) and made.ndim >= least:
+        return made
+    expected = "tokens [K, d] or [B, K, d], or None" if name == "prompts" else "a tensor of the shape of y"
+    found = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+    raise ConfigurationError(f"{type(part).__name__}.{name} must return {expected}; it returns {found}")
 
 
 #: of a pass without parts
@@ -113,6 +132,8 @@ class Places:
             norm: what new prompts go through; None for nothing.
         """
         new = {i: made for i, part in enumerate(self.parts) if (made := part.prompts(layer)) is not None}
+        for i, made in new.items():
+            made_by(self.parts[i], "prompts", made, 2)
         if not new:
             return tokens
         pieces = list(tokens.split([self.at, *self.counts, tokens.shape[-2] - self.at - sum(self.counts)], dim=-2))
@@ -133,10 +154,12 @@ def parts_of(given: Sequence[TowerPart | Tensor], tower: Tower, images: int | No
     """Return the parts that a tower was given; tensors are :class:`Prompts`.
 
     Raises:
-        ConfigurationError: prompts that do not fit the tower, or the number of images.
+        ConfigurationError: something that is no part, or prompts that do not fit the tower or the number of images.
     """
     parts = [Prompts(part) if isinstance(part, Tensor) else part for part in given]
     for part in parts:
+        if not isinstance(part, TowerPart):
+            raise ConfigurationError(f"a tower takes objects of TowerPart, or prompts [K, d]; got {part!r:.80}")
         if isinstance(part, Prompts):
             part.check(tower, images)
     return parts

@@ -14,6 +14,7 @@ from lightning.pytorch import seed_everything
 
 from benchmark.config.yaml_files import MOST_BYTES, as_declared
 from benchmark.engine.batches.pool import Transform
+from benchmark.engine.refusals.payload_checks import own_rule
 from benchmark.engine.refusals.trainer_settings import check_settings
 from benchmark.engine.roles import read_roles
 from benchmark.errors import ConfigurationError
@@ -147,7 +148,7 @@ class Agreement:
             seed_everything(self.config["seed_everything"], workers=True)
             made = constructed(self.config, self.facts, None)
             method: FederatedMethod = made.model
-            rule: ServerRule = made.server or method.make_server()
+            rule: ServerRule = made.server or own_rule(method)
             return method, rule, (made.transform or ImageTransform()).for_method(method)
 
     def check(self, method: FederatedMethod, rule: ServerRule) -> None:
@@ -171,7 +172,7 @@ class Agreement:
             why = "corrupted images (data.corruptions) are scored in a simulation alone"
         elif any(phase.optimizer_state == "shared" for phase in method.local_phases()):
             why = "training.optimizer_state 'shared' hands one momentum from client to client"
-        rule.complete(method.make_server)
+        rule.complete(lambda: own_rule(method))
         for part in rule.modules():
             if isinstance(part, UserLevelPrivacy) and part.noise_seed != "entropy":
                 why = f"{rule.title} draws its noise from the run's seed, which all know here (noise_seed: entropy)"

@@ -3,10 +3,11 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from torch import nn
 
-from benchmark.contract import ClientMethod, Phase, Stage
+from benchmark.contract import ClientMethod, Group, Input, Phase, Stage
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import check_fields
 from benchmark.server import ServerRule
@@ -55,10 +56,11 @@ def read_roles(method: ClientMethod) -> Roles:
     """Read a method's roles and check them against its parameters and phases.
 
     Raises:
-        ConfigurationError: a role or a phase names no parameter, two roles hold one, a frozen one is trained, or
-            something trained keeps batch statistics.
+        ConfigurationError: a role or a phase names no parameter, two roles or two groups of a phase hold one, a frozen
+            one is trained, or ``inputs`` names something else than there is.
     """
     title = type(method).__name__
+    check_words(f"{title}.inputs", method.inputs, get_args(Input))
     shared, personal = _role(method, "shared"), _role(method, "personal")
     if both := sorted({name for name in shared + personal if (shared + personal).count(name) > 1}):
         raise ConfigurationError(f"{title}: in two of the roles shared and personal: {both}")
@@ -72,11 +74,15 @@ def read_roles(method: ClientMethod) -> Roles:
     phases = phases_of(method)
     for phase in (*phases[Stage.TRAIN], *phases[Stage.FINETUNE], *phases[Stage.ADAPT]):
         _check_phase(title, phase)
+        held: set[str] = set()
         for group in phase.groups:
             for prefix in group.parameters:
                 if not names_under(method, [prefix]):
                     raise ConfigurationError(f"{title} trains {prefix!r}, which has no parameter")
             names = names_under(method, group.parameters)
+            if twice := [name for name in names if name in held]:
+                raise ConfigurationError(f"{title}: two groups of a phase train {twice[0]!r}; name it in one of them")
+            held |= {*names}
             rest = [name for name in names if name not in shared + personal]
             if rest and phase in phases[Stage.TRAIN]:
                 raise ConfigurationError(f"{title} trains frozen parameters: {sorted(rest)[:3]}")
@@ -135,7 +141,37 @@ def _role(method: ClientMethod, role: str) -> tuple[str, ...]:
     return names_under(method, getattr(method, role))
 
 
+def check_words(title: str, given: object, known: tuple[str, ...]) -> None:
+    """Refuse words that mean nothing, which would be without effect.
+
+    Args:
+        title: of the attribute that holds them.
+        given: them.
+        known: those that there are.
+
+    Raises:
+        ConfigurationError: it is a string, no tuple, or holds another word.
+    """
+    if isinstance(given, str):
+        raise ConfigurationError(f"{title} is a string; write ({given!r},)")
+    unknown = [word for word in given if word not in known] if isinstance(given, Iterable) else [given]
+    if unknown:
+        raise ConfigurationError(f"{title} names {unknown[0]!r}; expected some of: {', '.join(known)}")
+
+
 def _check_phase(title: str, phase: Phase) -> None:
+    groups = phase.groups
+    if not isinstance(groups, tuple | list) or not all(isinstance(group, Group) for group in groups):
+        raise ConfigurationError(
+            f"{title}: groups of a phase must be a tuple of Group, got {groups!r:.80}; write "
+            "self.training_settings.phase('head'), or Phase((Group(('head',), lr=0.1),), epochs=1)"
+        )
+    for group in groups:
+        if isinstance(group.parameters, str):
+            raise ConfigurationError(f"{title}: Group.parameters is a string; write ({group.parameters!r},)")
+        for name in ("lr", "momentum", "weight_decay"):
+            if isinstance(value := getattr(group, name), str):
+                raise ConfigurationError(f"{title}: Group.{name} is the text {value!r:.80}; expected a number")
     for settings in (phase, *phase.groups):
         check_fields(settings)
     momenta = [group.momentum for group in phase.groups]

@@ -23,10 +23,12 @@ from benchmark.engine.ranks.ranks import Ranks
 from benchmark.engine.refusals.payload_checks import (
     check_complete,
     check_draws,
+    check_rule,
     check_server_state,
     check_together,
     departed,
     facts_of,
+    own_rule,
     selected,
     start,
 )
@@ -140,7 +142,8 @@ class Server(Callback):
         simulation.rounds = trainer.max_epochs or 0
         # With 64-true the Trainer converts it too, but after it has loaded a checkpoint, whose numbers it would round.
         trainer.precision_plugin.convert_module(cast(LightningModule, method))
-        self.rule.complete(method.make_server)
+        check_rule(self.rule, method)
+        self.rule.complete(lambda: own_rule(method))
         if refusal := self.rule.accept(method):
             raise ConfigurationError(f"{self.rule.title} cannot serve {type(method).__name__}: {refusal}")
         check_together(self.rule, self.delivery)

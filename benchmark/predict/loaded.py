@@ -25,6 +25,7 @@ from benchmark.delivery import Delivery
 from benchmark.engine.batches.loaders import Loaders
 from benchmark.engine.batches.pool import Images, Transform
 from benchmark.engine.plan.work import Shown
+from benchmark.engine.refusals.payload_checks import own_rule
 from benchmark.engine.rounds import Server
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Federation
@@ -199,7 +200,7 @@ def _servers(made: Namespace, method: FederatedMethod) -> list[Callback]:
     """The server of a run as a callback, as the command line gives it to the Trainer."""
     if made.callbacks:
         return list(made.callbacks)
-    return [Server(made.server or method.make_server(), made.delivery)]
+    return [Server(made.server or own_rule(method), made.delivery)]
 
 
 def known_federation(

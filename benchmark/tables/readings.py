@@ -82,7 +82,7 @@ def of_configuration(arguments: Sequence[str]) -> Readable:
         method.__name__,
         ("server", "local") if local else ("server",),
         ("test", *partition.further_splits, *(split for split, size in held_out.items() if size)),
-        tuple(partition.client_names(source)),
+        tuple(partition.named_clients(source)),
         tuple(source.class_names) if kept in ("last", "all") else None,
     )
 

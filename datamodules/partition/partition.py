@@ -1,13 +1,14 @@
 """The base class of partitions."""
 
 import inspect
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from benchmark.errors import ConfigurationError
 from benchmark.ranges import Checked
-from datamodules.partition.client_rows import ClientRows
+from datamodules.partition.client_rows import ClientRows, Indices
 from datamodules.partition.splits import ClientSplits, check_splits
 from datamodules.source import ImagePool, ImageSource
 
@@ -67,10 +68,14 @@ class Partition(Checked):
                 f"{type(self).__name__} makes the split {unnamed[0]!r}; its further_splits must name it, and the names "
                 f"{', '.join(RESERVED)} are taken"
             )
+        if not isinstance(splits.testers, int):
+            raise ConfigurationError(
+                f"{type(self).__name__}.assign gives testers={splits.testers!r:.80}; expected how many there are"
+            )
         splits = ClientSplits(
-            ClientRows.of(splits.train).ascending(),
-            ClientRows.of(splits.test).ascending(),
-            {name: ClientRows.of(held).ascending() for name, held in splits.others.items()},
+            self._rows("train", splits.train),
+            self._rows("test", splits.test),
+            {name: self._rows(name, held) for name, held in splits.others.items()},
             splits.label_spaces,
             splits.testers,
         )
@@ -86,6 +91,39 @@ class Partition(Checked):
         if self.num_clients is None:
             return list(source.domain_names)
         return [f"client {client}" for client in range(self.num_clients)]
+
+    def named_clients(self, source: ImageSource) -> list[str]:
+        """Return what ``client_names`` gives.
+
+        Raises:
+            ConfigurationError: it is no function any more, or gives something else than a text for each client.
+        """
+        title, function = type(self).__name__, "write def client_names(self, source) that returns a list of texts"
+        asked: object = self.client_names
+        if not callable(asked):
+            raise ConfigurationError(f"{title}.client_names is a {type(asked).__name__}, not a function; {function}")
+        names = asked(source)
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(
+                f"{title}.client_names must return a list of texts, one for each client; it returns {names!r:.80}"
+            )
+        return [*names]
+
+    def _rows(self, side: str, held: Sequence[Indices]) -> ClientRows:
+        """Return the images of all clients together, sorted; refuse what is no row of indices."""
+        try:
+            together = ClientRows.of(held)
+        except (TypeError, ValueError):
+            together = None
+        if together is None or together.rows.ndim != 1 or together.rows.dtype.kind not in "iu":
+            for client, rows in enumerate(held):  # only now, since there may be a million
+                array = np.asarray(rows)
+                if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                    raise ConfigurationError(
+                        f"{type(self).__name__}.assign gives client {client} {side} images as {array.dtype} of shape "
+                        f"{array.shape}; expected int64 [n], numbers of images: np.flatnonzero gives them of a mask"
+                    )
+        return ClientRows.of(held).ascending()
 
     def testers(self, source: ImageSource) -> int:
         """Count the testers, the last ones of ``client_names``: see ``ClientSplits.testers``; none by default."""

@@ -5,7 +5,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +96,20 @@ class Twice(Pictures):
     class_names = ("cat", "cat")
 
 
+class Empty(Pictures):
+    def load(self) -> ImagePool:
+        pool = super().load()
+        return replace(pool, **{field.name: getattr(pool, field.name)[:0] for field in fields(pool)})
+
+
+class NamedInAWord(Pictures):
+    class_names = "ab"
+
+
+class NamedByANumber(Pictures):
+    class_names = ("cat", 1)
+
+
 class Nothing(Partition):
     """Gives all test images to the first client."""
 
@@ -129,6 +143,48 @@ class OneClient(Partition):
     def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
         """All images for one."""
         return ClientSplits([np.flatnonzero(~pool.test.numpy())], [np.flatnonzero(pool.test.numpy())])
+
+
+class InTables(Tuple):
+    """Gives images as rows of one column."""
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every second image for each."""
+        train, test = super().assign(pool, rng)
+        return ClientSplits([rows[:, None] for rows in train], test)
+
+
+class ByMasks(Tuple):
+    """Gives masks in place of numbers."""
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every second image for each."""
+        train, test = super().assign(pool, rng)
+        return ClientSplits([rows > 3 for rows in train], test)
+
+
+class NamedTesters(Tuple):
+    """Names its testers."""
+
+    def assign(self, pool: ImagePool, rng: np.random.Generator) -> ClientSplits:
+        """Every second image for each."""
+        return ClientSplits(*super().assign(pool, rng), testers=["a"])
+
+
+class NamedClients(Tuple):
+    """Names its clients where a function is expected."""
+
+    def __init__(self, num_clients: int = 2) -> None:
+        self.num_clients = num_clients
+        self.client_names = ["a", "b"]
+
+
+class NumberedClients(Tuple):
+    """Names its clients by numbers."""
+
+    def client_names(self, source: ImageSource) -> list[str]:
+        """Numbers."""
+        return [0, 1]
 
 
 class Renamed(Partition):
@@ -174,11 +230,25 @@ EMBEDDED += [f"--model.init_args.backbone.init_args.{given}" for given in ("name
         ),
         (["source", "Nameless"], "Nameless has no class_names; a source sets them, in the class or in its constructor"),
         (["source", "Twice"], "Twice has 'cat' twice in its class_names; give each a name of its own"),
+        (["source", "Empty"], "Empty.load gives no images; expected at least one to train on and one to test on"),
+        (["source", "NamedInAWord"], "NamedInAWord has the text 'ab' as its class_names; expected a tuple of texts"),
+        (["source", "NamedByANumber"], "NamedByANumber has 1 (int) in its class_names; expected a tuple of texts"),
         (
             ["partition", "Nothing"],
             "1 of 2 clients have no test images (first: client 1); use fewer clients, or let Nothing.assign give every",
         ),
         (["partition", "Tuple"], "Tuple.assign must return ClientSplits(train, test), got tuple"),
+        (
+            ["partition", "InTables"],
+            "InTables.assign gives client 0 train images as int64 of shape (6, 1); expected int64 [n], numbers of",
+        ),
+        (["partition", "ByMasks"], "ByMasks.assign gives client 0 train images as bool of shape (6,); expected int64"),
+        (["partition", "NamedTesters"], "NamedTesters.assign gives testers=['a']; expected how many there are"),
+        (
+            ["partition", "NamedClients"],
+            "NamedClients.client_names is a list, not a function; write def client_names(self, source) that returns a",
+        ),
+        (["partition", "NumberedClients"], "NumberedClients.client_names must return a list of texts, one for each cl"),
         (["partition", "OneClient"], "OneClient has given images to 1 clients, and there are 2; assign must return a"),
         (
             ["partition", "Renamed"],

@@ -16,6 +16,8 @@ from benchmark.engine.batches.pool import Pool
 from benchmark.engine.device.memory import free_memory
 from benchmark.engine.plan.work import Step
 from benchmark.engine.ranks.ranks import Ranks
+from benchmark.engine.refusals.author_errors import tensors
+from benchmark.errors import ConfigurationError
 from benchmark.federation import Values
 from benchmark.placing import picked
 
@@ -26,10 +28,21 @@ PATIENCE = 30.0
 
 
 def encoded(method: ClientMethod, x: Tensor) -> Values:
-    """Make the features of images [B, 3, H, W], the same wherever they are made: by oneDNN where it is faster."""
+    """Make the features of images [B, 3, H, W], the same wherever they are made: by oneDNN where it is faster.
+
+    Raises:
+        ConfigurationError: they are no dict of tensors with a row for each image.
+    """
     by_onednn = x.device.type == "cpu" and products.faster_by_onednn()
     with MergedLayers() if by_onednn else nullcontext():
-        return method.frozen_features(x)
+        made = tensors(method, "frozen_features", method.frozen_features(x))
+    for name, value in made.items():
+        if value.shape[:1] != x.shape[:1]:
+            raise ConfigurationError(
+                f"{type(method).__name__}.frozen_features gives {name!r} of shape {tuple(value.shape)} for {len(x)} "
+                "images; expected a row for each"
+            )
+    return made
 
 
 class FeatureTables:

@@ -1,20 +1,55 @@
 """Check what travels between clients and a server's rule: broadcasts, uploads, new values, reports."""
 
 import math
+import operator
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.delivery import Delivery, Departure
 from benchmark.engine.ranks.ranks import Ranks, fingerprint
+from benchmark.engine.refusals.author_errors import place
 from benchmark.engine.refusals.finite import finite_rows
 from benchmark.engine.roles import Roles, overrides
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Broadcast, Facts, Round, Terms, Uploads, Values
-from benchmark.server import ServerRule, WrappedRule
+from benchmark.server import Declared, ServerRule, WrappedRule
+
+
+def own_rule(method: Declared) -> ServerRule:
+    """Return the rule that a method brings.
+
+    Raises:
+        ConfigurationError: its ``make_server`` returns no object of a rule.
+    """
+    made: Any = method.make_server()
+    if isinstance(made, ServerRule):
+        return made
+    found = f"the class {made.__name__}: write {made.__name__}()" if isinstance(made, type) else f"{made!r:.80}"
+    where = place(method, "make_server") if isinstance(method, nn.Module) else "make_server"
+    raise ConfigurationError(f"{where} must return an object of ServerRule or of a class of it; it returns {found}")
+
+
+def check_rule(rule: object, method: Declared) -> None:
+    """Refuse what is no rule, and a method without one of its own whose clients the plain mean would serve.
+
+    Args:
+        rule: that the server was given, or has from the method.
+        method: whose.
+
+    Raises:
+        ConfigurationError: it is so.
+    """
+    if isinstance(rule, ServerRule) and type(rule) is not ServerRule:
+        return
+    own_rule(method)  # whose None has become the mean
+    if not isinstance(rule, ServerRule):
+        found = f"the class {rule.__name__}: write {rule.__name__}()" if isinstance(rule, type) else f"{rule!r:.80}"
+        raise ConfigurationError(f"Server takes an object of ServerRule or of a class of it; it was given {found}")
 
 
 def start(rule: ServerRule, initial: Values, terms: Terms) -> None:
@@ -132,10 +167,20 @@ def selected(rule: ServerRule, number: int) -> list[int]:
     """Ask a rule for the clients of a round, ascending.
 
     Raises:
-        ConfigurationError: there is one twice, or one that does not train.
+        ConfigurationError: it gives no list of numbers, one twice, or one that does not train.
     """
-    clients = sorted(rule.select(number))
-    if overrides(rule, "select"):
+    made: Any = rule.select(number)
+    if not overrides(rule, "select"):
+        return sorted(made)
+    try:
+        clients = sorted(map(operator.index, made))
+    except TypeError:
+        given = " ".join(f"{made!r}".split())[:80]
+        raise ConfigurationError(
+            f"{type(rule).__name__}.select must return a list of clients' numbers, such as [0, 3]; it returns {given} "
+            f"in round {number}"
+        ) from None
+    else:
         strangers = sorted(set(clients) - set(rule.terms.training_clients))
         twice = [one for one, other in pairwise(clients) if one == other]
         said = f"client {twice[0]} twice" if twice else ""
@@ -215,16 +260,25 @@ def facts_of(round: Round, num_clients: int, *reporting: ServerRule | Delivery) 
     """
     found: Facts = {}
     for who in reporting:
-        for name, value in who.report(round).items():
+        made: Any = who.report(round)
+        if not isinstance(made, Mapping):
+            raise ConfigurationError(
+                f"{who.title}.report must return a dict of numbers, {{}} where there are none; it returns {made!r:.80}"
+            )
+        for name, value in made.items():
             said = "which another one reports, too" if name in found else ""
             if isinstance(value, Tensor) and value.ndim:
                 value = value.detach().double().cpu()
                 if value.shape != (num_clients,):
                     said = f"of shape {tuple(value.shape)}; expected a number, or {(num_clients,)}: one a client"
             else:
-                value = float(value)
+                given = f"{value!s:.60}"
+                try:
+                    value = float(value)
+                except (TypeError, ValueError, OverflowError):
+                    value = math.nan
                 if not math.isfinite(value):
-                    said = f"= {value}; expected a finite number"
+                    said = f"= {given}; expected a finite number"
             if said:
                 raise ConfigurationError(f"{who.title}.report gives {name!r} {said} (round {round.number})")
             found[name] = value
