@@ -467,9 +467,7 @@ def test_cells_of_other_code_are_named_and_made_again_on_request(
     assert "(Alpha: my_method.py changed)" in capsys.readouterr().out
 
 
-def test_a_kill_while_a_run_of_other_code_is_put_aside_leaves_none_to_go_on_from(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_a_run_is_put_aside_leaves_none_to_go_on_from(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_by("rate = 0.1\n")
     run_table("two", program=PROGRAM)
     made_by("rate = 1000\n")
