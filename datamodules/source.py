@@ -68,8 +68,8 @@ class ImagePool:
         """
         if not len(self.labels):
             raise ConfigurationError(
-                f"{type(source).__name__}.load gives no images; expected at least one to train on and one to test on: "
-                "see that it reads the right folder"
+                f"{type(source).__name__}.load gives no images, expected at least one: see that it reads the right "
+                "folder"
             )
         for name, values, names in (
             ("labels", self.labels, source.class_names),

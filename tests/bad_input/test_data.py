@@ -230,7 +230,7 @@ EMBEDDED += [f"--model.init_args.backbone.init_args.{given}" for given in ("name
         ),
         (["source", "Nameless"], "Nameless has no class_names; a source sets them, in the class or in its constructor"),
         (["source", "Twice"], "Twice has 'cat' twice in its class_names; give each a name of its own"),
-        (["source", "Empty"], "Empty.load gives no images; expected at least one to train on and one to test on"),
+        (["source", "Empty"], "Empty.load gives no images, expected at least one: see that it reads the right folder"),
         (["source", "NamedInAWord"], "NamedInAWord has the text 'ab' as its class_names; expected a tuple of texts"),
         (["source", "NamedByANumber"], "NamedByANumber has 1 (int) in its class_names; expected a tuple of texts"),
         (

@@ -112,7 +112,7 @@ def test_a_configuration_without_a_stream_has_the_hash_that_it_had() -> None:
         (
             OODStream(Nothing()),
             {},
-            r"data.ood.images=500, but Nothing has 0 images; give a data.ood.source with images",
+            r"Nothing.load gives no images, expected at least one: see that it reads the right folder",
         ),
         (OODStream(ForeignImages(), 3, ["flying"]), {}, r"ForeignImages has no class 'flying'; its classes are lying,"),
         (

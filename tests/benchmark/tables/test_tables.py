@@ -235,7 +235,7 @@ def test_a_table_is_read_with_its_defaults(root: Path) -> None:
         (
             ("presets", "demo", "data", 0, "columns"),
             [{"metric": "macro_f1"}, {}],
-            "digits are called 'Avg': give one an",
+            "digits has two columns called 'Avg': give one an",
         ),
     ],
 )
