@@ -1,6 +1,7 @@
 """Between the clients and a server's rule: who is reached, who trains, whose upload arrives, and when."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -21,6 +22,12 @@ class Departure:
     reached: tuple[int, ...]
     trained: tuple[int, ...]
     sent: tuple[int, ...]
+
+
+#: What becomes of uploads: they are handed over in a later round, moved to where the server is then; a part of one
+#: round's update is added to another's, or sent again in its place; less than the update is sent; what a client
+#: received is handed over in place of what it sent.
+Effect = Literal["late", "carried over", "compressed", "replaced"]
 
 
 class Delivery(Checked, nn.Module):
@@ -59,24 +66,9 @@ class Delivery(Checked, nn.Module):
         return type(self) is Delivery
 
     @property
-    def sends_stale(self) -> bool:
-        """Return whether what arrives may be uploads of earlier rounds, moved to where the server is now."""
-        return self.inner is not None and self.inner.sends_stale
-
-    @property
-    def carries_over(self) -> bool:
-        """Return whether a part of one round's update may be added to another's, or sent again in its place."""
-        return self.inner is not None and self.inner.carries_over
-
-    @property
-    def compresses(self) -> bool:
-        """Return whether what is sent of an update is less than the update."""
-        return self.inner is not None and self.inner.compresses
-
-    @property
-    def stands_in(self) -> bool:
-        """Return whether what a client received may be handed over in place of what it sent."""
-        return self.inner is not None and self.inner.stands_in
+    def effects(self) -> frozenset[Effect]:
+        """Return what it makes of uploads beside losing some; a delivery inside says its own."""
+        return frozenset()
 
     @property
     def attackers(self) -> frozenset[int]:

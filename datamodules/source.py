@@ -179,12 +179,13 @@ def require_names(source: ImageSource) -> None:
             f"{type(source).__name__} has no class_names; a source sets them, in the class or in its constructor"
         )
     for kind, given in (("class_names", source.class_names), ("domain_names", source.domain_names)):
-        odd = given if isinstance(given, str) else next((name for name in given if not isinstance(name, str)), None)
-        if odd is not None:
-            found = f"the text {odd!r:.80}" if odd is given else f"{odd!r:.80} ({type(odd).__name__})"
+        if isinstance(given, str):
+            found = [f"the text {given!r:.80} as"]
+        else:
+            found = [f"{name!r:.80} ({type(name).__name__}) in" for name in given if not isinstance(name, str)]
+        if found:
             raise ConfigurationError(
-                f"{type(source).__name__} has {found} {'as' if odd is given else 'in'} its {kind}; expected a tuple of "
-                "texts, such as ('cat', 'dog')"
+                f"{type(source).__name__} has {found[0]} its {kind}; expected a tuple of texts, such as ('cat', 'dog')"
             )
     of_each = [("class_names", [source.class_names[label] for label in labels]) for labels in source.data_sets.values()]
     for kind, names in [*of_each, ("domain_names", [*source.domain_names])]:

@@ -186,10 +186,8 @@ def _set_aside(run_dir: Path) -> None:
     refuse_link(aside.parent)
     aside.mkdir(parents=True)
     # Killed in between, it is a finished run without checkpoints, or nothing: never one that would go on by other code.
-    order = ["checkpoints", "record.json"]
-    for entry in sorted(
-        run_dir.iterdir(), key=lambda path: order.index(path.name) if path.name in order else len(order)
-    ):
+    order = {"checkpoints": 0, "record.json": 1}
+    for entry in sorted(run_dir.iterdir(), key=lambda path: order.get(path.name, 2)):
         if entry.name != "lock":
             entry.rename(aside / entry.name)
 

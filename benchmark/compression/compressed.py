@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from benchmark.delivery import Delivery
+from benchmark.delivery import Delivery, Effect
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import AboveZero
@@ -36,9 +36,9 @@ class Compressed(Delivery):
         return True
 
     @property
-    def compresses(self) -> bool:
-        """Return True."""
-        return True
+    def effects(self) -> frozenset[Effect]:
+        """Return that less is sent."""
+        return frozenset({"compressed"})
 
     def upload_size(self, values: Values, received: frozenset[str]) -> tuple[int, int]:
         """Return bytes and numbers of one client's upload as it is sent."""
@@ -133,9 +133,9 @@ class TopK(Compressed):
         self._before: dict[int, Tensor | None] = {}
 
     @property
-    def carries_over(self) -> bool:
-        """Return whether what is left out comes later."""
-        return self.error_feedback or super().carries_over
+    def effects(self) -> frozenset[Effect]:
+        """Return that less is sent, and whether what is left out comes later."""
+        return super().effects | ({"carried over"} if self.error_feedback else set())
 
     def size(self, updates: list[Tensor]) -> tuple[int, int]:
         """Return bytes and numbers: values and places of k entries."""

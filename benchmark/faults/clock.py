@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from benchmark.delivery import Delivery, Departure
+from benchmark.delivery import Delivery, Departure, Effect
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -114,9 +114,9 @@ class VirtualClock(Delivery):
         return self.policy != "buffer"
 
     @property
-    def sends_stale(self) -> bool:
-        """Return whether late uploads are buffered."""
-        return self.policy == "buffer" or super().sends_stale
+    def effects(self) -> frozenset[Effect]:
+        """Return whether uploads may be late ones."""
+        return frozenset({"late"} if self.policy == "buffer" else ())
 
     def depart(self, round: Round, clients: tuple[int, ...]) -> Departure:
         """Leave out clients that are still busy."""

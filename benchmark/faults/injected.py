@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from benchmark.delivery import Delivery
+from benchmark.delivery import Delivery, Effect
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values
 from benchmark.ranges import NonNegativeInt, PositiveInt, UnitInterval
@@ -64,9 +64,9 @@ class InjectedFaults(Delivery):
         return True
 
     @property
-    def carries_over(self) -> bool:
+    def effects(self) -> frozenset[Effect]:
         """Return whether updates are sent again."""
-        return self.kind == "repeat_last" or super().carries_over
+        return frozenset({"carried over"} if self.kind == "repeat_last" else ())
 
     def get_extra_state(self) -> dict[int, Values]:
         """Return the last updates of those who may repeat them."""

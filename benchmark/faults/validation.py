@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmark.delivery import Delivery
+from benchmark.delivery import Delivery, Effect
 from benchmark.errors import ConfigurationError
 from benchmark.federation import Facts, Round, Terms, Uploads, Values, flat
 from benchmark.ranges import PositiveFloat, PositiveInt
@@ -70,9 +70,9 @@ class Validation(Delivery):
         self._refused_now: frozenset[int] = frozenset()
 
     @property
-    def stands_in(self) -> bool:
+    def effects(self) -> frozenset[Effect]:
         """Return whether a refused upload counts as no change."""
-        return self.on_invalid == "zero" or super().stands_in
+        return frozenset({"replaced"} if self.on_invalid == "zero" else ())
 
     @property
     def may_revert(self) -> bool:

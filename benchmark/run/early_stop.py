@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 
 def was_stopped(trainer: Trainer, made_with: dict[str, Any], finished: int) -> bool:
@@ -15,7 +16,6 @@ def was_stopped(trainer: Trainer, made_with: dict[str, Any], finished: int) -> b
         finished: rounds of the checkpoint; it may have been gone on from since a stop.
     """
     stops = (each for each in trainer.callbacks if isinstance(each, EarlyStopping))  # type: ignore[attr-defined]
-    # Older versions of Lightning do not say why they stopped.
-    reasons = ((each.state_dict().get("stopping_reason", each.stopped_epoch), each.stopped_epoch) for each in stops)
-    ended = any(reason and epoch + 1 == finished for reason, epoch in reasons)
+    going = EarlyStoppingReason.NOT_STOPPED
+    ended = any(each.stopping_reason != going and each.stopped_epoch + 1 == finished for each in stops)
     return ended and bool(made_with) and made_with.get("trainer", {}).get("max_epochs") == trainer.max_epochs

@@ -115,14 +115,15 @@ class Partition(Checked):
             together = ClientRows.of(held)
         except (TypeError, ValueError):
             together = None
-        if together is None or together.rows.ndim != 1 or together.rows.dtype.kind not in "iu":
-            for client, rows in enumerate(held):  # only now, since there may be a million
-                array = np.asarray(rows)
-                if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                    raise ConfigurationError(
-                        f"{type(self).__name__}.assign gives client {client} {side} images as {array.dtype} of shape "
-                        f"{array.shape}; expected int64 [n], numbers of images: np.flatnonzero gives them of a mask"
-                    )
+        if together is not None and together.rows.ndim == 1 and together.rows.dtype.kind in "iu":
+            return together.ascending()
+        for client, rows in enumerate(held):  # only now, since there may be a million
+            array = np.asarray(rows)
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                raise ConfigurationError(
+                    f"{type(self).__name__}.assign gives client {client} {side} images as {array.dtype} of shape "
+                    f"{array.shape}; expected int64 [n], numbers of images: np.flatnonzero gives them of a mask"
+                )
         return ClientRows.of(held).ascending()
 
     def testers(self, source: ImageSource) -> int:

@@ -14,16 +14,15 @@ import pandas as pd
 import pytest
 import torch
 from federation import CONF
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from refusal import refused
+from trained_runs import killed_in_round
 
 from benchmark.errors import ConfigurationError
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint
 from benchmark.run.cli import main
-from benchmark.run.recorder import Recorder
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml")]
 Change = Callable[[dict[str, Any]], Any]
@@ -307,23 +306,14 @@ def test_a_method_that_trains_nothing_is_scored_as_it_is(
 def test_the_log_keeps_the_rounds_before(every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what a delivery reports, and rounds of which none was evaluated before the run goes on."""
     monkeypatch.chdir(tmp_path)
-    begun = Recorder.on_train_epoch_start
-
-    def ended(recorder: Recorder, trainer: Trainer, method: Any) -> None:
-        begun(recorder, trainer, method)
-        if trainer.current_epoch == 2:
-            raise KeyboardInterrupt
-
     options = ["--delivery=benchmark.faults.Dropouts", "--delivery.probability=0.3", "--trainer.logger=true"]
     options += [
         f"--trainer.check_val_every_n_epoch={every}",
         f"--trainer.num_sanity_val_steps={-1 if every == 1 else 0}",
     ]
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "on_train_epoch_start", ended)
-        with pytest.raises(SystemExit):
-            main(["fit", *BASE, *options, "--trainer.max_epochs=3", "--run_dir=run"])
-    main(["fit", *BASE, *options, "--trainer.max_epochs=3", "--run_dir=straight"])
+    straight_on = ["fit", *BASE, *options, "--trainer.max_epochs=3"]
+    killed_in_round(3, monkeypatch, lambda: main([*straight_on, "--run_dir=run"]))
+    main([*straight_on, "--run_dir=straight"])
     main(goes_on(*options))
     straight, resumed = (pd.read_csv(f"{run}/csv/metrics.csv") for run in ("straight", "run"))
     assert resumed["step"].tolist() == [0, 1, 2, 3][every // 3 :]

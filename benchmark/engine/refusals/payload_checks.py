@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmark.delivery import Delivery, Departure
+from benchmark.delivery import Delivery, Departure, Effect
 from benchmark.engine.ranks.ranks import Ranks, fingerprint
 from benchmark.engine.refusals.author_errors import place
 from benchmark.engine.refusals.finite import finite_rows
@@ -91,38 +91,37 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
                 f"{outer} stands around {hiding} and sees what that one hides; put {hiding} outside: --server {hiding} "
                 f"--server.inner {outer}"
             )
-    sums = next((each for each in rule.modules() if isinstance(each, ServerRule) and not each.takes_updates), None)
-    if sums is not None and (
-        delivery.sends_stale or delivery.carries_over or delivery.compresses or delivery.stands_in
-    ):
+    rules = [each for each in rule.modules() if isinstance(each, ServerRule)]
+    deliveries = [each for each in delivery.modules() if isinstance(each, Delivery)]
+    effects = frozenset[Effect]().union(*(each.effects for each in deliveries))
+    sums = next((each for each in rules if not each.takes_updates), None)
+    if sums is not None and effects:
         raise ConfigurationError(
             f"{delivery.title} takes what a client sends for what it received and an update, and to {sums.title} "
             "clients send sums over their images; leave compression and repeat_last out, and take policy wait or drop, "
             "and on_invalid drop or raise"
         )
-    unfit = next((each for each in rule.modules() if isinstance(each, ServerRule) and not each.takes_stale), None)
-    if unfit is not None and delivery.sends_stale:
+    unfit = next((each for each in rules if not each.takes_stale), None)
+    if unfit is not None and "late" in effects:
         raise ConfigurationError(
             f"{delivery.title} hands over uploads of earlier rounds, and to {unfit.title} they mean nothing: what its "
             "clients train or send changes from round to round; take policy wait or drop"
         )
-    if unfit is not None and delivery.carries_over:
+    if unfit is not None and "carried over" in effects:
         raise ConfigurationError(
             f"{delivery.title} adds a part of a client's update to a later one, or sends one again, and to "
             f"{unfit.title} that means nothing: what its clients train or send changes from round to round; set TopK's "
             "error_feedback to false, and take another kind of fault than repeat_last"
         )
-    noising = next((each for each in rule.modules() if isinstance(each, ServerRule) and each.noises_uploads), None)
-    if noising is not None and delivery.compresses:
+    noising = next((each for each in rules if each.noises_uploads), None)
+    if noising is not None and "compressed" in effects:
         raise ConfigurationError(
             f"{delivery.title} compresses updates before {type(noising).__name__} noises each of them (noise: local), "
             "and a noised update cannot be sent in fewer bytes; leave the compression out, or set noise to central"
         )
-    private = next(
-        (type(each).__name__ for each in rule.modules() if isinstance(each, ServerRule) and each.outermost), ""
-    )
-    for each in delivery.modules():
-        if private and isinstance(each, Delivery) and not each.each_by_itself:
+    private = next((type(each).__name__ for each in rules if each.outermost), "")
+    for each in deliveries:
+        if private and not each.each_by_itself:
             raise ConfigurationError(
                 f"what {type(each).__name__} makes of an upload may depend on other clients', for which {private} "
                 "cannot account; leave it out, or set what looks at each upload by itself (docs/robustness.md)"

@@ -1,22 +1,20 @@
 """``benchmark resume`` and ``lightning-cli test --run_dir``: all they need is the run's directory."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import yaml
 from federation import CONF
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from refusal import refused
+from trained_runs import killed_in_round
 
 from benchmark import commands
 from benchmark.config.parser import FederatedParser
 from benchmark.records.record_file import read_record
 from benchmark.run import cli
-from benchmark.run.recorder import Recorder
 from benchmark.signals import Interrupted
 
 BASE = [f"--config={CONF / 'base.yaml'}", f"--config={CONF / 'HeadTune.yaml'}"]
@@ -50,21 +48,6 @@ def stopping(**given: Any) -> list[str]:
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "train/loss", **given}}
     Path("stop.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [stop], "check_val_every_n_epoch": 1}}))
     return ["fit", *BASE, "--config=stop.yaml"]
-
-
-def killed_in_round(number: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> None:
-    """Run until a round begins."""
-    begun = Recorder.on_train_epoch_start
-
-    def ended(recorder: Recorder, trainer: Trainer, method: Any) -> None:
-        begun(recorder, trainer, method)
-        if trainer.current_epoch == number - 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "on_train_epoch_start", ended)
-        with pytest.raises(SystemExit):
-            call()
 
 
 @pytest.mark.parametrize("given", [{"patience": 1, "min_delta": 9.0}, {"patience": 3, "stopping_threshold": 100.0}])

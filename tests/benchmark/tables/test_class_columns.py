@@ -13,8 +13,8 @@ from benchmark.files import write_json
 from benchmark.records.class_values import class_values
 from benchmark.records.predictions import PREDICTIONS
 from benchmark.records.stored_run import stored_run
-from benchmark.tables.layout import load_table
-from benchmark.tables.render import render
+from benchmark.tables.layout import Table, load_table
+from benchmark.tables.render import Rendered, render
 from benchmark.tables.run_table import run_table
 
 #: Of the twelve kept images (tests/three_clients.py): bike is label 0, mug 1, and the last class, here by its label, 2.
@@ -45,6 +45,12 @@ def table_of(columns: list[dict[str, Any]], **more: Any) -> str:
     return "one.yaml"
 
 
+def rendered(table: Table, run: Path) -> Rendered:
+    """The table of one cell, which this run has filled."""
+    cells = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}
+    return render("one", table, "demo", table.presets["demo"], cells, {"cell": Outcome(run)})
+
+
 @pytest.mark.parametrize("kept", [False, True], ids=["run", "kept copy"])
 def test_columns_of_a_class_are_over_the_clients_that_have_it(
     kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,8 +61,7 @@ def test_columns_of_a_class_are_over_the_clients_that_have_it(
     if kept:
         (run / PREDICTIONS).unlink()  # as copies are
     table = load_table(table_of([column for column, _, _ in COLUMNS]))
-    cells = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}
-    made = render("one", table, "demo", table.presets["demo"], cells, {"cell": Outcome(run)})
+    made = rendered(table, run)
     assert made.problems == []
     found = {number.column: number.value for number in made.lines[0].numbers if number.kind == "column"}
     assert found == pytest.approx({heading: value for _, heading, value in COLUMNS})
@@ -67,8 +72,7 @@ def test_a_run_without_values_by_class_says_so_in_its_line(tmp_path: Path, monke
     run = tmp_path / "runs" / "one"
     write_run(run, "FedAvg", 0, [0.6, 0.5, 2 / 3])
     table = load_table(table_of([{**SENSITIVITY, "of_class": "mug"}]))
-    cells = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}
-    made = render("one", table, "demo", table.presets["demo"], cells, {"cell": Outcome(run)})
+    made = rendered(table, run)
     (line,) = made.lines
     assert [error.endswith("has no values by class; give its runs --data.metrics=clinical") for error in line.errors]
 
@@ -89,8 +93,7 @@ def test_columns_of_every_client_have_the_class_in_their_names(tmp_path: Path, m
     run = tmp_path / "runs" / "one"
     write_run(run, "FedAvg", 0, [0.6, 0.5, 2 / 3], kept=kept_images(), data={"metrics": "clinical"})
     table = load_table(table_of([{"client": "*"}, {"client": "*", **SENSITIVITY, "of_class": "mug"}]))
-    cells = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}
-    made = render("one", table, "demo", table.presets["demo"], cells, {"cell": Outcome(run)})
+    made = rendered(table, run)
     found = {number.column: number.value for number in made.lines[0].numbers if number.kind == "column"}
     assert [found["amazon"], found["amazon, mug"]] == pytest.approx([60.0, 50.0])
     assert [found["dslr"], found["dslr, mug"]] == pytest.approx([50.0, 50.0])
@@ -103,16 +106,15 @@ def test_columns_of_every_client_keep_their_label_and_their_numbers(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "one"
     write_run(run, "FedAvg", 0, [0.6, 0.5, 2 / 3], kept=kept_images(), data={"metrics": "clinical"})
-    cells, outcomes = {("tiny", "FedAvg", 0): Cell("cell", (), (), 0)}, {"cell": Outcome(run)}
     of_mugs: dict[str, Any] = {**SENSITIVITY, "of_class": "mug"}
     table = load_table(table_of([{"client": "*"}, {"client": "*", "label": "Mugs", **of_mugs}]))
-    made = render("one", table, "demo", table.presets["demo"], cells, outcomes)
+    made = rendered(table, run)
     found = {number.column: number.value for number in made.lines[0].numbers if number.kind == "column"}
     assert [found["amazon"], found["Mugs, amazon"]] == pytest.approx([60.0, 50.0])
 
     table = load_table(table_of([{"client": "*"}, {"client": "amazon", "label": "dslr"}]))
     with pytest.raises(ConfigurationError, match="tiny has two columns called 'dslr': give one another label"):
-        render("one", table, "demo", table.presets["demo"], cells, outcomes)
+        rendered(table, run)
 
 
 @pytest.mark.parametrize(
