@@ -52,6 +52,7 @@ FIRST = (
     "test_checkpoints.py",
     "test_documentation.py",
     "test_meeting.py",
+    "test_notebooks.py",
 )
 CONFIGURATIONS = {path.stem for path in (Path(__file__).parent / "conf").glob("*.yaml")}
 
@@ -99,7 +100,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Let the libraries end as they are used to."""
+    """Let the libraries end as they are used to: nanobind would tell of leaks."""
     gc.unfreeze()
 
 
