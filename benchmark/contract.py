@@ -237,7 +237,8 @@ class ClientMethod(nn.Module):
     def finetune_phases(self, new: bool) -> list[Phase]:
         """List what a throw-away copy of a client is trained with before it is evaluated; nothing by default.
 
-        ``new``: of a client that never trains. Frozen parameters may be trained as well: it is a copy.
+        ``new``: of a client that never trains. Frozen parameters may be trained as well: it is a copy. Rates are
+        constant, since an evaluation is of no round.
         """
         return []
 

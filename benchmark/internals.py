@@ -4,8 +4,8 @@ The rest of the project takes these names from here alone (``tests/test_house.py
 of them is mended in this file.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -76,3 +76,13 @@ def steps_by_hand(trainer: Any) -> Any:
 def train_at_least(trainer: Any, rounds: int) -> None:
     """Have no callback stop the Trainer before so many epochs."""
     trainer.fit_loop.min_epochs = max(trainer.min_epochs or 0, rounds)
+
+
+@contextmanager
+def with_trainer(method: Any, trainer: Any) -> Iterator[None]:
+    """Give a method another Trainer for a while, or what stands for one."""
+    before, method.trainer = method._trainer, trainer
+    try:
+        yield
+    finally:
+        method.trainer = before

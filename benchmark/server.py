@@ -88,6 +88,8 @@ class ServerRule(Checked, nn.Module):
     noises_uploads: bool = False
     #: whether draws have no key, so that processes would draw differently
     draws_without_key: bool = False
+    #: whether what it makes of a round depends on how many the run has: a longer run is another one from its start
+    follows_rounds: bool = False
     #: whether its mean is weighted with the clients' numbers of images
     weighs_by_images: bool = True
 
@@ -95,6 +97,11 @@ class ServerRule(Checked, nn.Module):
     def title(self) -> str:
         """Return the rule's name in messages and records, with those inside: ``UserLevelPrivacy(Median)``."""
         return type(self).__name__
+
+    @property
+    def rules(self) -> list["ServerRule"]:
+        """Return this rule and those inside of it."""
+        return [each for each in self.modules() if isinstance(each, ServerRule)]
 
     @property
     def takes_the_mean(self) -> bool:

@@ -71,6 +71,7 @@ class BetaTrajectory(TrajectoryRule):
     def __init__(self, rounds: int | None, with_start: bool) -> None:
         super().__init__()
         self.rounds, self.with_start = rounds, with_start
+        self.follows_rounds = rounds is None
 
     def log_weight_of(self, number: int) -> float:
         """Return ``log w_i``."""
@@ -98,6 +99,7 @@ class AveragedTrajectory(TrajectoryRule):
     def __init__(self, mean: float | None = None, spread: float | None = None) -> None:
         super().__init__()
         self.mean, self.spread = mean, spread
+        self.follows_rounds = mean is None or spread is None
 
     def log_weight_of(self, number: int) -> float:
         """Return ``log w_i``."""

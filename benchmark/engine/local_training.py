@@ -99,7 +99,9 @@ class LocalSteps:
         for name, momentum in momenta.items():
             inner.state[self.slots.of(name)]["momentum_buffer"] = momentum
         for settings, group in zip(inner.param_groups, phase.groups, strict=True):
-            settings["lr"] = group.lr * rate_factor
+            settings |= {"lr": group.lr * rate_factor, "weight_decay": group.weight_decay}
+            if "momentum" in settings:
+                settings["momentum"] = group.momentum
         trained = below((name for group in phase.groups for name in group.parameters), self.slots.names)
         for name in self.slots.names:
             slot = self.slots.of(name)

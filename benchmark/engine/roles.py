@@ -96,7 +96,7 @@ def phases_of(method: ClientMethod) -> dict[Stage, list[Phase]]:
     """Ask a method for its phases.
 
     Raises:
-        ConfigurationError: it gives something else.
+        ConfigurationError: it gives something else, or a fine-tuning whose learning rate follows the rounds.
     """
     asked = {
         Stage.TRAIN: ("local_phases", method.local_phases()),
@@ -109,7 +109,14 @@ def phases_of(method: ClientMethod) -> dict[Stage, list[Phase]]:
                 f"{type(method).__name__}.{name} must return a list of phases, such as "
                 f"[self.training_settings.phase('head')]; it returns {made!r:.80}"
             )
-    return {stage: list(made) for stage, (_, made) in asked.items()}
+    phases = {stage: list(made) for stage, (_, made) in asked.items()}
+    for phase in (*phases[Stage.FINETUNE], *phases[Stage.ADAPT]):
+        if phase.schedule != "constant":
+            raise ConfigurationError(
+                f"{type(method).__name__}.finetune_phases has a phase whose learning rate follows a {phase.schedule} "
+                "over the rounds; it fits a copy for an evaluation, which is of no round: give it schedule='constant'"
+            )
+    return phases
 
 
 def untrained(method: ClientMethod, roles: Roles) -> list[str]:

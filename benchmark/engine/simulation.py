@@ -119,7 +119,7 @@ class Simulation:
         """Return how steps in these slots come by their gradients: recorded and repeated, unless always as written."""
 
         def taken(steps: WrittenStep) -> StepFunction:
-            return steps if always_as_written else RecordedSteps(steps, self.store)
+            return steps if always_as_written else RecordedSteps(steps, self.store, lambda: self.rounds)
 
         as_written = taken(AsWritten(self.method, clients, slots))
         if self.privacy is None:
@@ -176,7 +176,8 @@ class Simulation:
             constants=self.constants(clients),
         )
         if overrides(self.method, "prepare") and stage is not Stage.MESSAGE:
-            with torch.no_grad():
+            # Training asks outside of a step, an evaluation and a measurement of memory within one.
+            with torch.no_grad(), float32_outside_of_steps(self.device):
                 space = self.terms.space_of(split, clients[0])
                 made = self.clients("prepare", lambda c: self.method.prepare(c, stage, space), cohort, len(clients))
             cohort.prepared = apart(tensors(self.method, "prepare", made), values)

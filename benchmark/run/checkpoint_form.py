@@ -9,8 +9,10 @@ from packaging.version import InvalidVersion, Version
 from pydantic import ConfigDict, Field, InstanceOf, Json, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
 
+from benchmark.contract import Phase
 from benchmark.errors import ConfigurationError
 from benchmark.records.record import POINTS, Amount, Count, Name
+from benchmark.server import ServerRule
 
 #: Versions of Lightning before this one wrote no checkpoint of this form.
 FIRST_LIGHTNING = Version("2.0")
@@ -154,14 +156,14 @@ def disagreement(content: dict[str, Any]) -> str | None:
     return next((name for name, agrees in agreeing.items() if not agrees), None)
 
 
-def check_counts(content: dict[str, Any], clients: int, clients_at_once: Any, groups: Sequence[int]) -> None:
+def check_counts(content: dict[str, Any], clients: int, clients_at_once: Any, phases: Sequence[Phase]) -> None:
     """Refuse a checkpoint of other clients or optimizers than the run has, or of a width that it cannot have had.
 
     Args:
         content: as :func:`check_form` lets it pass.
         clients: of the run.
         clients_at_once: as the checkpoint's configuration has it.
-        groups: how many the optimizer of each local phase has.
+        phases: of local training.
 
     Raises:
         ConfigurationError: as it says.
@@ -172,13 +174,39 @@ def check_counts(content: dict[str, Any], clients: int, clients_at_once: Any, gr
         "width": width is None or (width == clients_at_once if isinstance(clients_at_once, int) else width <= clients),
         "dropped": max(server["dropped"], default=0) < clients,
         "trained": max(server.get("trained") or (), default=0) < clients,
-        "optimizer_states": [len(each["param_groups"]) for each in content["optimizer_states"]] == [*groups],
+        "optimizer_states": [
+            ["momentum" in group for group in each["param_groups"]] for each in content["optimizer_states"]
+        ]
+        == [[phase.optimizer == "sgd"] * len(phase.groups) for phase in phases],
         "reports": all(tuple(values.shape) == (clients,) for values in recorder["reports"].values()),
     }
     if wrong := next((name for name, agrees in agreeing.items() if not agrees), None):
         raise ConfigurationError(
             f"the checkpoint can't be continued: its {wrong} cannot be of this run's {clients} clients; take an "
             "unchanged copy, or start without --ckpt_path"
+        )
+
+
+def check_longer(before: int, now: int, phases: Sequence[Phase], rule: ServerRule) -> None:
+    """Refuse another number of rounds where what was made of the first ones depends on it.
+
+    Args:
+        before: the rounds that the checkpoint's run was to have.
+        now: those of the run that goes on.
+        phases: of local training.
+        rule: the server's.
+
+    Raises:
+        ConfigurationError: a learning rate, or the server, follows the number of rounds.
+    """
+    following = [f"learning rate follows a {each.schedule} over" for each in phases if each.schedule != "constant"]
+    following += [
+        f"server {type(each).__name__} weighs each by its place in" for each in rule.rules if each.follows_rounds
+    ]
+    if following:
+        raise ConfigurationError(
+            f"the checkpoint is of a run of {before} rounds, whose {following[0]} all of them: give "
+            f"trainer.max_epochs={before}, or start a run of {now} without --ckpt_path"
         )
 
 

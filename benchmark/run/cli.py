@@ -327,7 +327,8 @@ class FederatedCLI(LightningCLI):
         if path is not None:
             content = read_checkpoint(path)
             check_rounds(path, content)
-            self.recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, content)
+            rule = self.model.make_server() if self.rule is None else self.rule
+            self.recorder.refuse_other_run(self.trainer.max_epochs or 0, self.model, rule, content)
         if is_first_process():
             open_files(self.trainer.loggers)
 

@@ -36,7 +36,7 @@ from benchmark.records.metrics_table import PARTS, as_read, read_table, rows_sha
 from benchmark.records.record import Git, RunRecord
 from benchmark.records.record_file import is_finished, write_record
 from benchmark.records.source_code import code_of, combined
-from benchmark.run.checkpoint_form import check_counts
+from benchmark.run.checkpoint_form import check_counts, check_longer
 from benchmark.run.differences import differences
 from benchmark.run.early_stop import was_stopped
 from benchmark.run.federation_file import FederationFacts
@@ -366,19 +366,23 @@ class Recorder(Callback):
         trainer.num_sanity_val_steps = 0
         self._beside = Path(str(trainer.ckpt_path)).absolute().parents[1]
         if trainer.state.fn == TrainerFn.FITTING:
-            self.refuse_other_run(trainer.max_epochs or 0, cast("FederatedMethod", pl_module), checkpoint)
+            method = cast("FederatedMethod", pl_module)
+            self.refuse_other_run(trainer.max_epochs or 0, method, method.server.rule, checkpoint)
 
-    def refuse_other_run(self, rounds: int, method: "FederatedMethod", checkpoint: dict[str, Any]) -> None:
+    def refuse_other_run(
+        self, rounds: int, method: "FederatedMethod", rule: ServerRule, checkpoint: dict[str, Any]
+    ) -> None:
         """Compare a checkpoint with the run that is to go on from it.
 
         Args:
             rounds: of the run.
             method: the run's.
+            rule: its server's.
             checkpoint: from :func:`benchmark.run.checkpoint.read_checkpoint`.
 
         Raises:
             ConfigurationError: they differ in what can change a result, the checkpoint has more rounds than the run,
-                or the learning rates of its rounds are not those of this run's first rounds.
+                or its learning rates or its server follow the number of rounds, which is another one.
         """
         state = checkpoint["callbacks"][self.state_key]
         self.refuse_other_configuration(state)
@@ -390,16 +394,11 @@ class Recorder(Callback):
             )
         made_with = _made_with(state)
         images = made_with.get("data", {})
-        width = images.get("cohort_width") or images.get("clients_at_once")
-        groups = [len(phase.groups) for phase in method.local_phases()]
-        check_counts(checkpoint, method.num_clients, width, groups)
+        width = 1 if images.get("one_by_one") else images.get("cohort_width") or images.get("clients_at_once")
+        check_counts(checkpoint, method.num_clients, width, method.local_phases())
         asked_for = made_with.get("trainer", {}).get("max_epochs", rounds)
-        schedules = {phase.schedule for phase in method.local_phases()} - {"constant"}
-        if schedules and asked_for != rounds:
-            raise ConfigurationError(
-                f"the checkpoint is of a run of {asked_for} rounds, whose learning rate follows a {schedules.pop()} "
-                f"over all of them: give trainer.max_epochs={asked_for}, or start a run of {rounds} without --ckpt_path"
-            )
+        if asked_for != rounds:
+            check_longer(asked_for, rounds, method.local_phases(), rule)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the evaluations so far, the reports since the last one, the clock, configuration and code."""

@@ -13,16 +13,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from federation import CONF
+from federation import CONF, build, fit
 from lightning.pytorch.callbacks import Callback
 from refusal import refused
 from trained_runs import killed_in_round
 
 from benchmark.errors import ConfigurationError
+from benchmark.privacy.user_level import UserLevelPrivacy
 from benchmark.records.record_file import read_record
 from benchmark.records.stored_run import verify_record
 from benchmark.run.checkpoint import AtomicCheckpointIO, read_checkpoint
+from benchmark.run.checkpoint_form import check_longer
 from benchmark.run.cli import main
+from benchmark.server import ServerRule
+from methods.trajectory import AveragedTrajectory, BetaTrajectory
 
 BASE = ["--config", str(CONF / "base.yaml"), "--config", str(CONF / "HeadTune.yaml")]
 Change = Callable[[dict[str, Any]], Any]
@@ -234,6 +238,34 @@ def test_a_learning_rate_that_follows_the_rounds_is_not_stretched(
     assert "of a run of 2 rounds, whose learning rate follows a cosine over all of them: give trainer.max_epoch" in line
     main(["fit", *cosine, "--trainer.max_epochs=2", "--ckpt_path=last"])
     assert verify_record("run") == []
+
+
+def test_nor_is_a_mean_over_the_rounds() -> None:
+    given, planned = AveragedTrajectory(3, 1), AveragedTrajectory(3)
+    for rule in (ServerRule(), given, BetaTrajectory(9, False)):
+        check_longer(2, 4, [], rule)
+    for rule in (planned, UserLevelPrivacy(planned, noise_multiplier=1.0), BetaTrajectory(None, True)):
+        with pytest.raises(ConfigurationError, match=r"Trajectory weighs each by its place in all .*max_epochs=2, or"):
+            check_longer(2, 4, [], rule)
+
+
+def test_a_run_of_cohorts_goes_on_one_by_one_and_back(last: Path) -> None:
+    for rounds, alone in ((3, "true"), (4, "true"), (5, "false")):
+        main(goes_on("--data.clients_at_once=4", f"--data.one_by_one={alone}", f"--trainer.max_epochs={rounds}"))
+        assert read_record("run").rounds == rounds
+        Path("run/record.json").unlink()
+
+
+def test_settings_of_a_python_fit_are_the_resumed_runs(tmp_path: Path) -> None:
+    method, data = build("FedAvg")
+    fit(method, data, 1, save_to=tmp_path, evaluate=False)
+    path = str(tmp_path / "checkpoints/last.ckpt")
+    method, data = build("FedAvg", "--model.training.weight_decay=0.3", "--model.training.momentum=0.1")
+    (group,) = fit(method, data, 2, ckpt_path=path, evaluate=False).optimizers[0].param_groups
+    assert (group["weight_decay"], group["momentum"]) == (0.3, 0.1)
+    method, data = build("FedAvg", "--model.training.optimizer=adam", "--model.training.momentum=0")
+    with pytest.raises(ConfigurationError, match="its optimizer_states cannot be of this run"):
+        fit(method, data, 2, ckpt_path=path, evaluate=False)
 
 
 def test_a_run_goes_on_from_its_own_configuration(last: Path) -> None:

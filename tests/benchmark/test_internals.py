@@ -155,3 +155,12 @@ def test_a_round_without_a_step_is_saved_where_the_last_one_is_forgotten(tmp_pat
     assert fit(method, data, 1, [usual], save_to=tmp_path).global_step == 0
     assert (tmp_path / "checkpoints/last.ckpt").is_file()
     assert not [*tmp_path.glob("usual/*")]
+
+
+def test_a_method_has_another_trainer_for_a_while() -> None:
+    method = build("HeadTune")[0]
+    for before in (None, object()):
+        method.trainer = before
+        with internals.with_trainer(method, "another"):
+            assert method.trainer == "another"
+    assert method.trainer is before

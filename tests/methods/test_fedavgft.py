@@ -71,3 +71,9 @@ def test_only_the_chosen_part_is_fine_tuned() -> None:
 def test_a_prompt_that_is_not_there_is_not_fine_tuned() -> None:
     with pytest.raises(ConfigurationError, match="finetuned=prompt needs a prompt on the pixels, which is not there"):
         FedAvgFT(8, 11, build("FedAvg")[0].backbone, finetuned="prompt")
+
+
+def test_a_rate_that_follows_the_rounds_is_refused() -> None:
+    method, data = build("FedAvgFT", "--model.init_args.finetuning.schedule=cosine")
+    with pytest.raises(ConfigurationError, match=r"FedAvgFT\.finetune_phases .* follows a cosine .*='constant'"):
+        fit(method, data, 1)

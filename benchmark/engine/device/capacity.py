@@ -74,10 +74,11 @@ def balanced(most: int, sizes: Sequence[int], ranks: int) -> int:
         ranks: how many.
 
     Returns:
-        ``most`` for one rank; else, of some widths below it that cut a round into as many cohorts as ranks or a small
-        multiple, the widest with which the busiest rank has at most a tenth more than with the best of them.
+        ``most`` for one rank, or if nobody trains; else, of some widths below it that cut a round into as many cohorts
+        as ranks or a small multiple, the widest with which the busiest rank has at most a tenth more than with the best
+        of them.
     """
-    if ranks == 1:
+    if ranks == 1 or not sizes:
         return most
     ordered = sorted(sizes, reverse=True)
     busiest: dict[int, int] = {}

@@ -91,7 +91,7 @@ def check_together(rule: ServerRule, delivery: Delivery) -> None:
                 f"{outer} stands around {hiding} and sees what that one hides; put {hiding} outside: --server {hiding} "
                 f"--server.inner {outer}"
             )
-    rules = [each for each in rule.modules() if isinstance(each, ServerRule)]
+    rules = rule.rules
     deliveries = [each for each in delivery.modules() if isinstance(each, Delivery)]
     effects = frozenset[Effect]().union(*(each.effects for each in deliveries))
     sums = next((each for each in rules if not each.takes_updates), None)
@@ -134,7 +134,7 @@ def check_draws(rule: ServerRule, ranks: Ranks) -> None:
     Raises:
         ConfigurationError: there are some.
     """
-    unkeyed = [each for each in rule.modules() if isinstance(each, ServerRule) and each.draws_without_key]
+    unkeyed = [each for each in rule.rules if each.draws_without_key]
     if unkeyed and ranks.count > 1:
         raise ConfigurationError(
             f"{type(unkeyed[0]).__name__}: noise_seed entropy gives each of {ranks.count} processes another noise; set "

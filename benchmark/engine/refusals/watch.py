@@ -83,7 +83,8 @@ class Watch:
             if held[key] is not value or value._version != version:
                 raise ConfigurationError(f"{place(self._method, name)} changes {where!r}: {NOT_OWNED}")
         for (where, attributes, key), number in zip(self._numbers, numbers, strict=True):
-            if attributes.get(key) != number:
+            now = attributes.get(key)
+            if now is not number and now != number:  # NaN is unequal to itself
                 instead = "return it: it stands in client.prepared then"
                 if name != "prepare":
                     instead = "make it a personal parameter, or what prepare returns"

@@ -42,6 +42,7 @@ class _Kind:
         repeats: how many were repeated.
         program: the recorded operations.
         trusted: whether they gave what a step as it is written did, on other numbers than those of the recording.
+        last_look: the last round has come, in which the record is compared once more.
         given_up: it is not recorded any more.
     """
 
@@ -51,6 +52,7 @@ class _Kind:
     repeats: int = 0
     program: Callable[..., Made] | None = None
     trusted: bool = False
+    last_look: bool = False
     given_up: bool = False
 
 
@@ -78,7 +80,9 @@ class Visit:
         self._doubted: Made | None = None
         self.repeated = self._repeat() if kind.trusted else None
         tried = kind.repeats.bit_count() == 1 and kind.repeats >= TIMED  # the 8th time, the 16th, the 32nd ...
-        self.wanted = kind.trusted and tried
+        last = step.round == owner.rounds() and not kind.last_look
+        kind.last_look |= last
+        self.wanted = kind.trusted and (tried or last)
 
     def _repeat(self) -> Made:
         made, kind = self.run(), self._kind
@@ -133,15 +137,18 @@ class RecordedSteps:
     and autograd have done their part: the same operations on the same numbers, so that every bit of the result is
     equal. It holds for one stage, phase, number of clients and shape. Before it is used, its losses and gradients were
     equal to those of a later step as it is written; and so they are looked at again at its 8th use, its 16th, its 32nd
-    and so on. Where an attribute of the method has changed since, or a submodule's, it is recorded anew.
+    and so on, and once in the last round, so that no run ends with a record that has ceased to hold. Where an attribute
+    of the method has changed since, or a submodule's, it is recorded anew.
 
     Args:
         as_written: takes a step as it is written.
         store: what belongs to the clients between rounds.
+        rounds: returns how many the run has.
     """
 
-    def __init__(self, as_written: WrittenStep, store: nn.Module) -> None:
+    def __init__(self, as_written: WrittenStep, store: nn.Module, rounds: Callable[[], int]) -> None:
         self.as_written = as_written
+        self.rounds = rounds
         self.method = as_written.method
         self._attributes = Attributes(self.method, (as_written.slots, store))
         self._graphs = Graphs(as_written.slots)

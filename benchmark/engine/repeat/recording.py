@@ -14,17 +14,24 @@ from benchmark.engine.mapping import ClientFunction
 from benchmark.engine.plan.work import Step
 from benchmark.engine.repeat.straight_line import straight_line
 from benchmark.engine.step_function import Made, WrittenStep
-from benchmark.internals import tree_flatten, tree_map, tree_unflatten, without_autocast
+from benchmark.internals import tree_flatten, tree_map, tree_unflatten, with_trainer, without_autocast
 
 #: Of the device's free memory what all intermediate results of a step may take together while it is recorded.
 ROOM = 1 / 4
 
 
 class _Unread:
-    """Stands for the round while a step is recorded: what depends on it cannot be repeated in the next one."""
+    """Stands for what changes from round to round while a step is recorded: the next one could not repeat it.
+
+    Args:
+        title: as the loss would spell it.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError(f"the loss reads client.round.{name}, where prepare could")
+        raise RuntimeError(f"the loss reads {self._title}.{name}, where prepare could")
 
 
 def inputs(cohort: Cohort, batch: MiniBatch) -> tuple[list[Tensor], tuple[tuple[str, ...], ...]]:
@@ -72,14 +79,14 @@ def recorded(as_written: WrittenStep, cohort: Cohort, step: Step, batch: MiniBat
         mini_batch = MiniBatch(x, y, mask, batch.phase, batch.split, noise, features)
 
         def call(function: ClientFunction, rows: tuple[MiniBatch, ...]) -> Any:
-            return clients.bound(function, count, cast(Any, _Unread()), common, own, rows)()
+            return clients.bound(function, count, cast(Any, _Unread("client.round")), common, own, rows)()
 
         made = as_written.made(call, step, mini_batch, trained)
         laid_out = {name: _laid_out(made.gradients[name], leaf) for name, leaf in trained.items()}
         return Made(made.losses.detach(), tree_map(Tensor.detach, made.reported), laid_out)
 
     room = int(ROOM * free_memory(batch.x.device))
-    with torch.enable_grad():
+    with torch.enable_grad(), with_trainer(as_written.method, _Unread("self.trainer")):
         return cast(Callable[..., Made], straight_line(gradients, [tensor.detach() for tensor in tensors], room))
 
 

@@ -3,11 +3,12 @@
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federation import build, fit
+from federation import build, fit, learned
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import nn
@@ -183,3 +184,19 @@ def test_memory_of_a_client_counts_slots_and_saved_activations() -> None:
     first_layer = 64 * 64 * 12 * 12 * 4
     assert large > slots + images + first_layer
     assert slots < small < large < 2 * slots + 60 * images
+
+
+def test_what_is_kept_of_a_text_is_the_same_however_the_width_came_about(tmp_path: Path) -> None:
+    """A method keeps what it has made once, and under autocast it would be another's."""
+    half, few = {"precision": "bf16-mixed"}, ("--data.partition=federation.Few", "--data.clients_per_round=4")
+    whole, data = build("FedKgCoOp", *few, "--data.clients_at_once=auto")
+    fit(whole, data, 2, settings=half, evaluate=False)
+    method, data = build("FedKgCoOp", *few, "--data.clients_at_once=auto")
+    fit(method, data, 1, settings=half, evaluate=False, save_to=tmp_path)
+    method, data = build("FedKgCoOp", *few, "--data.clients_at_once=auto")
+    fit(method, data, 2, settings=half, evaluate=False, ckpt_path=str(tmp_path / "checkpoints/last.ckpt"))
+    given, data = build("FedKgCoOp", *few, f"--data.clients_at_once={whole.trainer.datamodule.loaders.width}")
+    fit(given, data, 2, settings=half, evaluate=False)
+    for name, value in learned(whole).items():
+        assert torch.equal(value, learned(method)[name]), name
+        assert torch.equal(value, learned(given)[name]), name

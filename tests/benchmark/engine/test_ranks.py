@@ -103,6 +103,7 @@ def test_the_automatic_width_keeps_ranks_equally_busy() -> None:
     assert balanced(3, [10] * 12, 2) == 3
     assert balanced(64, [90, 30, 20, 10], 2) == 1
     assert balanced(64, [10], 4) == 1
+    assert balanced(64, [], 2) == 64  # whom a delivery has all lost
 
 
 def test_a_fingerprint_tells_bits_and_places_apart() -> None:
