@@ -39,6 +39,8 @@ def table(arguments: argparse.Namespace) -> int:
     from benchmark.tables.print_cell import cell_configuration
     from benchmark.tables.run_table import run_table
 
+    if arguments.by_seed and arguments.baseline is None:
+        raise ConfigurationError("--by_seed compares rows with a baseline: give it with --baseline ROW")
     if arguments.print_config:
         row, data = arguments.print_config
         seeds = arguments.seeds or [None]
@@ -58,6 +60,7 @@ def table(arguments: argparse.Namespace) -> int:
         baseline=arguments.baseline,
         place=chosen_place(arguments),
         rerun_changed=arguments.rerun_changed,
+        seed_by_seed=arguments.by_seed,
     )
     return _print_table(result)
 
@@ -65,6 +68,8 @@ def table(arguments: argparse.Namespace) -> int:
 def _print_table(result: "TableResult") -> int:
     """Print a table and what failed; the exit status."""
     print(result.text)
+    if result.by_seed:
+        print(f"{result.by_seed}\n")
     texts = ", ".join(map(str, (result.markdown, result.csv, result.latex)))
     picture = f", {result.picture}" if result.picture else ""
     if result.unchanged:
@@ -299,6 +304,9 @@ def parser() -> CommandParser:
     _add_table(entry)
     entry.add_argument("--seeds", type=int, nargs="+", help="in place of the preset's")
     entry.add_argument("--baseline", metavar="ROW", help="compare the other rows with this one, pair by pair")
+    entry.add_argument(
+        "--by_seed", action="store_true", help="print that comparison of each seed too, and of clients with few images"
+    )
     entry.add_argument(
         "--print_config", nargs=2, metavar=("ROW", "DATA"), help="print one run's configuration and run nothing"
     )

@@ -162,7 +162,7 @@ def waits_of_round(conf: str, room: bool) -> list[str]:
     """
     method, data = build(conf, *TINY)
     with PretendedGPU() as gpu, patch.object(placed_store, "ROOM", 1.0 if room else 0.0):
-        last = _LastRound(gpu)
+        last = _InRound(gpu, 3)
         fit(method, data, 3, [last], settings=SETTINGS | trainer_settings())
     return last.waits
 
@@ -188,18 +188,18 @@ def recorded_round(clients: int, steps: int) -> tuple[list[str], int]:
     method = FedAvg(10, clients, Small(), training=LocalTraining(lr=0.1, epochs=1))
     images = RandomImages(4 * steps * clients, 10 * clients, size=4)
     data = FederatedDataModule(images, IID(clients), ImageTransform(), batch_size=4, clients_at_once=clients)
-    # A round in which no record is made, nor compared.
+    # In the one before the last no record is made, nor compared.
     rounds = (recorded_step.BEFORE_RECORDING + 2 * recorded_step.TIMED + 2) // steps + 2
     with PretendedGPU() as gpu, patch.object(recorded_step, "WORTHWHILE", float("inf")):  # it has a CPU's clock
-        last = _LastRound(gpu)
+        usual = _InRound(gpu, rounds)
         fit(
             method,
             data,
-            rounds,
-            [last],
-            settings=SETTINGS | {"check_val_every_n_epoch": rounds + 1} | trainer_settings(),
+            rounds + 1,
+            [usual],
+            settings=SETTINGS | {"check_val_every_n_epoch": rounds + 2} | trainer_settings(),
         )
-    return last.waits, last.kernels
+    return usual.waits, usual.kernels
 
 
 def recorded_frozen(conf: str) -> tuple[dict[str, float], int]:
@@ -276,18 +276,19 @@ def not_captured(why: str) -> tuple[list[str], int]:
     return said, sum(graph.replays for graph in graphs)
 
 
-class _LastRound(Callback):
-    """Notes what is waited for in a round, and its kernels; that of the last one is left.
+class _InRound(Callback):
+    """Notes what is waited for in a round, and its kernels.
 
     Args:
         gpu: that it runs on.
+        number: of the round, from 1.
     """
 
     waits: list[str]
     kernels: int
 
-    def __init__(self, gpu: PretendedGPU) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: PretendedGPU, number: int) -> None:
+        self._gpu, self._number = gpu, number
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin anew."""
@@ -295,4 +296,6 @@ class _LastRound(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Take what there is."""
+        if trainer.current_epoch + 1 != self._number:
+            return
         self.waits, self.kernels = self._gpu.waits[self._before[0] :], self._gpu.kernels - self._before[1]

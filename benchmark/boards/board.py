@@ -182,7 +182,8 @@ def setting_of(runs: Sequence[Run]) -> Setting:
     """Return what runs of several seeds have in common, with the partition of each.
 
     Raises:
-        ConfigurationError: they differ in more than their seed and partition, or do not know their images.
+        ConfigurationError: they differ in more than seed and partition, or with one seed in the partition; or one does
+            not know its images.
     """
     first, *others = [_setting_of_one(run) for run in runs]
     for run, other in zip(runs[1:], others, strict=True):
@@ -190,7 +191,14 @@ def setting_of(runs: Sequence[Run]) -> Setting:
             raise ConfigurationError(
                 f"{run.folder} differs from {runs[0].folder} in more than seed and partition: {why}"
             )
-    splits = {seed: split for each in (first, *others) for seed, split in each.splits.items()}
+    splits: dict[str, str] = {}
+    for run, each in zip(runs, (first, *others), strict=True):
+        for seed, split in each.splits.items():
+            if splits.setdefault(seed, split) != split:
+                raise ConfigurationError(
+                    f"{run.folder} has another partition than other runs with seed {seed} ({split[:12]} and "
+                    f"{splits[seed][:12]}); all rows of a board have one for each seed"
+                )
     return replace(first, client_rounds=max(each.client_rounds for each in (first, *others)), splits=splits)
 
 

@@ -30,10 +30,11 @@ def _that_never_trained(record: RunRecord, train_sizes: Sequence[int] | None) ->
 
 
 def _third(number: int) -> GroupsOf:
-    """Return a function for a third of the clients that train and are tested, by their training images.
+    """Return a function for a third of the clients with training and test images, by their training images.
 
     The first and the last third are of one size. Of two clients with as many images the one with the lower index
-    counts as the smaller.
+    counts as the smaller. A client that never took part is in none: a model of its own that was never trained says
+    nothing about its images. The others stay in the third that they have where all take part.
     """
 
     def of(record: RunRecord, train_sizes: Sequence[int] | None) -> Groups:
@@ -41,7 +42,8 @@ def _third(number: int) -> GroupsOf:
         ordered = sorted((trained, k) for k, (trained, tested) in enumerate(sizes) if trained and tested)
         outer = round(len(ordered) / 3)
         cuts = (0, outer, len(ordered) - outer, len(ordered))
-        return [sorted(k for _, k in ordered[cuts[number] : cuts[number + 1]])]
+        of_all = sorted(k for _, k in ordered[cuts[number] : cuts[number + 1]])
+        return [[k for k in of_all if not record.trained or record.trained[k] is not False]]
 
     return of
 

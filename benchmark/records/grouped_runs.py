@@ -110,7 +110,8 @@ class Run:
     @property
     def participants(self) -> int:
         """Count the clients that train in a round."""
-        count = len(self.record.client_names)
+        testers = (stored_run(self.folder).partition or {}).get("testers", 0)
+        count = len(self.record.client_names) - (testers if type(testers) is int else 0)
         available = count - min(round(self.held_out[1] * count), count - 1)
         chosen = self.get("data.clients_per_round")
         return int(chosen) if chosen is not None else max(1, round(self.get("data.participation", 1.0) * available))

@@ -158,12 +158,19 @@ def _is_of_its_type(name: str, kind: "pa.DataType", texts: Sequence[str]) -> boo
 
 
 def _frame(arrow: "pa.Table") -> "pd.DataFrame":
+    import pyarrow.compute as pc
+
     if lacking := [name for name in arrow.column_names if name not in BY_CLASS and arrow[name].null_count]:
         raise ValueError(f"a row has no {lacking[0]}")
     table = arrow.to_pandas()
     points = sorted(set(table["point"]) - set(POINTS))
     if points:
         raise ValueError(f"point is one of {', '.join(POINTS)}, got {points[0]!r:.40}")
+    for name, low in (("label", 0), ("prediction", -1)):
+        if {name, "logits"} <= {*arrow.column_names}:
+            column, classes = arrow[name], pc.list_value_length(arrow["logits"])
+            if pc.all(pc.and_(pc.greater_equal(column, low), pc.less(column, classes))).as_py() is False:
+                raise ValueError(f"it has a {name} that is none of the classes of its logits")
     return table.astype(dict.fromkeys(NAMES, "str"))
 
 

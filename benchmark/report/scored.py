@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmark.errors import ConfigurationError
 from benchmark.metrics import POOLED_CLIENT
 from benchmark.records.averaged_classes import averaged_classes, not_alike
 from benchmark.records.group_fairness import GroupFairness, columns_of, group_fairness
@@ -97,21 +95,12 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     classes = stored_run(run.folder).class_names(*sizes)
     found = []
     for point, rows in by_point.items():
-        _check(rows, run.folder / PREDICTIONS, len(classes))
         label = f"{name}, seed {run.record.seed}, {POINT_WORDS[point]}"
         label += f", round {rows['round'].iloc[0]} (best on val)" if stored.keep == "best_on_val" else ""
         columns = columns_of(stored) if stored.has(SUBGROUPS) else []
         subgroups = [group_fairness(stored, column, point) for column in columns]
         found.append(_scored(label, rows, run.record.client_names, classes, stored.min_support, subgroups))
     return found
-
-
-def _check(rows: "pd.DataFrame", file: Path, classes: int) -> None:
-    for column, low in (("label", 0), ("prediction", -1)):
-        if not rows[column].between(low, classes, inclusive="left").all():
-            raise ConfigurationError(
-                f"{file}: it has a {column} that is none of the run's, {low} to {classes - 1}; its curves are left out"
-            )
 
 
 def _scored(

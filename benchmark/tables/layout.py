@@ -403,6 +403,11 @@ def _check_gains(table: Table, preset: Preset, group: DataGroup, where: str) -> 
     """Refuse gains over a row that the preset does not run, and a row for a column without gains."""
     labels = [row.label for row in rows_of(table, preset)]
     for column in group.columns:
+        if column.client is not None and column.statistic != "average":
+            raise ConfigurationError(
+                f"{where}a column of client {column.client!r:.80} shows its own value, not {column.statistic} over "
+                "clients; leave one of the two out"
+            )
         over = column.gains_over
         if over is not None and over not in labels:
             raise ConfigurationError(

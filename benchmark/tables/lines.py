@@ -107,13 +107,25 @@ def add_gains(lines: Sequence[Line], table: Table) -> None:
                 value = math.nan
                 beside = other.runs.get(seed)
                 if other is not line and beside and beside.record.manifest_hash == run.record.manifest_hash:
-                    ours, theirs = (
-                        np.asarray(client_values(each.metrics, each.record, point, split, metric, table.summary))
-                        for each, point in ((run, line.point), (beside, other.point))
-                    )
-                    found = gains(ours * scale_of(metric), theirs * scale_of(metric), metric)
-                    value = of(found, False) if len(found) else math.nan
+                    try:
+                        ours, theirs = (
+                            np.asarray(_of_clients(each, point, split, metric, table.summary))
+                            for each, point in ((run, line.point), (beside, other.point))
+                        )
+                    except ConfigurationError as error:
+                        line.errors.append(str(error))
+                    else:
+                        found = gains(ours * scale_of(metric), theirs * scale_of(metric), metric)
+                        value = of(found, False) if len(found) else math.nan
                 line.numbers.append(Number(line.position, seed, "column", table.summary, column.heading, value))
+
+
+def _of_clients(run: StoredRun, point: str, split: str, metric: str, which: str) -> list[float]:
+    """Return a run's values by client, or raise an error that names its folder."""
+    try:
+        return client_values(run.metrics, run.record, point, split, metric, which)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{run.folder}: {error}") from error
 
 
 def _finished(by_row: Sequence[dict[int, Outcome]]) -> list[StoredRun]:

@@ -14,6 +14,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.files import make_folder, write_text
 from benchmark.paths import user_path
 from benchmark.tables.across import draw_across
+from benchmark.tables.by_seed import by_seed
 from benchmark.tables.cells import check_readings, make_cells
 from benchmark.tables.curves import draw_curves
 from benchmark.tables.layout import Preset, Table, check_baseline, check_seeds, load_table, preset_of, rows_of
@@ -34,6 +35,7 @@ class TableResult:
         problems: what could not be read.
         text: the table of these runs, in Markdown.
         picture: the metric over the rounds or the data groups, where there is one.
+        by_seed: its rows minus the baseline, seed by seed, in Markdown; empty unless asked for.
         unchanged: the text files say the same already, apart from what runs measure anew, and were left as they are.
     """
 
@@ -45,6 +47,7 @@ class TableResult:
     text: str = ""
     picture: Path | None = None
     unchanged: bool = False
+    by_seed: str = ""
 
 
 def run_table(
@@ -60,6 +63,7 @@ def run_table(
     place: Place = THIS_MACHINE,
     program: Sequence[str] = PROGRAM,
     rerun_changed: bool = False,
+    seed_by_seed: bool = False,
 ) -> TableResult:
     """Run a table's missing cells, ``jobs`` at a time, then write ``results_dir/tables/<name>_<preset>.{md,csv,tex}``
     and, with the metric over the rounds or over the data groups, ``.png``.
@@ -67,7 +71,8 @@ def run_table(
     A cell counts as finished with a record in ``runs_dir``, and with ``kept`` also with a committed one in
     ``results_dir/runs``. ``seeds`` and ``baseline`` replace the table's own; ``place`` says where the cells run.
     One line says how many finished cells were made by other code than the present one; ``rerun_changed`` runs those
-    again and puts the old ones into ``runs_dir/.replaced``. Older records do not name their code; they are counted,
+    again and puts the old ones into ``runs_dir/.replaced``. ``seed_by_seed`` compares rows with the baseline for each
+    seed, too. Older records do not name their code; they are counted,
     and kept.
 
     Raises:
@@ -87,7 +92,7 @@ def run_table(
     make_folder(results / "tables")
     outcomes = run_cells(list(cells.values()), work, jobs, place)
     rendered = render(Path(name).stem, table, preset, chosen, cells, outcomes)
-    return write_table(f"{Path(name).stem}_{preset}", results, table, rendered, outcomes)
+    return write_table(f"{Path(name).stem}_{preset}", results, table, rendered, outcomes, seed_by_seed)
 
 
 def chosen_table(
@@ -135,7 +140,12 @@ def data_folder(data_dir: str | Path | None, cells: Iterable[Cell], where: str) 
 
 
 def write_table(
-    stem: str, results: Path, table: Table, rendered: Rendered, outcomes: Mapping[str, Outcome]
+    stem: str,
+    results: Path,
+    table: Table,
+    rendered: Rendered,
+    outcomes: Mapping[str, Outcome],
+    seed_by_seed: bool = False,
 ) -> TableResult:
     """Write a rendered table and its curves to ``results/tables/<stem>``.
 
@@ -164,4 +174,5 @@ def write_table(
         rendered.markdown,
         picture if picture.is_file() else None,
         unchanged,
+        by_seed(rendered.lines, table) if seed_by_seed else "",
     )

@@ -152,14 +152,14 @@ def test_table_hands_its_options_on(
     assert main(["table", "table1", "--preset", "paper", "--jobs", "3", "--seeds", "4", "5"]) == 0
     failed["alpha-digits-s0-0"] = Outcome(None, "no memory", Path("runs/alpha/log.txt"))
     slurm = ["--engine", "slurm", "--partition", "gpu", "--time", "90", "--gpus", "2", "--cpus", "4", "--rerun-changed"]
-    assert main(["table", "table1", "--data_dir", "/given", "--kept", "--baseline", "FedAvg", *slurm]) == 1
+    assert main(["table", "table1", "--data_dir", "/given", "--kept", "--baseline", "FedAvg", "--by_seed", *slurm]) == 1
     ray = ["--engine", "ray", "--address", "ray://head:10001", "--gpus", "0.5", "--cpus", "2", "--jobs", "4"]
     assert main(["table", "table1", *ray]) == 1
     assert asked == [
-        ("table1", "demo", None, None, None, False, None, ThisMachine(), False),
-        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, ThisMachine(), False),
-        ("table1", "demo", "/given", None, None, True, "FedAvg", Slurm("gpu", 90, 2, 4), True),
-        ("table1", "demo", "/from/environment", 4, None, False, None, Ray("ray://head:10001", 0.5, 2), False),
+        ("table1", "demo", None, None, None, False, None, ThisMachine(), False, False),
+        ("table1", "paper", "/from/environment", 3, [4, 5], False, None, ThisMachine(), False, False),
+        ("table1", "demo", "/given", None, None, True, "FedAvg", Slurm("gpu", 90, 2, 4), True, True),
+        ("table1", "demo", "/from/environment", 4, None, False, None, Ray("ray://head:10001", 0.5, 2), False, False),
     ]
     printed = capsys.readouterr()
     assert "failed: alpha-digits-s0-0: no memory (log: runs/alpha/log.txt)" in printed.err

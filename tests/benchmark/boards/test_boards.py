@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,16 @@ def write_anew(folder: Path, seed: int, values: list[float], kept: bool = False,
         "trainer": {"max_epochs": rounds},
     }
     sizes = {"a": 5, "b": 4, "c": 3}
-    clients = [{"name": name, "train_classes": [first, 0], "test_classes": [size, 0]} for name, size in sizes.items()]
+    tested = dict(iter(kept_images().groupby("client")))
+    clients = [
+        {
+            "name": name,
+            "train_classes": [first, 0],
+            "test_classes": np.bincount(tested[number]["label"], minlength=3).tolist(),
+            "test": tested[number]["image"].tolist(),
+        }
+        for number, name in enumerate(sizes)
+    ]
     metrics = [
         (number, client, point, "test", "accuracy", value if number else 0.0)
         for number in range(3)
@@ -252,6 +262,26 @@ def no_manifest(folder: Path) -> list[Path]:
     return runs
 
 
+def forged(**columns: Callable[[pd.DataFrame], Any]) -> Callable[[Path], list[Path]]:
+    """Runs whose predictions have other columns, and scores that fit them."""
+
+    def made(folder: Path) -> list[Path]:
+        runs = given(folder)
+        for run in runs:
+            rows = pd.read_parquet(run / PREDICTIONS)
+            rows = rows.assign(**{name: of(rows) for name, of in columns.items()})
+            rows.to_parquet(run / PREDICTIONS)
+            metrics = pd.read_parquet(run / "metrics.parquet")
+            for client, own in rows.query("point == 'server'").groupby("client"):
+                last = (metrics["client"] == client) & (metrics["round"] == 2)
+                metrics.loc[last, "value"] = float((own["label"] == own["prediction"]).mean())
+            metrics.to_parquet(run / "metrics.parquet")
+            finish_again(run)
+        return runs
+
+    return made
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -272,6 +302,8 @@ def no_manifest(folder: Path) -> list[Path]:
         (broken, "predictions.parquet was changed after"),
         (other_scores, "predictions.parquet does not give the record's accuracies"),
         (lambda f: [f / "nothing"], "nothing has no record.json: there is no such directory"),
+        (forged(image=lambda rows: rows["image"] + 1000), "has other test images for client 0 than manifest.json"),
+        (forged(label=lambda rows: rows["prediction"]), "has other numbers of images of the classes for client"),
     ],
 )
 def test_what_is_not_of_the_board_is_refused_and_nothing_is_written(
@@ -335,6 +367,35 @@ def test_one_process_at_a_time_adds_to_a_board(board: Board, results: Path, tmp_
     lock.release()
     assert len(submit(NAME, "Mine", runs, "server", results).board.rows) == 3
     assert not lock.path.exists()
+
+
+def test_a_submission_that_was_killed_before_the_page_is_repeated(
+    board: Board, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = given(tmp_path / "theirs")
+    killed, write = iter([KeyboardInterrupt]), module.write_ranking
+
+    def write_ranking(*given: Any) -> Any:
+        for error in killed:
+            raise error
+        return write(*given)
+
+    monkeypatch.setattr(module, "write_ranking", write_ranking)
+    with pytest.raises(KeyboardInterrupt):
+        submit(NAME, "Mine", runs, "server", results)
+    page, _ = submit(NAME, "Mine", runs, "server", results).files
+    assert "| Mine |" in page.read_text()
+    with pytest.raises(ConfigurationError, match="has a row 'Mine' already"):
+        submit(NAME, "Mine", given(tmp_path / "others", lr=0.3), "server", results)
+
+
+def test_a_board_has_one_partition_for_each_seed(results: Path) -> None:
+    for folder in (results / "runs").glob("trained-*"):
+        record = written_record(folder)
+        shutil.rmtree(folder)
+        write(folder, record.seed, [0.7, 0.9, 0.6], lr=7, first=6)
+    with pytest.raises(ConfigurationError, match="has another partition than other runs with seed 0"):
+        freeze(NAME, "rooms.yaml", "demo", "rooms", "Floor", results)
 
 
 @pytest.mark.parametrize("killed_at", ["the second run", "the board"])

@@ -123,6 +123,16 @@ def test_thirds_of_the_clients_by_training_images_have_means(
     assert found == [None if each is None else pytest.approx(each) for each in (fewest, medium, most)]
 
 
+def test_thirds_have_no_client_that_never_trained() -> None:
+    """Of those with 20 and 30 images, the first alone took part; which third is whose does not change."""
+    record = dataclasses.replace(several(), trained=(True, True, False, True, None, None))
+    found = [
+        of_data_sets(table(VALUES), record, statistic=name, train_sizes=(50, 20, 30, 40, 0, 0))
+        for name in ("fewest", "medium", "most")
+    ]
+    assert found == [pytest.approx(each) for each in (0.9, 0.4, 0.6)]
+
+
 @pytest.mark.parametrize(
     ("counts", "sizes"),
     [

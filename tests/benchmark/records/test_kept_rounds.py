@@ -242,6 +242,12 @@ def test_another_ones_file_of_a_round_is_refused_before_training(
         KeptRounds(tmp_path, "all").take_up(tmp_path, iter([(1, evaluation(1, 0.5))]))
 
 
+@pytest.mark.parametrize("label", [-1, 99])
+def test_a_label_without_a_logit_is_refused(label: int) -> None:
+    with pytest.raises(ValueError, match="it has a label that is none of the classes of its logits"):
+        parse_predictions(parquet_of(images(1).assign(label=label)))
+
+
 def test_classes_of_a_client_that_is_not_there_are_refused(runs: Path) -> None:
     stored = StoredRun(runs / "last")
     rows = stored.predictions.assign(client=99)

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmark.cells.outcome import Outcome
 from benchmark.errors import ConfigurationError
 from benchmark.metrics import GAINS, gains
 from benchmark.records.metrics_table import COLUMNS
+from benchmark.tables.by_seed import by_seed
 from benchmark.tables.cells import make_cells
 from benchmark.tables.layout import DataGroup, load_table
 from benchmark.tables.render import Rendered, render
@@ -60,6 +62,10 @@ def run(folder: Path, row: str, seed: int, **manifest: Any) -> Outcome:
     rows = [(1, client, "server", "test", "accuracy", value) for client, value in enumerate(values)]
     rows += [(1, client, "server", "test", "loss", 1 - value) for client, value in enumerate(values)]
     record = record_of("abc", seed, method=row, dataset="Rooms", manifest_hash="", rounds=1, rounds_trained=1)
+    record = replace(record, trained=(True, True, row != "Alpha"))
+    manifest["clients"] = [
+        {"name": name, "train_classes": [size, 0]} for name, size in zip("abc", (5, 3, 4), strict=True)
+    ]
     write_finished_run(folder / f"{row}{seed}", record, pd.DataFrame(rows, columns=list(COLUMNS)), **manifest)
     return Outcome(folder / f"{row}{seed}")
 
@@ -110,6 +116,30 @@ def test_another_partition_gives_no_gain(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["Alpha", "Avg"][0] == pytest.approx((100 * 1.85 / 3 + 100 * 2.2 / 3) / 2)
 
 
+def test_a_metric_that_runs_lack_leaves_the_table_without_that_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rendered(
+        tmp_path, monkeypatch, [*COLUMNS_ASKED[:2], {"statistic": "mean_gain", "metric": "auroc", "label": "Of AUROC"}]
+    )
+    assert not math.isnan(numbers(made)["Alpha", "Avg"][0])
+    assert any("the run has no auroc on test" in problem and str(tmp_path) in problem for problem in made.problems)
+
+
+def test_a_baseline_is_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirds by training images, of which clients have 5, 3 and 4; the third one never trained in Alpha."""
+    file = table(tmp_path, COLUMNS_ASKED[:1])
+    made = rendered(tmp_path, monkeypatch, COLUMNS_ASKED[:1])
+    said = by_seed(made.lines, replace(load_table(str(file)), baseline="Local"))
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| ")]
+    assert cells == [
+        ["Method", "Seed", "All", "Trained", "Fewest", "Medium", "Most", "Thirds"],
+        ["Alpha", "0", "+1.67", "+2.50", "-5.00", "", "+10.00", ""],
+        ["Alpha", "1", "+13.33", "+15.00", "+10.00", "", "+20.00", ""],
+        ["Beta", "0", "+13.33", "+13.33", "+0.00", "+10.00", "+30.00", "rise"],
+    ]
+
+
 def test_a_table_without_such_columns_says_nothing_of_gains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Gains over" not in rendered(tmp_path, monkeypatch, COLUMNS_ASKED[:1]).markdown
 
@@ -129,6 +159,16 @@ def test_a_table_without_such_columns_says_nothing_of_gains(tmp_path: Path, monk
             [{"statistic": "mean_gain", "label": "G"}, {"label": "HM", "harmonic": ["G"]}],
             {},
             "no column 'G' stands left of the harmonic mean that names it",
+        ),
+        (
+            [{"client": "a", "statistic": "mean_gain"}],
+            {},
+            "column of client 'a' shows its own value, not mean_gain over",
+        ),
+        (
+            [{"client": "a", "statistic": "worst"}],
+            {},
+            "column of client 'a' shows its own value, not worst over clients",
         ),
         ([{"statistic": "gain"}], {}, "there is no statistic 'gain'; statistics are average, worst, "),
     ],
