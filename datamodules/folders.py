@@ -47,6 +47,7 @@ NO_CLASSES = frozenset(
     {"__macosx", "@eadir", "lost+found", "#recycle", "$recycle.bin", "system volume information", "thumbs.db"}
 )
 CACHE_FORMAT = 3  # raise it when the same files would decode to other values
+SEEN_FORMAT = 4  # the same, for images that are decoded as one sees them
 
 #: gives the file of an image by its place, or the image's name and content
 Read = Callable[[int], Path | tuple[str, bytes]]
@@ -363,7 +364,7 @@ def file_statuses(root: Path, files: Sequence[str]) -> list[os.stat_result]:
 
 def _key(root: Path, files: Sequence[str], how: Decoding) -> str:
     """Name of the cache of these files; refuses files outside of ``root`` on the way."""
-    said = f"{CACHE_FORMAT} {how.size} {how.fit} {how.as_seen} {how.bits}"
+    said = f"{SEEN_FORMAT if how.as_seen else CACHE_FORMAT} {how.size} {how.fit} {how.as_seen} {how.bits}"
     key = hashlib.blake2b(said.encode(), digest_size=16)
     for file, status in zip(files, file_statuses(root, files), strict=True):
         # Names on a disk need not be UTF-8.

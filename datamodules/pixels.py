@@ -4,12 +4,13 @@ import hashlib
 import io
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from benchmark.errors import ConfigurationError
 
@@ -23,6 +24,8 @@ DIGEST_BYTES = 16
 LARGEST = 2**16 - 1  #: of 16 bits
 #: How 8-bit channels are called, by their number.
 CHANNELS = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+#: Where an image says how it is turned, by the names that Pillow has for it.
+TURNS = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
 
 #: What is remembered of an image: whether its values have 16 bits, the largest of them, and whether 8 of 16 were read.
 ABOUT = np.dtype([("digest", np.uint8, (DIGEST_BYTES,)), ("deep", "?"), ("largest", "<u2"), ("cut", "?")])
@@ -105,11 +108,13 @@ def decode(given: Path | tuple[str, bytes], how: Decoding) -> Decoded:
                 image = opened
             deep = image is not opened or cut
             image = _rgb(image, how.as_seen)
+    except ConfigurationError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         raise ConfigurationError(
             f"the image {path} is too large to decode ({str(error) or 'out of memory'}); make it smaller or remove it"
         ) from error
-    except (OSError, EOFError, ValueError, SyntaxError, RuntimeError) as error:
+    except Exception as error:  # of damaged bytes, whatever Pillow's parsers say: a TypeError, for example
         # Pillow names the object in memory that it was given.
         reason = "its content is of no known format" if isinstance(error, UnidentifiedImageError) else error
         raise ConfigurationError(
@@ -163,28 +168,51 @@ def _from_16_bits(opened: Image.Image, content: bytes, how: Decoding, path: Path
     Raises:
         ConfigurationError: there is a value above what ``how.bits`` can say.
     """
-    if opened.mode.startswith("I;16"):
-        values = np.asarray(opened)[..., None]
-        if how.as_seen and isinstance(hidden := opened.info.get("transparency"), int):
-            values = np.where(values == hidden, how.white, values)
-    else:  # of colours Pillow keeps 8 bits
-        import torch
-        from torchvision.io import decode_png
-
-        values = decode_png(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0).numpy()
+    grey = opened.mode.startswith("I;16")
+    values = np.asarray(opened)[..., None] if grey else _all_of_16_bits(opened, content)
     colours = values[..., : 1 if values.shape[-1] < 3 else 3]
-    largest = int(colours.max())
+    hidden = np.zeros(values.shape[:2], dtype=bool)
+    if how.as_seen and (transparent := opened.info.get("transparency")) is not None:
+        hidden = (colours == np.array(transparent)).all(-1)
+    largest = int(colours.max(initial=0, where=~hidden[..., None]))
     if largest > how.white:
         raise ConfigurationError(
             f"the image {path} has the value {largest}, and bits={how.bits} says that {how.white} is the largest; give "
             f"bits={largest.bit_length()} or leave it out"
         )
-    whites = np.full(values.shape[-1], LARGEST)  # alpha has all bits
-    whites[: colours.shape[-1]] = how.white
-    scaled = np.round(values.astype(np.float64) / (whites / 255)).astype(np.uint8)
+    scaled = _in_8_bits(how.white)[colours]
+    scaled[hidden] = 255
+    if values.shape[-1] > colours.shape[-1]:  # alpha has all bits
+        scaled = np.concatenate([scaled, _in_8_bits(LARGEST)[values[..., -1:]]], axis=-1)
     image = Image.fromarray(scaled.squeeze(-1) if scaled.shape[-1] == 1 else scaled, CHANNELS[scaled.shape[-1]])
-    image.info = {name: value for name, value in opened.info.items() if name == "exif"}
+    image.info = {name: value for name, value in opened.info.items() if name in TURNS}
     return image, largest
+
+
+def _all_of_16_bits(opened: Image.Image, content: bytes) -> NDArray[np.uint16]:
+    """Return the values of a PNG with 16-bit colours, or grey with alpha: [H, W, channels].
+
+    Pillow has no image of such values, and unpacks half of their bytes, by the raw mode that a tile names: all bytes
+    are had by naming others. It reads damaged files to an error, where other decoders end the process.
+    """
+    assert isinstance(opened, ImageFile.ImageFile)
+    raw = str(opened.tile[0].args)
+    if raw == "LA;16B":  # the bytes of a pixel, as if they were red, green, blue and alpha
+        opened.tile = [tile._replace(args="RGBA") for tile in opened.tile]
+        halves = np.asarray(opened)
+        upper, lower = halves[..., ::2], halves[..., 1::2]
+    else:
+        upper = np.asarray(opened)
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
+            again.tile = [tile._replace(args=raw.replace(";16B", ";16L")) for tile in again.tile]
+            lower = np.asarray(again)
+    return upper.astype(np.uint16) << 8 | lower
+
+
+@lru_cache(maxsize=4)
+def _in_8_bits(white: int) -> NDArray[np.uint8]:
+    """Return what each 16-bit value is in 8 bits where ``white`` is 255; values above it do not occur."""
+    return np.round(np.arange(LARGEST + 1) / (white / 255)).clip(max=255).astype(np.uint8)
 
 
 def _rgb(image: Image.Image, as_seen: bool) -> Image.Image:

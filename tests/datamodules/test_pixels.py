@@ -1,7 +1,10 @@
 """Pixels of one image: turned, composed and scaled as one sees it, or read as published codes do."""
 
 import io
+import pickle
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from PIL import Image
 
 from benchmark.errors import ConfigurationError
+from benchmark.predict.files import decoded
 from datamodules.folders import read_images
 from datamodules.pixels import Decoding, decode
 
@@ -35,17 +39,16 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def png16(values: np.ndarray, kind: int, more: bytes = b"") -> bytes:
-    """A PNG of 16 bits, which Pillow does not write: values [H, W, channels], colour type, and chunks."""
+def png16(values: np.ndarray, kind: int, more: bytes = b"", last: bytes = b"", bits: int = 16) -> bytes:
+    """A PNG of 16 bits, which Pillow does not write: values [H, W, channels], colour type, a chunk, and a last one."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    if more:
-        more = chunk(more[:4], more[4:])
-    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, kind, 0, 0, 0)
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    parts = [chunk(b"IHDR", header), more, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    more, last = (chunk(each[:4], each[4:]) if each else b"" for each in (more, last))
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], bits, kind, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(f">u{bits // 8}").tobytes() for row in values)
+    parts = [chunk(b"IHDR", header), more, chunk(b"IDAT", zlib.compress(rows)), last, chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
@@ -149,6 +152,93 @@ def test_twelve_bits_in_sixteen_keep_all_their_levels(content: bytes) -> None:
 def test_all_of_sixteen_bits_of_colours_count() -> None:
     values = np.random.default_rng(0).integers(0, 65536, (4, 4, 3))
     np.testing.assert_array_equal(pixels(png16(values, 2)), np.round(values / 257))
+
+
+@pytest.mark.parametrize(("kind", "channels"), [(2, 3), (4, 2), (6, 4)], ids=["colours", "grey with alpha", "alpha"])
+def test_a_damaged_file_of_sixteen_bits_does_not_end_the_process(kind: int, channels: int) -> None:
+    """Decode files with single bits flipped in another process, since their decoder once ended its own."""
+    sound = png16(np.random.default_rng(0).integers(0, 65536, (16, 16, channels)), kind)
+    start = sound.index(b"IDAT") + 4
+    (size,) = struct.unpack(">I", sound[start - 8 : start - 4])
+    places = [*range(start, start + size + 4, 37), start + size - 1, start + size]  # the last is of the sum
+    damaged = [sound[:place] + bytes([sound[place] ^ 4]) + sound[place + 1 :] for place in places]
+    rows = zlib.compress(zlib.decompress(sound[start : start + size])[:-100])
+    damaged += [sound[: start + size // 2], sound[: start - 8] + struct.pack(">I", len(rows)) + b"IDAT" + rows]
+    program = (
+        "import pickle, sys\n"
+        "from benchmark.errors import ConfigurationError\n"
+        "from datamodules.pixels import Decoding, decode\n"
+        "refused = 0\n"
+        "for content in pickle.load(sys.stdin.buffer):\n"
+        "    try: decode(('it', content), Decoding(4, 'squash', as_seen=True))\n"
+        "    except ConfigurationError as error: refused += str(error).startswith('cannot decode the image it (')\n"
+        "print(refused)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(damaged), capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert int(done.stdout) > len(damaged) // 2
+
+
+@pytest.mark.parametrize(("kind", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])
+@pytest.mark.parametrize("bits", [9, 16])
+def test_sixteen_bits_are_rounded_to_the_nearest_of_eight(kind: int, channels: int, bits: int) -> None:
+    values = np.random.default_rng(kind).integers(0, 2**bits, (4, 4, channels))
+    if alpha := channels in (2, 4):
+        values[..., -1] = 65535
+    expected = np.round(values[..., : channels - alpha] / ((2**bits - 1) / 255))
+    found = pixels(png16(values, kind), Decoding(4, "squash", as_seen=True, bits=bits))
+    np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+PROFILE = b"\nexif\n%8d\n" % len(EXIF.tobytes()) + EXIF.tobytes().hex().encode() + b"\n"
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("last", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b"eXIf" + EXIF.tobytes().removeprefix(b"Exif\0\0"),
+        b"zTXtRaw profile type exif\0\0" + zlib.compress(PROFILE),
+        b"iTXtXML:com.adobe.xmp\0\0\0\0\0" + XMP,
+    ],
+    ids=["EXIF", "profile", "XMP"],
+)
+def test_a_png_is_turned_wherever_it_says_so(chunk: bytes, last: bool, bits: int) -> None:
+    """Sixteen bits of colours are turned as eight are."""
+    stored = np.rot90(PICTURE).astype(np.int64) * (257 if bits == 16 else 1)
+    content = png16(stored, 2, *((b"", chunk) if last else (chunk,)), bits=bits)
+    np.testing.assert_array_equal(pixels(content), PICTURE)
+
+
+def test_the_transparent_one_of_sixteen_bit_colours_is_white() -> None:
+    values = np.full((4, 4, 3), (2570, 20, 30))
+    values[0, 0, 2] = 31  # is another colour, though not in 8 bits
+    found = decode(("it", png16(values, 2, b"tRNS" + struct.pack(">3H", 2570, 20, 30))), SEEN)
+    assert found.pixels[:, 0, 0].tolist() == [10, 0, 0]
+    assert (found.pixels.reshape(3, 16)[:, 1:] == 255).all()
+    assert found.largest == 2570
+
+
+def broken_tiff() -> bytes:
+    """A TIFF whose second directory, which has no image, lies in its pixels."""
+    content = bytearray(encoded(Image.fromarray(PICTURE), "TIFF"))
+    (start,) = struct.unpack_from("<I", content, 4)
+    (entries,) = struct.unpack_from("<H", content, start)
+    struct.pack_into("<I", content, start + 2 + 12 * entries, len(content))
+    return bytes(content) + struct.pack("<H", 1) + bytes(16)
+
+
+def test_whatever_pillow_says_of_a_damaged_file_is_told_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot decode the image it \(Missing dimensions\); it is damaged"):
+        decode(("it", broken_tiff()), SEEN)
+    (name,) = saved(tmp_path, broken_tiff(), suffix="tif")
+    ((_, said),) = decoded([tmp_path / name], SEEN)
+    assert isinstance(said, str)
+    assert "(Missing dimensions); it is damaged" in said
 
 
 def saved(root: Path, *contents: bytes, suffix: str = "png") -> list[str]:
