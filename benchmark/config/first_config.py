@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+from numpy.typing import NDArray
 
 import methods
+from benchmark.config.yaml_files import Quoted, dump_yaml
 from benchmark.errors import ConfigurationError
 from benchmark.files import replacing
 from benchmark.shipped import configurations
 from datamodules.folders import file_statuses
-from datamodules.own_folders import SIDE_NAMES, folders_in
+from datamodules.own_folders import SIDE_NAMES, Listed, folders_in
 from datamodules.own_images import DomainFolders, ImageFolders, ImageIndex, OwnImages
 
-#: Images that a client should have, where the images of one folder are dealt to clients.
-IMAGES_A_CLIENT = 100
+#: Images that a client should have to train on and to be tested on, where those of one folder are dealt to clients.
+IMAGES_A_CLIENT = (80, 20)
 MOST_CLIENTS = 10
 #: Methods that learn prompts of a text, for which a CLIP is needed.
 TEXT_METHODS = frozenset(
@@ -89,24 +90,33 @@ def configuration(source: OwnImages, root: str, options: dict[str, Any], method:
     counts = np.bincount(images.labels, minlength=len(source.class_names))
     least = int(counts.argmin())
     several = len(source.domain_names) > 1
+    trained, tested = _sides(images, len(source.domain_names))
     if several:
-        held = np.bincount(images.domains, minlength=len(source.domain_names))
-        if held.min() < 2:
-            name = source.domain_names[int(held.argmin())]
+        held, fewest = trained + tested, np.minimum(trained, tested)
+        if fewest.min() < 1:
+            name = source.domain_names[int(fewest.argmin())]
+            count = int(held[fewest.argmin()])
+            has = f"{count} images, all on one side of the split" if count > 1 else "1 image"
             raise ConfigurationError(
-                f"{root}: domain {name!r} has {held.min()} image, and a client needs one to train on and one to be "
-                "tested on; add some, or leave the domain out"
+                f"{root}: domain {name!r} has {has}, and a client needs one to train on and one to be tested on; add "
+                "some, or leave the domain out"
             )
         partition: Any = "datamodules.partition.DomainPerClient"
         dealt = f"{len(source.domain_names)} domains, one a client"
     else:
-        clients = max(2, min(MOST_CLIENTS, len(images.files) // IMAGES_A_CLIENT))
-        if len(images.files) < 5 * clients:  # a fifth is for tests
+        train, test = int(trained.sum()), int(tested.sum())
+        enough = min(number // each for number, each in zip((train, test), IMAGES_A_CLIENT, strict=True))
+        clients = max(2, min(MOST_CLIENTS, enough))
+        if min(train, test) < clients:
+            there, needed = f"{len(images.files)} images", f"{5 * clients} at least"  # a fifth is for tests
+            if images.given.any():
+                there = f"{train} training and {test} test images"
+                needed = f"{clients} of each at least, or leave the sides out, and a fifth is drawn for tests"
             raise ConfigurationError(
-                f"{root}: {len(images.files)} images are too few for {clients} clients, of which each trains on some "
-                f"and is tested on others; add some, {5 * clients} at least"
+                f"{root}: {there} are too few for {clients} clients, of which each trains on some and is tested on "
+                f"others; add some, {needed}"
             )
-        least_of_a_client = max(1, min(10, len(images.files) // (10 * clients)))  # half of what a fifth for tests gives
+        least_of_a_client = max(1, min(10, min(train, test) // (2 * clients)))  # half of what each has on average
         given = {"alpha": 0.5, "num_clients": clients, "min_size": least_of_a_client}
         partition = {"class_path": "datamodules.partition.DirichletShared", "init_args": given}
         dealt = f"dealt to {clients} clients by Dirichlet(0.5)"
@@ -114,16 +124,26 @@ def configuration(source: OwnImages, root: str, options: dict[str, Any], method:
     data = {
         "source": {
             "class_path": f"{kind.__module__}.{kind.__name__}",
-            "init_args": {"name": source.name, "root": root, **options},
+            "init_args": {"name": Quoted(source.name), "root": Quoted(root), **options},
         },
         "partition": partition,
     }
     # Their small backbones come along; what else they say of a run suits a machine without a GPU.
     suite = "digits_clip" if method in TEXT_METHODS else "digits"
     whole = {"base": [f"methods/{method}", f"suites/{suite}"], "data": data}
-    content = yaml.safe_dump(whole, sort_keys=False, default_flow_style=None)
+    content = dump_yaml(whole, sort_keys=False, default_flow_style=None)
     said = (
         f"{len(images.files):,} images of {len(source.class_names)} classes (fewest: {counts[least]} of "
         f"{source.class_names[least]}), {dealt}"
     )
     return content, said
+
+
+def _sides(images: Listed, domains: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many images of each domain train and how many are tested: those given, of others a fifth is drawn."""
+    drawn, tested, given = (
+        np.bincount(images.domains[which], minlength=domains)
+        for which in (~images.given, images.given & images.test, images.given)
+    )
+    fifth = np.where(drawn > 1, np.maximum(drawn // 5, 1), 0)
+    return given - tested + drawn - fifth, tested + fifth

@@ -8,13 +8,13 @@ from argparse import Action, ArgumentError
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
-from jsonargparse import DefaultHelpFormatter, Namespace, get_loader, set_loader
+from jsonargparse import DefaultHelpFormatter, Namespace, get_loader, set_dumper, set_loader
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
@@ -30,7 +30,7 @@ from benchmark.config.choices import (
 )
 from benchmark.config.given_files import check_file
 from benchmark.config.overview import COMMANDS
-from benchmark.config.yaml_files import check_yaml
+from benchmark.config.yaml_files import check_yaml, dump_yaml
 from benchmark.engine.refusals.trainer_settings import RANKS_CLASSES
 from benchmark.errors import ConfigurationError, causes
 from benchmark.ranges import expected
@@ -272,5 +272,6 @@ def load(text: str) -> Any:
 
 
 set_loader("yaml", load, exceptions=(yaml.YAMLError,))
+set_dumper("yaml", partial(dump_yaml, default_flow_style=False, allow_unicode=True, sort_keys=False))
 # A default such as that of Lightning's Timer, whose interval is a member of an enumeration of texts.
 yaml.SafeDumper.add_multi_representer(enum.Enum, lambda dumper, member: dumper.represent_data(member.value))

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from benchmark.config.parser import FederatedParser
-from benchmark.config.yaml_files import read_mapping
+from benchmark.config.yaml_files import dump_yaml, read_mapping
 from benchmark.delivery import Delivery
 from benchmark.engine.refusals.author_errors import check_constructed
 from benchmark.engine.refusals.trainer_callbacks import given_callbacks
@@ -263,7 +262,7 @@ def _keep_objects(
             super().before_fit()
             check_made_again(method, self.model)
 
-    return _kept([f"--config={yaml.safe_dump(config, sort_keys=False)}"], run_dir, OfObjects)
+    return _kept([f"--config={dump_yaml(config, sort_keys=False)}"], run_dir, OfObjects)
 
 
 def _fit_objects(

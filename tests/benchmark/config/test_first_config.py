@@ -67,6 +67,31 @@ def test_an_index_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert runs("first.yaml")
 
 
+@pytest.mark.parametrize(("tested", "clients", "least"), [(50, 2, 10), (70, 3, 10), (8, 2, 2)])
+def test_given_sides_are_counted_as_they_are(tested: int, clients: int, least: int) -> None:
+    """Deal few test images, fewer than a fifth, to fewer clients."""
+    for name in ("cat", "dog"):
+        images(Path("pets/train") / name, 250)
+        images(Path("pets/test") / name, tested // 2)
+    assert main(["init", "pets"]) == 0
+    made = yaml.safe_load(Path("first.yaml").read_text())["data"]["partition"]["init_args"]
+    assert made == {"alpha": 0.5, "num_clients": clients, "min_size": least}
+    assert runs("first.yaml")
+
+
+@pytest.mark.parametrize("name", ["1e3", "null", "1_000", "on", "2020-01-01", "0x1F", "it's", "é b"])
+def test_any_name_of_a_folder_stays_a_text(name: str) -> None:
+    """Read what is written with the parser of runs."""
+    chosen = ["--name", "its"] if name == "it's" else []  # a data set's name has no apostrophe
+    for each in ("cat", "dog"):
+        images(Path(name) / each, 10)
+    assert main(["init", name, *chosen]) == 0
+    made = cli.FederatedCLI(["--config", "first.yaml"], run=False)
+    Path("kept.yaml").write_text(made.parser.dump(made.config, skip_validation=True))  # as a run keeps it
+    source = cli.FederatedCLI(["--config", "kept.yaml"], run=False).config.data.source.init_args
+    assert (source.name, source.root) == (chosen[-1] if chosen else name, name)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -77,6 +102,8 @@ def test_an_index_is_read(capsys: pytest.CaptureFixture[str]) -> None:
         (["mixed", "--out", "there.yaml"], "there.yaml is there already; give another file with --out"),
         (["few"], "few: 4 images are too few for 2 clients, of which each trains on some and is tested on others"),
         (["lone"], "lone: domain 'c' has 1 image, and a client needs one to train on and one to be tested on"),
+        (["sided"], "sided: 8 training and 1 test images are too few for 2 clients, of which each trains on some and"),
+        (["one"], "one: domain 'd' has 19 images, all on one side of the split, and a client needs one to train on"),
         (["lost"], "cannot read the image lost/none.png"),
     ],
 )
@@ -92,6 +119,12 @@ def test_what_cannot_be_looked_at_is_one_line(
     for folder, more in (("lone", []), ("lost", ["none.png,a,d"])):
         images(Path(folder), 21)
         Path(folder, "index.csv").write_text("\n".join(["path,label,domain", *lines, *more]))
+    sided = [f"{number}.png,{'ab'[number % 2]},{'train' if number else 'test'}" for number in range(9)]
+    one = [f"{number}.png,{'ab'[number % 2]},{'cd'[number > 1]},train" for number in range(21)]
+    one[0] = one[0].replace("c,train", "c,test")
+    for folder, header, rows in (("sided", "path,label,split", sided), ("one", "path,label,domain,split", one)):
+        images(Path(folder), 21)
+        Path(folder, "index.csv").write_text("\n".join([header, *rows]))
     Path("there.yaml").write_text("mine")
     assert main(["init", *arguments]) != 0
     error = capsys.readouterr().err

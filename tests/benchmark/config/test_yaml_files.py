@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmark.config.yaml_files import DEEPEST, read_mapping, read_yaml
+from benchmark.config.parser import load
+from benchmark.config.yaml_files import DEEPEST, dump_yaml, read_mapping, read_yaml
 from benchmark.errors import ConfigurationError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
@@ -95,3 +96,13 @@ def test_what_is_legal_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
 )
 def test_every_configuration_is_read_as_the_library_reads_it(path: Path) -> None:
     assert read_mapping(path) == yaml.safe_load(path.read_text())
+
+
+def test_a_text_in_quotes_stays_one_though_it_looks_like_a_number(tmp_path: Path) -> None:
+    """Read and write texts as the parser of options reads them: only there ``1e3`` is a number."""
+    (tmp_path / "it.yaml").write_text("""{a: '1e3', b: "1.5e3", c: 1e3, d: 'text', 'e': 2}""")
+    found = read_mapping(tmp_path / "it.yaml")
+    assert found == {"a": "1e3", "b": "1.5e3", "c": "1e3", "d": "text", "e": 2}
+    assert load(yaml.safe_dump(found)) == {"a": "1e3", "b": "1.5e3", "c": 1000.0, "d": "text", "e": 2}
+    content = {"name": "1e3", "number": 1e-6, "word": "e3"}
+    assert load(dump_yaml(content)) == content
